@@ -1,0 +1,180 @@
+"""The recipe: one YAML file, one complete run. Every section is typed, frozen and closed to unknown keys."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen part of the recipe; unknown keys are errors and defaults are validated too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Model(Section):
+    path: str | None = None  # a directory or a hub id
+    architecture: dict[str, Any] | None = None  # any transformers config with a model_type: a new, untrained model
+    tokenizer: str | None = None  # directory or hub id, or "fit": a small one from the queries; default: model.path
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU; bfloat16 with fp32 masters on GPU
+    device: str = "auto"  # auto: the first GPU, else the CPU
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.architecture is None):
+            raise ValueError("give exactly one of model.path (weights) and model.architecture (a new model)")
+        if self.architecture is not None and "model_type" not in self.architecture:
+            raise ValueError("model.architecture needs a model_type, such as qwen3_moe")
+        if self.architecture is not None and self.tokenizer is None:
+            raise ValueError("model.architecture needs model.tokenizer: a directory, a hub id, or fit")
+        return self
+
+
+class Optimizer(Section):
+    lr: PositiveFloat = 1e-6
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: Natural = 0  # optimiser steps over which the learning rate rises linearly to lr
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warm-up, down to min_lr_fraction · lr
+    min_lr_fraction: Fraction = 0.0
+    max_grad_norm: PositiveFloat = 1.0
+
+
+class ColdStart(Section):
+    steps: Natural = 0  # supervised optimiser steps before RL; 0: none
+    path: str | None = None  # a file with a prompt and a completion a row
+    demonstrations: str | None = None  # module:name or file.py:name of f(row, rng) -> completion, over the queries
+    rows: Positive = 20_000  # demonstrations drawn (procedural queries) or read at most (path)
+    rows_per_step: Positive = 64
+    optimizer: Optimizer = Optimizer(lr=1e-3, betas=(0.9, 0.95), schedule="linear")
+
+    @model_validator(mode="after")
+    def _source(self) -> Self:
+        if self.steps and (self.path is None) == (self.demonstrations is None):
+            raise ValueError("cold_start.steps > 0 needs exactly one of cold_start.path and cold_start.demonstrations")
+        return self
+
+
+class Procedural(Section):
+    """A reasoning-gym task; other keys go to the task's own configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    task: str
+    size: Positive = 20_000  # distinct training queries drawn
+
+
+class Queries(Section):
+    path: str | None = None  # .jsonl, .json, .csv, .parquet, or a hub id
+    config: str | None = None  # the hub data set's configuration
+    split: str = "train"  # the hub data set's split
+    prompt: str | None = None  # the column with text or chat messages; default: known layouts are recognised
+    procedural: Procedural | None = None
+    limit: Positive | None = None  # the first rows only
+    system: str | None = None  # a system message before the prompt (chat models)
+    template: str | None = None  # text around a text prompt, with {prompt} in it
+    chat: bool | None = None  # apply the chat template; default: when the tokenizer has one
+    shuffle: bool = True
+
+    @model_validator(mode="after")
+    def _template_names_prompt(self) -> Self:
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError("queries.template must contain {prompt}")
+        if self.path is not None and self.procedural is not None:
+            raise ValueError("give queries.path or queries.procedural, not both")
+        return self
+
+
+class Rollout(Section):
+    engine: Literal["embedded"] = "embedded"
+    queries_per_step: Positive = 64
+    group_size: Annotated[int, Field(ge=2)] = 8
+    max_new_tokens: Positive = 1024
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Natural = 0  # 0: all tokens
+    stop_tokens: tuple[str, ...] = ()  # besides the model's own end tokens
+    max_rows: Positive = 512  # responses decoded side by side: bounds the key/value cache
+
+
+class Reward(Section):
+    function: str  # built-in name, module:name, or file.py:name
+    weight: float = 1.0
+    time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
+    options: dict[str, Any] = {}  # keyword arguments of the function
+
+
+class Actor(Section):
+    importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "sequence"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    clip_high: Annotated[float, Field(gt=0)] = 4e-4
+    mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
+    micro_batch_tokens: Positive = 16_384  # padded tokens of one forward pass; never splits a sequence
+    logprob_chunk_tokens: Positive = 2_048  # rows of the [tokens, vocabulary] matrix held at once
+    old_logprobs: Literal["recompute", "engine"] = "recompute"  # whose log-likelihoods are π_old
+    routing_replay: Literal["none"] = "none"
+    gradient_checkpointing: bool = False
+    optimizer: Optimizer = Optimizer()
+
+
+class Checkpoint(Section):
+    every: Natural = 0  # steps between saved models; 0: only the final one
+    keep: Positive = 2
+
+
+class Evaluation(Section):
+    every: Natural = 0  # steps between evaluations; 0: before and after training only
+    num_queries: Natural = 512  # held out from training; 0: no evaluation
+    path: str | None = None  # a file of its own; default: held out from the queries
+    samples: Positive = 1  # responses a query
+    temperature: PositiveFloat = 1.0
+    pass_threshold: float = 1.0  # a response passes if its reward reaches this
+
+
+class Report(Section):
+    trackers: tuple[()] = ()
+    rollouts: bool = True  # write rollouts/step_*.jsonl
+
+
+class Recipe(Section):
+    """A complete run (docs/guide.md explains every key)."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    seed: Natural = 0
+    steps: Positive
+    output_dir: str | None = None  # default: runs/<name>
+    model: Model
+    cold_start: ColdStart = ColdStart()
+    queries: Queries = Queries()
+    rollout: Rollout = Rollout()
+    reward: tuple[Reward, ...] = ()
+    actor: Actor = Actor()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation = Evaluation()
+    report: Report = Report()
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _one_reward_is_a_list_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _mini_batches_divide(self) -> Self:
+        queries, parts = self.rollout.queries_per_step, self.actor.mini_batches
+        if queries % parts:
+            raise ValueError(
+                f"actor.mini_batches ({parts}) must divide rollout.queries_per_step ({queries}): "
+                "groups stay whole within a mini-batch"
+            )
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        """Where everything about this run is written."""
+        return Path(self.output_dir or f"runs/{self.name}")

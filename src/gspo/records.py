@@ -1,0 +1,55 @@
+"""The nouns that flow from stage to stage: values, frozen, without behaviour."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Messages = list[dict[str, Any]]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One question to the policy; groups are keyed by `id`, never by the prompt's text."""
+
+    id: str  # "<source>:<row number>", unique within a source
+    prompt: str | Messages  # as the data has it: what a reward function receives
+    text: str  # what the model reads (chat template applied)
+    prompt_ids: tuple[int, ...]
+    columns: Mapping[str, Any]  # the data's other columns: to the reward by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One response of the policy to a query, with all that is known about how it was sampled."""
+
+    response_ids: tuple[int, ...]  # ends with the stop token where finish_reason is "stop"
+    text: str  # decoded without special tokens at its end
+    sampler_logprobs: tuple[float, ...]  # log π of each response token, of the distribution at the sampling temperature
+    finish_reason: FinishReason
+    policy_version: int  # optimiser steps the sampling policy had taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The G rollouts of one query."""
+
+    query: Query
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What the reward functions said of one rollout."""
+
+    reward: float | None  # weighted sum of the parts that apply; None where none applies: no part in the update
+    parts: Mapping[str, float | None]  # by function name, unweighted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A step's groups with their scores and advantages, both in the order of the rollouts, group after group."""
+
+    groups: tuple[Group, ...]
+    scores: tuple[Score, ...]  # B
+    advantages: tuple[float, ...]  # B, Eq. 7
