@@ -1,0 +1,68 @@
+"""The cold start: supervised learning on demonstrations before reinforcement learning."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gspo.config import Actor, ColdStart
+from gspo.errors import UserError
+from gspo.policy.likelihood import Conditioned, micro_batches, response_likelihood
+from gspo.policy.model import Policy
+from gspo.policy.optimizer import Optimizer
+from gspo.queries.row import Row
+from gspo.records import Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdStep:
+    """One supervised optimiser step."""
+
+    step: int
+    loss: float  # mean negative log-likelihood of a completion token, in nats
+    learning_rate: float
+
+
+def encode_demonstrations(
+    policy: Policy, queries: Sequence[Query], demonstrations: Sequence[tuple[Row, str]]
+) -> list[Conditioned]:
+    """Prompt and completion tokens of each demonstration, the completion closed by the tokenizer's end token."""
+    end = policy.tokenizer.eos_token_id
+    if end is None:
+        raise UserError("the tokenizer has no end token, so completions could not be closed", where="cold_start")
+    texts = [completion for _, completion in demonstrations]
+    completions = policy.tokenizer(texts, add_special_tokens=False).input_ids
+    return [
+        Conditioned(prompt_ids=query.prompt_ids, response_ids=(*ids, end))
+        for query, ids in zip(queries, completions, strict=True)
+    ]
+
+
+def cold_start(
+    policy: Policy, examples: Sequence[Conditioned], recipe: ColdStart, actor: Actor, *, seed: int
+) -> Iterator[ColdStep]:
+    """Maximise the mean log-likelihood of the completions' tokens; yields after every optimiser step."""
+    optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
+    order = _epochs(len(examples), recipe.rows_per_step, random.Random(f"cold start order {seed}"))
+    for step in range(1, recipe.steps + 1):
+        rows = [examples[index] for index in next(order)]
+        num_tokens = sum(len(row.response_ids) for row in rows)
+        loss = 0.0
+        for part in micro_batches([row.num_tokens for row in rows], actor.micro_batch_tokens):
+            chosen = [rows[index] for index in part]
+            likelihood = response_likelihood(policy, chosen, chunk_tokens=actor.logprob_chunk_tokens)
+            part_loss = -likelihood.logprobs.sum() / num_tokens
+            part_loss.backward()  # type: ignore[no-untyped-call]
+            loss += part_loss.item()
+        report = optimizer.step()
+        yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate)
+    optimizer.close()
+
+
+def _epochs(num_rows: int, rows_per_step: int, rng: random.Random) -> Iterator[list[int]]:
+    """Endless steps of row indices, each row once an epoch."""
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < rows_per_step:
+            waiting += rng.sample(range(num_rows), num_rows)
+        yield waiting[:rows_per_step]
+        waiting = waiting[rows_per_step:]

@@ -1,0 +1,174 @@
+"""The policy: a causal language model, its tokenizer, and how its hidden states become logits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gspo.config import Model
+from gspo.errors import UserError
+from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A causal LM without dropout, on its device, with its tokenizer and stop tokens."""
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device
+    stop_ids: tuple[int, ...]
+    pad_id: int
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence (prompt and response) the architecture declares, in tokens."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers, tied ones counted once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
+        """The model's logits in float32 from its last hidden states: head, scale and soft cap as its config says."""
+        config: Any = self.model.config.get_text_config()
+        logits = self.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
+        if (multiplier := getattr(config, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * multiplier
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def save(self, directory: Path) -> None:
+        """Write weights and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them."""
+        self.model.save_pretrained(directory)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(directory)
+
+
+def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
+    """The recipe's tokenizer; `texts` are read only where it is to be fitted."""
+    if recipe.tokenizer == "fit":
+        if recipe.path is not None:
+            raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
+        return fit_tokenizer(texts)
+    return load_tokenizer(recipe.tokenizer or str(recipe.path))
+
+
+def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = ()) -> Policy:
+    """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible."""
+    device = _device(recipe.device)
+    dtype = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(recipe.dtype)
+    dtype = dtype or getattr(torch, recipe.dtype)
+    torch.manual_seed(seed)
+    model = _pretrained(recipe.path, dtype) if recipe.path else _untrained(recipe.architecture or {}, tokenizer, dtype)
+    model = model.to(device).eval()
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > vocabulary:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {vocabulary}",
+            where=recipe.path or "model.architecture",
+            mend="use the tokenizer that belongs to the model (model.tokenizer)",
+        )
+    stop_ids = _stop_ids(model, tokenizer, stop_tokens)
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
+    policy = Policy(model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id)
+    _check_head(policy)
+    return policy
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
+
+
+def _pretrained(path: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = Path(path)
+    if place.exists() and not (place / "config.json").is_file():
+        raise UserError("no config.json here, so this is no model directory", where=path)
+    if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
+        raise UserError(
+            "the model directory has no weights (*.safetensors)",
+            where=path,
+            mend="finish the download, or train a new model of this shape with model.architecture",
+        )
+    try:
+        config = _without_dropout(AutoConfig.from_pretrained(path))
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True
+        )
+    except Exception as error:
+        mend = None if place.exists() else "give a model directory, or a hub id that can be reached from here"
+        raise UserError(f"no model can be loaded: {str(error).strip()[:300]}", where=path, mend=mend) from None
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
+    return model
+
+
+def _untrained(architecture: dict[str, Any], tokenizer: Any, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    try:
+        config = AutoConfig.for_model(**{**ids, "bos_token_id": None, **architecture})
+        return AutoModelForCausalLM.from_config(_without_dropout(config)).to(dtype)
+    except Exception as error:
+        raise UserError(f"no model can be made: {str(error).strip()[:300]}", where="model.architecture") from None
+
+
+def _without_dropout(config: Any) -> Any:
+    """Dropout makes π_θ ≠ π_old before any update: the first mini-batch's ratio would not be 1."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
+    return config
+
+
+def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = set(declared if isinstance(declared, list) else [declared]) | {tokenizer.eos_token_id}
+    for token in stop_tokens:
+        ids = tokenizer(token, add_special_tokens=False).input_ids
+        if len(ids) != 1:
+            raise UserError(
+                f"rollout.stop_tokens: {token!r} is {len(ids)} tokens of this tokenizer; a stop token must be one"
+            )
+        found.add(ids[0])
+    stop_ids = tuple(sorted(index for index in found if index is not None))
+    if not stop_ids:
+        raise UserError(
+            "neither the model nor its tokenizer names an end token: no response could ever end",
+            where="model.path",
+            mend="name one with rollout.stop_tokens",
+        )
+    return stop_ids
+
+
+@torch.no_grad()
+def _check_head(policy: Policy) -> None:
+    """Prove that `Policy.logits` of the hidden states is what the model itself computes."""
+    ids = torch.arange(1, 9, device=policy.device)[None] % policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    expected = policy.model(input_ids=ids, use_cache=False).logits[0].float()
+    hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]  # type: ignore[operator]
+    found = policy.logits(hidden)
+    # Differently shaped matrix products round differently, in bfloat16 visibly.
+    tolerance = 1e-4 if expected.dtype == next(policy.model.parameters()).dtype else 5e-2
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+        raise UserError(
+            f"{type(policy.model).__name__} transforms its logits in a way gspo does not know",
+            where="model.path",
+            mend="add the transformation to Policy.logits in gspo/policy/model.py",
+        )

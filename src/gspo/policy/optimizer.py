@@ -1,0 +1,104 @@
+"""AdamW with a schedule, gradient clipping, fp32 master weights, and steps that a bad gradient cannot take."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gspo.config import Optimizer as Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one call of `step` did."""
+
+    grad_norm: float  # before clipping
+    learning_rate: float
+    applied: bool  # False: the gradient was not finite, the weights are unchanged
+
+
+class Optimizer:
+    """AdamW over fp32 master weights (arXiv 1711.05101).
+
+    A parameter of lower precision has a float32 master: gradients of all micro-batches add up in float32 and an update
+    smaller than the parameter's own precision is not lost. A float32 parameter is its own master.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, *, total_steps: int) -> None:
+        self.settings = settings
+        self.total_steps = total_steps
+        self.steps_taken = 0
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else _master_of(p) for p in self._parameters]
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(_adder(m))
+            for p, m in zip(self._parameters, self._masters, strict=True)
+            if m is not p
+        ]
+        self._adamw = torch.optim.AdamW(
+            self._masters,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step: linear warm-up, then the schedule down to min_lr_fraction · lr."""
+        settings = self.settings
+        if self.steps_taken < settings.warmup_steps:
+            return settings.lr * (self.steps_taken + 1) / settings.warmup_steps
+        progress = (self.steps_taken - settings.warmup_steps) / max(1, self.total_steps - settings.warmup_steps)
+        remaining = {
+            "constant": 1.0,
+            "linear": 1 - progress,
+            "cosine": (1 + math.cos(math.pi * progress)) / 2,
+        }[settings.schedule]
+        return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * max(0.0, remaining))
+
+    def step(self, *, loss_is_finite: bool = True) -> StepReport:
+        """Clip the accumulated gradient, update, and clear it; a loss or gradient that is not finite changes nothing."""
+        for master in self._masters:
+            if master.grad is None:  # every optimiser step is one: a gradient of zero lets the moments decay
+                master.grad = torch.zeros_like(master)
+        gradients = [m.grad for m in self._masters if m.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm, learning_rate = float(norm), self.learning_rate
+        applied = loss_is_finite and math.isfinite(grad_norm)
+        if applied:
+            torch.nn.utils.clip_grads_with_norm_(self._masters, self.settings.max_grad_norm, norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = learning_rate
+            self._adamw.step()
+            self._publish()
+        self._adamw.zero_grad(set_to_none=True)
+        self.steps_taken += 1
+        return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters, so that another optimiser can have them."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+
+def _master_of(parameter: nn.Parameter) -> Tensor:
+    return parameter.detach().float().requires_grad_()
+
+
+def _adder(master: Tensor):  # type: ignore[no-untyped-def]
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    return add

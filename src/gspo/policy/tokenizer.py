@@ -1,0 +1,57 @@
+"""The tokenizer: loaded and checked, or a small one fitted to a run's own texts."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from gspo.errors import UserError
+
+# Digits stand alone, so that arithmetic is learnable; a word or a mark takes the blanks beside it along.
+_PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
+
+
+def load_tokenizer(path: str) -> Any:
+    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"no tokenizer can be loaded: {_first_line(error)}",
+            where=path,
+            mend="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
+        ) from None
+    if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
+        # transformers builds an empty tokenizer in silence where tokenizer.json is missing: no prompt has any token.
+        raise UserError(
+            "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing",
+            where=path,
+            mend="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
+        )
+    return tokenizer
+
+
+def fit_tokenizer(texts: Iterable[str]) -> Any:
+    """A word-level tokenizer of every piece that occurs in the texts: one token a digit, word, mark or tag."""
+    from tokenizers import Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    split = Split(Regex(_PIECES), behavior="isolated")
+    pieces = sorted({piece for text in texts for piece, _ in split.pre_tokenize_str(text)})
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *pieces])}
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = split
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,165 @@
+"""The embedded engine: decodes with the policy's own modules, in the process that trains them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gspo.config import Rollout as Sampling
+from gspo.policy.model import Policy
+from gspo.records import FinishReason
+from gspo.rollout.cache import in_place_cache
+
+_COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """One sampled response; its log-likelihoods are those of softmax(logits / temperature) over all tokens."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+
+@torch.inference_mode()
+def generate(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, *, group_size: int, seed: int
+) -> list[list[Response]]:
+    """Sample `group_size` responses to each prompt; the same inputs and seed give the same responses.
+
+    Each prompt is read once for its whole group, and a finished response costs no further computation.
+    """
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    prompts_at_once = max(1, sampling.max_rows // group_size)
+    groups: list[list[Response]] = []
+    for start in range(0, len(prompts), prompts_at_once):
+        groups += _decode_wave(policy, prompts[start : start + prompts_at_once], sampling, group_size, generator)
+    return groups
+
+
+@dataclass(kw_only=True)
+class _Rows:
+    """The responses under way: what shrinks as they end."""
+
+    index: Int[Tensor, "R"]  # which response of the wave each row is
+    cache: Any
+    mask: Int[Tensor, "R T"] | None  # 1 where a token is real; None: no row is padded
+    position: Int[Tensor, "R"]  # of the next token
+    alive: Tensor  # bool [R]
+
+    def keep(self, rows: Int[Tensor, "K"]) -> None:
+        self.index, self.position, self.alive = self.index[rows], self.position[rows], self.alive[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
+        self.cache.reorder_cache(rows)
+
+
+def _decode_wave(
+    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, group_size: int, generator: torch.Generator
+) -> list[list[Response]]:
+    rows, logits = _prefill(policy, prompts, group_size, reserve=sampling.max_new_tokens)
+    shape = (len(rows.index), sampling.max_new_tokens)
+    tokens = torch.zeros(shape, dtype=torch.long, device=policy.device)
+    logprobs = torch.zeros(shape, device=policy.device)
+    lengths = torch.zeros(shape[0], dtype=torch.long, device=policy.device)
+    stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
+    for step in range(sampling.max_new_tokens):
+        token, logprob = _sample(logits, sampling, generator)
+        tokens[rows.index, step], logprobs[rows.index, step] = token, logprob
+        lengths[rows.index] += rows.alive
+        rows.alive = rows.alive & ~torch.isin(token, stop_ids)
+        num_alive = int(rows.alive.sum())
+        if num_alive == 0 or step + 1 == sampling.max_new_tokens:
+            break
+        if num_alive < _COMPACT_BELOW * len(rows.alive):
+            kept = rows.alive.nonzero()[:, 0]
+            token = token[kept]
+            rows.keep(kept)
+        logits = _advance(policy, rows, token, step)
+    return _collect(tokens, logprobs, lengths, set(policy.stop_ids), group_size)
+
+
+def _prefill(
+    policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, *, reserve: int
+) -> tuple[_Rows, Float[Tensor, "R V"]]:
+    """Read every prompt once (padded on the left), then repeat its cache for the group."""
+    lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
+    width = int(lengths.max())
+    padded = [[policy.pad_id] * (width - len(p)) + list(p) for p in prompts]
+    ids = torch.tensor(padded, device=policy.device)
+    column = torch.arange(width, device=policy.device)[None]
+    is_real = column >= (width - lengths)[:, None]
+    uniform = bool(is_real.all())
+    cache = in_place_cache(policy.model.config)
+    output = policy.model.base_model(  # type: ignore[operator]
+        input_ids=ids,
+        attention_mask=None if uniform else is_real.long(),
+        position_ids=(column - (width - lengths)[:, None]).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    repeat = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)
+    cache.reorder_cache(repeat)
+    mask = None
+    if not uniform:
+        mask = torch.ones(len(repeat), width + reserve, dtype=torch.long, device=policy.device)
+        mask[:, :width] = is_real[repeat]
+    rows = _Rows(
+        index=torch.arange(len(repeat), device=policy.device),
+        cache=cache,
+        mask=mask,
+        position=lengths[repeat],
+        alive=torch.ones(len(repeat), dtype=torch.bool, device=policy.device),
+    )
+    return rows, policy.logits(output.last_hidden_state[:, -1])[repeat]
+
+
+def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"], step: int) -> Float[Tensor, "R V"]:
+    """Read one more token a row and return the logits for the next."""
+    width = rows.cache.get_seq_length() + 1
+    output = policy.model.base_model(  # type: ignore[operator]
+        input_ids=token[:, None],
+        attention_mask=None if rows.mask is None else rows.mask[:, :width],
+        position_ids=(rows.position + step)[:, None],
+        past_key_values=rows.cache,
+        use_cache=True,
+    )
+    return policy.logits(output.last_hidden_state[:, -1])
+
+
+def _sample(
+    logits: Float[Tensor, "R V"], sampling: Sampling, generator: torch.Generator
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
+    log_probabilities = (logits / sampling.temperature).log_softmax(-1)
+    kept = _truncate(log_probabilities, sampling)
+    # argmax(p / Exp(1)) is a draw from p, whatever p sums to, and needs no word with the host.
+    noise = torch.empty_like(kept).exponential_(generator=generator)
+    token = (kept.exp() / noise).argmax(-1)
+    return token, log_probabilities.gather(-1, token[:, None])[:, 0]
+
+
+def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
+    """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
+    if 0 < sampling.top_k < log_probabilities.shape[-1]:
+        threshold = log_probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
+        log_probabilities = log_probabilities.masked_fill(log_probabilities < threshold, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = log_probabilities.softmax(-1).sort(dim=-1, descending=True)
+        outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before the token already suffices
+        outside = torch.zeros_like(outside).scatter(-1, order, outside)
+        log_probabilities = log_probabilities.masked_fill(outside, -torch.inf)
+    return log_probabilities
+
+
+def _collect(
+    tokens: Int[Tensor, "R S"], logprobs: Float[Tensor, "R S"], lengths: Int[Tensor, "R"], stop: set[int], group_size: int
+) -> list[list[Response]]:
+    responses = []
+    for ids, values, length in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):
+        reason: FinishReason = "stop" if ids[length - 1] in stop else "length"
+        responses.append(Response(ids=tuple(ids[:length]), logprobs=tuple(values[:length]), finish_reason=reason))
+    return [responses[i : i + group_size] for i in range(0, len(responses), group_size)]
