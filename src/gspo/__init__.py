@@ -1,1 +1,36 @@
-"""Group Sequence Policy Optimization."""
+"""Group Sequence Policy Optimization: reinforcement learning of language models on verifiable rewards.
+
+    import gspo
+
+    recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
+    outcome = gspo.train(recipe, queries=rows, reward=function)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gspo.config import Recipe
+    from gspo.config_file import load_recipe, make_recipe
+    from gspo.errors import RunFailed, UserError
+    from gspo.train import Outcome, train
+
+__all__ = ["Outcome", "Recipe", "RunFailed", "UserError", "load_recipe", "make_recipe", "train"]
+
+_HOMES = {
+    "train": "gspo.train",
+    "Outcome": "gspo.train",
+    "Recipe": "gspo.config",
+    "RunFailed": "gspo.errors",
+    "UserError": "gspo.errors",
+    "load_recipe": "gspo.config_file",
+    "make_recipe": "gspo.config_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: the command line's help must not wait for torch.
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'gspo' has no attribute {name!r}")

@@ -12,3 +12,7 @@ class UserError(Exception):
         if mend:
             lines.append(f"  mend: {mend}")
         super().__init__("\n".join(lines))
+
+
+class RunFailed(Exception):
+    """The run cannot go on though the input was right; the message says why and what was saved (exit code 1)."""

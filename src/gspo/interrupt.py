@@ -1,0 +1,30 @@
+"""Ctrl-C as a request: the run ends at the next safe place, a second one ends it at once."""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupt:
+    """A context in which the first SIGINT sets `requested` and the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: object = None
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():  # only there can handlers be set
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        # os.write, for a handler may run in the middle of another print.
+        os.write(2, b"\nending after this step and saving the model (Ctrl-C again: end at once)\n")

@@ -1,0 +1,63 @@
+"""The cold start's corpus: prompts with the completions the model first learns to imitate."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.config import Recipe
+from gspo.errors import UserError
+from gspo.queries.files import names_file, read_rows
+from gspo.queries.layouts import lay_out
+from gspo.queries.row import Row
+from gspo.reward.loading import error_line, load_callable
+
+WHERE = "cold_start.demonstrations"
+
+
+def load_demonstrations(recipe: Recipe, train_rows: Sequence[Row]) -> list[tuple[Row, str]]:
+    """Up to cold_start.rows pairs of row and completion text, drawn by the recipe's seed.
+
+    Raises UserError for a file without completions and for a demonstrator that fails or returns no text.
+    """
+    rng = random.Random(f"cold start {recipe.seed}")
+    cold_start = recipe.cold_start
+    if cold_start.path is not None:
+        pairs = _read_pairs(recipe, cold_start.path)
+        return rng.sample(pairs, min(cold_start.rows, len(pairs)))
+    if cold_start.demonstrations is None:
+        mend = "set cold_start.path or cold_start.demonstrations"
+        raise UserError("the recipe has no demonstrations", where="cold_start", mend=mend)
+    demonstrate = load_callable(cold_start.demonstrations, where=WHERE)
+    rows = rng.sample(train_rows, min(cold_start.rows, len(train_rows)))
+    return [(row, _demonstration(demonstrate, row, rng)) for row in rows]
+
+
+def _read_pairs(recipe: Recipe, path: str) -> list[tuple[Row, str]]:
+    config = None if names_file(path) else recipe.queries.config
+    rows = lay_out(read_rows(path, config=config), source=path, prompt_column=None)
+    return [(row, _completion(row)) for row in rows]
+
+
+def _completion(row: Row) -> str:
+    """A completion as text, or as TRL's list of one assistant message."""
+    completion = row.columns.get("completion")
+    if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], dict):
+        completion = completion[0].get("content")
+    if not isinstance(completion, str) or not completion:
+        what = f"no text in column 'completion'; the other columns there are: {', '.join(row.columns)}"
+        raise UserError(what, where=row.id, mend="give every row of cold_start.path a prompt and a completion")
+    return completion
+
+
+def _demonstration(demonstrate: Any, row: Row, rng: random.Random) -> str:
+    try:
+        completion = demonstrate({"prompt": row.prompt, **row.columns}, rng)
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"the function raises {type(error).__name__}: {error}{error_line(error, demonstrate)}"
+        raise UserError(what, where=f"{WHERE}, row {row.id}", mend="it is called as f(row, rng)") from None
+    if not isinstance(completion, str) or not completion:
+        what = f"the function returns {completion!r} and not a text"
+        raise UserError(what, where=f"{WHERE}, row {row.id}")
+    return completion

@@ -1,0 +1,128 @@
+"""Rows from a file (JSONL, JSON, CSV, Parquet) or from the hub, as plain dictionaries."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gspo.errors import UserError
+
+RawRow = dict[str, Any]
+
+
+def read_rows(path: str, *, config: str | None = None, split: str = "train", limit: int | None = None) -> list[RawRow]:
+    """The first `limit` rows of a .jsonl, .json, .csv or .parquet file, or of a hub data set's `split`.
+
+    Raises UserError for a missing file, an unreadable line (with its number), empty data and a hub that fails.
+    """
+    if not names_file(path):
+        rows = _read_hub(path, config=config, split=split, limit=limit)
+    elif config is not None:
+        mend = "remove queries.config, or give a hub id as the path"
+        raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, mend=mend)
+    else:
+        rows = list(islice(_reader(Path(path))(Path(path)), limit))
+    if not rows:
+        raise UserError("the data has no rows", where=path, mend="give a file with at least one row")
+    return rows
+
+
+def names_file(path: str) -> bool:
+    """Whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
+    return looks_local or Path(path).suffix.lower() in _READERS or Path(path).is_file()
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[RawRow]]:
+    if not path.is_file():
+        near = sorted(str(near) for suffix in _READERS for near in path.parent.glob(f"*{suffix}"))
+        mend = (
+            f"there are: {', '.join(near[:8])}" if near else "check the path; it is relative to the working directory"
+        )
+        raise UserError("no such file", where=str(path), mend=mend)
+    if path.suffix.lower() not in _READERS:
+        mend = f"known: {', '.join(_READERS)}, or a hub id"
+        raise UserError(f"unknown kind of file {path.suffix!r}", where=str(path), mend=mend)
+    return _READERS[path.suffix.lower()]
+
+
+def _read_jsonl(path: Path) -> Iterator[RawRow]:
+    # Bytes, so that a line that is not UTF-8 has a number too, and so that only \n ends a line.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _object(_parse(line, where=f"{path}, line {number}"), where=f"{path}, line {number}")
+
+
+def _read_json(path: Path) -> Iterator[RawRow]:
+    rows = _parse(path.read_bytes(), where=str(path))
+    if not isinstance(rows, list):
+        mend = "write [{...}, {...}]; one object a line belongs in a .jsonl file"
+        raise UserError(f"a .json file is a list of objects, not a {type(rows).__name__}", where=str(path), mend=mend)
+    for number, row in enumerate(rows, start=1):
+        yield _object(row, where=f"{path}, row {number}")
+
+
+def _parse(data: bytes, *, where: str) -> Any:
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error.reason} at byte {error.start}", where=where) from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise UserError(f"not valid JSON: {error.msg} at {place}", where=where) from None
+
+
+def _object(row: Any, *, where: str) -> RawRow:
+    if not isinstance(row, dict):
+        raise UserError(f'a row is an object such as {{"prompt": ...}}, not {str(row)[:60]!r}', where=where)
+    return row
+
+
+def _read_csv(path: Path) -> Iterator[RawRow]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    what = f"the header has {len(reader.fieldnames or ())} columns and this row has more or fewer"
+                    raise UserError(what, where=f"{path}, line {reader.line_num}", mend="quote values that hold commas")
+                yield dict(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"not valid CSV: {error}", where=f"{path}, line {reader.line_num}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[RawRow]:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        for batch in file.iter_batches():
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"not a readable Parquet file: {error}", where=str(path)) from None
+
+
+def _read_hub(path: str, *, config: str | None, split: str, limit: int | None) -> list[RawRow]:
+    from datasets import load_dataset
+
+    try:
+        data = load_dataset(path, name=config, split=split)
+    except Exception as error:  # the hub's client raises its own, httpx's, and the builtin kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        mend = "check the id, queries.config, queries.split and the network; a file's path ends in .jsonl, .json, …"
+        raise UserError(
+            f"no such file, and as a hub data set it does not load: {reason}", where=path, mend=mend
+        ) from None
+    return [dict(row) for row in (data if limit is None else data.select(range(min(limit, len(data)))))]
+
+
+_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}

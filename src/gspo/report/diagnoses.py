@@ -1,0 +1,36 @@
+"""What the numbers say, in words: named diagnoses with what to do about them."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WINDOW = 10  # steps a diagnosis looks back on
+
+
+def diagnoses(history: Sequence[Mapping[str, Any]], *, level: str = "sequence", mini_batches: int = 4) -> dict[str, str]:
+    """The diagnoses that hold over the last steps, by name; none before there is a window of them."""
+    if len(history) < WINDOW:
+        return {}
+    recent = history[-WINDOW:]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(line[name] for line in recent)
+
+    found: dict[str, str] = {}
+    if (equal := mean("group/zero_variance_fraction")) >= 0.75:
+        side = "the task is solved, or too easy" if mean("reward/mean") > 0.5 else "the task is too hard for this model"
+        found["no_signal"] = f"{equal:.0%} of groups have equal rewards: no signal ({side}); change the queries"
+    if (clipped := mean("clip/token_fraction")) >= 0.6:
+        found["clip_too_narrow"] = f"{clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high"
+    elif clipped == 0 and mini_batches > 1 and mean("group/zero_variance_fraction") < 1:
+        scale = "1e-3 or less" if level != "token" else "0.2"
+        found["clip_inert"] = f"no token was clipped in {WINDOW} steps: actor.clip_* never bind (try {scale})"
+    if (cut := mean("response/truncated_fraction")) >= 0.25:
+        found["truncated"] = f"{cut:.0%} of responses cut off at rollout.max_new_tokens: raise it"
+    if (unscored := mean("reward/unscored_fraction")) >= 0.2:
+        found["unscored"] = f"{unscored:.0%} of responses have no reward: no reward function applies to them"
+    if (gap := mean("mismatch/logprob_gap_mean")) >= 0.05:
+        found["engine_mismatch"] = f"engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ"
+    if mean("policy/skipped_updates") > 0:
+        found["not_finite"] = "updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr"
+    return found

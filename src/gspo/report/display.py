@@ -1,0 +1,114 @@
+"""What the person sees: a live display in a terminal, plain lines elsewhere, nothing when asked for quiet."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+_PLAIN_LINES = 40  # lines a phase prints at most where there is no terminal
+_ROWS = 12  # last steps shown live
+
+
+class Display:
+    """Shows phases of a run and its steps on a rich console."""
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+        self.console = console or Console(quiet=quiet, highlight=False)
+        self._live: Live | None = None
+        self._rows: list[Sequence[str]] = []
+        self._progress = _bar()
+        self._task: Any = None
+        self._total = 0
+        self._started = time.monotonic()
+
+    def note(self, text: str, style: str = "") -> None:
+        """Print a line; it stays."""
+        self.console.print(text, style=style, markup=False, soft_wrap=True)
+
+    def start(self, phase: str, total: int) -> None:
+        """Begin a phase of `total` steps."""
+        self.stop()
+        self._total, self._started = total, time.monotonic()
+        if self.console.is_terminal:
+            self._progress, self._rows = _bar(), []
+            self._task = self._progress.add_task(phase, total=total)
+            self._live = Live(self._progress, console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def cold_step(self, step: int, loss: float) -> None:
+        """Show one supervised step."""
+        if self._live is not None:
+            self._progress.update(self._task, completed=step, description=f"cold start, loss {loss:.3f}")
+        elif self._is_due(step):
+            self.note(f"cold start {step}/{self._total}  loss {loss:.3f}  {self._time_left(step)}")
+
+    def step(self, step: int, line: Mapping[str, Any]) -> None:
+        """Show one step of reinforcement learning."""
+        row = _row(step, line)
+        if self._live is not None:
+            self._rows = [*self._rows, row][-_ROWS:]
+            self._progress.update(self._task, completed=step, description="GSPO")
+            self._live.update(Group(_table(self._rows), self._progress))
+        elif self._is_due(step):
+            cells = "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS[1:], row[1:], strict=True))
+            self.note(f"step {step}/{self._total}  {cells}  {self._time_left(step)}")
+
+    def stop(self) -> None:
+        """End the phase; what it showed stays on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print any rich object."""
+        self.console.print(renderable)
+
+    def _is_due(self, step: int) -> bool:
+        return step == 1 or step == self._total or step % max(1, self._total // _PLAIN_LINES) == 0
+
+    def _time_left(self, step: int) -> str:
+        seconds = (time.monotonic() - self._started) / step * (self._total - step)
+        return f"left {int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+_COLUMNS = ["step", "reward", "clipped", "equal groups", "tokens", "cut", "s min…max", "roll+reward+update s", "tok/s"]
+
+
+def _row(step: int, line: Mapping[str, Any]) -> Sequence[str]:
+    seconds = [line[f"time/{name}_seconds"] for name in ("rollout", "reward", "update")]
+    seconds[2] += line["time/likelihood_seconds"]
+    return [
+        str(step),
+        f"{line['reward/mean']:.3f}",
+        f"{line['clip/token_fraction']:.1%}",
+        f"{line['group/zero_variance_fraction']:.0%}",
+        f"{line['response/mean_tokens']:.1f}",
+        f"{line['response/truncated_fraction']:.0%}",
+        f"{line['ratio/sequence_min']:.4f}…{line['ratio/sequence_max']:.4f}",
+        "+".join(f"{value:.2f}" for value in seconds),
+        f"{line['throughput/generated_tokens_per_second']:,.0f}",
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )

@@ -1,0 +1,106 @@
+"""The numbers of a step, under the names that docs/metrics.md defines."""
+
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gspo.policy.update import MiniBatchReport, Trained
+from gspo.records import Batch, Rollout
+
+Metrics = dict[str, float | list[float]]
+
+
+def step_metrics(
+    batch: Batch,
+    old_logprobs: Mapping[int, Sequence[float]],
+    reports: Sequence[MiniBatchReport],
+    seconds: Mapping[str, float],
+    *,
+    num_timed_out: int,
+) -> Metrics:
+    """Everything a line of metrics.jsonl holds besides the step and evaluations."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    trained = [item for report in reports for item in report.trained]
+    return {
+        **_reward_metrics(batch, num_timed_out),
+        "response/mean_tokens": statistics.fmean(len(rollout.response_ids) for rollout in rollouts),
+        "response/truncated_fraction": statistics.fmean(rollout.finish_reason == "length" for rollout in rollouts),
+        **_ratio_metrics(trained, len(reports)),
+        **_policy_metrics(reports, trained),
+        **_mismatch_metrics(rollouts, old_logprobs),
+        **{f"time/{name}_seconds": value for name, value in seconds.items()},
+        "throughput/generated_tokens_per_second": sum(len(rollout.response_ids) for rollout in rollouts)
+        / max(seconds["rollout"], 1e-9),
+        "throughput/trained_tokens_per_second": sum(item.num_tokens for item in trained) / max(seconds["update"], 1e-9),
+        "memory/peak_bytes": float(peak_bytes()),
+    }
+
+
+def peak_bytes() -> int:
+    """The most memory held so far: on the GPU where there is one, else by this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
+    rewards = [score.reward for score in batch.scores if score.reward is not None]
+    scores, varied = iter(batch.scores), 0
+    for group in batch.groups:
+        varied += len({score.reward for score in [next(scores) for _ in group.rollouts]} - {None}) > 1
+    metrics: Metrics = {
+        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "reward/unscored_fraction": 1 - len(rewards) / len(batch.scores),
+        "reward/timed_out_calls": float(num_timed_out),
+        "group/zero_variance_fraction": 1 - varied / len(batch.groups),
+    }
+    for name in batch.scores[0].parts:
+        applied = [part for score in batch.scores if (part := score.parts[name]) is not None]
+        if applied and len(batch.scores[0].parts) > 1:
+            metrics[f"reward/{name}/mean"] = statistics.fmean(applied)
+    return metrics
+
+
+def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics:
+    """Over the sequences that carried an advantage; by mini-batch too, for the first one's ratio is 1 by construction."""
+
+    def clipped_tokens(items: Sequence[Trained]) -> float:
+        return sum(item.num_clipped for item in items) / max(1, sum(item.num_tokens for item in items))
+
+    ratios = [item.sequence_ratio for item in trained] or [1.0]
+    return {
+        "clip/sequence_fraction": sum(item.num_clipped > 0 for item in trained) / max(1, len(trained)),
+        "clip/token_fraction": clipped_tokens(trained),
+        "clip/token_fraction_by_mini_batch": [
+            clipped_tokens([item for item in trained if item.mini_batch == number]) for number in range(num_mini_batches)
+        ],
+        "ratio/sequence_mean": statistics.fmean(ratios),
+        "ratio/sequence_min": min(ratios),
+        "ratio/sequence_max": max(ratios),
+    }
+
+
+def _policy_metrics(reports: Sequence[MiniBatchReport], trained: Sequence[Trained]) -> Metrics:
+    tokens = max(1, sum(item.num_tokens for item in trained))
+    return {
+        "policy/loss": statistics.fmean(report.loss for report in reports),
+        "policy/grad_norm": statistics.fmean(report.step.grad_norm for report in reports),
+        "policy/entropy": sum(item.entropy_sum for item in trained) / tokens,
+        "policy/learning_rate": reports[-1].step.learning_rate,
+        "policy/skipped_updates": float(sum(not report.step.applied for report in reports)),
+    }
+
+
+def _mismatch_metrics(rollouts: Sequence[Rollout], old_logprobs: Mapping[int, Sequence[float]]) -> Metrics:
+    """Engine against policy, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
+    gaps = [
+        abs(old - sampler)
+        for index, values in old_logprobs.items()
+        for old, sampler in zip(values, rollouts[index].sampler_logprobs, strict=True)
+    ] or [0.0]
+    return {"mismatch/logprob_gap_mean": statistics.fmean(gaps), "mismatch/logprob_gap_max": max(gaps)}

@@ -1,0 +1,112 @@
+"""The recipe's reward functions, found and checked before anything is sampled."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gspo.config import Reward
+from gspo.errors import UserError
+from gspo.reward.builtin import exact_match, format_match, reasoning_gym
+from gspo.reward.loading import load_callable
+from gspo.reward.math import math
+
+Function = Callable[..., Any]
+
+BUILT_IN: Mapping[str, Function] = {
+    "exact_match": exact_match,
+    "format": format_match,
+    "math": math,
+    "reasoning_gym": reasoning_gym,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFunction:
+    """A function in TRL's signature with what the recipe says about it."""
+
+    name: str  # unique in the recipe: the key in Score.parts
+    call: Function
+    weight: float = 1.0
+    time_limit_seconds: float = Reward.model_fields["time_limit_seconds"].default
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a call gives a coroutine."""
+        return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(
+            getattr(self.call, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        )
+
+
+def load_functions(
+    rewards: Sequence[Reward], given: Function | Sequence[Function] | None = None
+) -> tuple[RewardFunction, ...]:
+    """The functions of `recipe.reward`, or those `given` from Python in their stead.
+
+    Raises UserError where there is none, a name is not found, or a function does not take its options.
+    """
+    if given is not None:
+        functions = [_given_function(function) for function in ([given] if callable(given) else given)]
+    else:
+        functions = [_named_function(reward) for reward in rewards]
+    if not functions:
+        mend = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
+        raise UserError("the recipe has no reward", where="reward", mend=mend)
+    names = _unique([function.name for function in functions])
+    return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
+
+
+def _given_function(function: Function) -> RewardFunction:
+    if not callable(function):
+        raise UserError(f"a reward is a function, not {function!r}", where="reward")
+    name = getattr(function, "__name__", type(function).__name__)
+    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function)
+
+
+def _named_function(reward: Reward) -> RewardFunction:
+    name = reward.function
+    if name in BUILT_IN:
+        call = BUILT_IN[name]
+    elif ":" in name:
+        call = load_callable(name, where="reward.function")
+    else:
+        near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.4) or list(BUILT_IN)
+        mend = f"did you mean {', '.join(near)}? A function of your own is module:name or file.py:name"
+        raise UserError(f"no built-in reward {name!r}", where="reward.function", mend=mend)
+    _check_options(reward, call)
+    return RewardFunction(
+        name=name.rpartition(":")[2],
+        call=call,
+        weight=reward.weight,
+        time_limit_seconds=reward.time_limit_seconds,
+        options=reward.options,
+    )
+
+
+def _check_options(reward: Reward, call: Function) -> None:
+    parameters = inspect.signature(call).parameters
+    named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    # A built-in's **columns take the data's columns; an option that lands there would be ignored in silence.
+    takes_any = takes_any and reward.function not in BUILT_IN
+    known = [name for name in named if name not in ("prompts", "completions")]
+    for option in reward.options:
+        if option not in known and not (takes_any and option not in named):
+            mend = f"it takes: {', '.join(known)}" if known else "it takes none"
+            raise UserError(
+                f"reward function {reward.function} has no option {option!r}", where="reward.options", mend=mend
+            )
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names, the second and later of equal ones numbered: format, format_2."""
+    unique: list[str] = []
+    for position, name in enumerate(names):
+        count = names[: position + 1].count(name)
+        unique.append(name if count == 1 else f"{name}_{count}")
+    return unique
+
+
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,0 +1,86 @@
+"""From a name in a recipe to the function it means: `module:name` or `file.py:name`."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gspo.errors import UserError
+
+
+def load_callable(name: str, *, where: str) -> Callable[..., Any]:
+    """The function of `module:name` or `file.py:name`; files and modules are looked up from the working directory.
+
+    Raises UserError, with `where` in it, for a file, module or name that is not there or cannot be imported.
+    """
+    home, separator, attribute = name.rpartition(":")
+    if not separator or not home or not attribute:
+        raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
+    module = _load_file(Path(home), where=where) if home.endswith(".py") else _load_module(home, where=where)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8]
+        mend = f"there are: {', '.join(near)}" if near else None
+        raise UserError(f"{home} has no function {attribute!r}", where=where, mend=mend)
+    return found
+
+
+def error_line(error: BaseException, function: Callable[..., Any]) -> str:
+    """`, at file.py:12`, the innermost line of the function's own file that led to the error, else of any file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own_file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    chosen = [frame for frame in frames if frame.filename == own_file] or frames[1:]
+    return f", at {chosen[-1].filename}:{chosen[-1].lineno}" if chosen else ""
+
+
+def _load_file(path: Path, *, where: str) -> ModuleType:
+    if not path.is_file():
+        near = sorted(str(near) for near in path.parent.glob("*.py"))
+        mend = f"there are: {', '.join(near[:8])}" if near else "the path is relative to the working directory"
+        raise UserError(f"no such file {path}", where=where, mend=mend)
+    path = path.resolve()
+    # Two functions of one file share one module; an edited file, in a notebook, is read anew.
+    key = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    name = f"{path.stem}_{key}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(_import_failure(error, path), where=where) from None
+    return module
+
+
+def _load_module(name: str, *, where: str) -> ModuleType:
+    # An installed command does not have the working directory on its path, `python` does.
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(f"importing {name} raises {type(error).__name__}: {error}", where=where) from None
+        mend = "install it, run from its folder, or name its file: path/file.py:name"
+        raise UserError(f"there is no module {error.name!r}", where=where, mend=mend) from None
+    except Exception as error:
+        raise UserError(f"importing {name} raises {type(error).__name__}: {error}", where=where) from None
+
+
+def _import_failure(error: Exception, path: Path) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = f", line {lines[-1]}" if lines else ""
+    return f"importing {path}{line} raises {type(error).__name__}: {error}"

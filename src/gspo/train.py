@@ -1,0 +1,135 @@
+"""The loop: queries, rollout, reward, advantage, update, and back."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.coldstart import cold_start
+from gspo.config import Recipe
+from gspo.inert import inert_settings
+from gspo.interrupt import Interrupt
+from gspo.objective import group_advantages
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.update import old_logprobs, update
+from gspo.prepare import prepare
+from gspo.records import Batch, Group, Score
+from gspo.report.display import Display
+from gspo.report.run_directory import RunDirectory
+from gspo.report.summary import introduction
+from gspo.reward.score import score
+from gspo.rollout.source import sample_groups
+from gspo.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
+    model: Path  # loads with AutoModelForCausalLM.from_pretrained
+    diagnoses: dict[str, str]  # by name, in words
+    interrupted: bool
+    seconds: float
+
+    def evaluations(self, name: str) -> list[float]:
+        """The values of an evaluation metric, such as pass_at_1, before, during and after training."""
+        return [v for line in self.metrics for key, v in line.items() if key.startswith("evaluation/") and key.endswith(name)]
+
+
+def train(
+    recipe: Recipe,
+    *,
+    queries: Iterable[Mapping[str, Any]] | None = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    display: Display | None = None,
+) -> Outcome:
+    """Train as the recipe says; `queries` (rows) and `reward` (functions) given here stand in for the recipe's.
+
+    Raises UserError for input that cannot be used; whatever ends the run, the model reached by then is saved.
+    """
+    started = time.monotonic()
+    display = display or Display()
+    for sentence in inert_settings(recipe):
+        display.note(f"note: {sentence}", style="yellow")
+    parts = prepare(recipe, queries=queries, reward=reward)
+    num_updates = recipe.steps * recipe.actor.mini_batches
+    with Interrupt() as interrupt:
+        run = Run(
+            recipe=recipe,
+            parts=parts,
+            directory=RunDirectory.create(recipe),
+            display=display,
+            interrupt=interrupt,
+            optimizer=Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=num_updates),
+        )
+        display.note(introduction(recipe, parts))
+        try:
+            _cold_start(run)
+            run.record_start()
+            _loop(run)
+        except KeyboardInterrupt:
+            interrupt.requested = True
+        finally:
+            display.stop()
+            parts.policy.save(run.directory.model)
+    return Outcome(
+        metrics=run.lines,
+        model=run.directory.model,
+        diagnoses=run.diagnoses,
+        interrupted=interrupt.requested,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _loop(run: Run) -> None:
+    recipe, policy, temperature = run.recipe, run.parts.policy, run.recipe.rollout.temperature
+    run.display.start("GSPO", recipe.steps)
+    for step in range(1, recipe.steps + 1):
+        if run.interrupt.requested:
+            return
+        with run.clock("total"):
+            with run.clock("rollout"):
+                groups = sample_groups(
+                    policy,
+                    run.queries(step),
+                    recipe.rollout,
+                    group_size=recipe.rollout.group_size,
+                    seed=run.sampling_seed(step),
+                    policy_version=run.optimizer.steps_taken,
+                )
+            with run.clock("reward"):
+                scored = score(groups, run.parts.functions)
+            batch = make_batch(groups, scored.scores)
+            with run.clock("likelihood"):
+                old = old_logprobs(policy, batch, recipe.actor, temperature=temperature)
+            with run.clock("update"):
+                reports = update(policy, run.optimizer, batch, old, recipe.actor, temperature=temperature)
+        run.record(step, batch, old, reports, late=scored.num_timed_out)
+
+
+def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:
+    """Groups with their scores and Eq. 7's advantages; an unscored rollout takes no part in its group."""
+    # float64, so that nearly equal rewards keep their order.
+    rewards = torch.tensor([float("nan") if s.reward is None else s.reward for s in scores], dtype=torch.float64)
+    ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts])
+    advantages = group_advantages(rewards, ids).tolist()
+    return Batch(groups=tuple(groups), scores=tuple(scores), advantages=tuple(advantages))
+
+
+def _cold_start(run: Run) -> None:
+    recipe = run.recipe
+    if not recipe.cold_start.steps:
+        return
+    run.display.start("cold start", recipe.cold_start.steps)
+    for done in cold_start(
+        run.parts.policy, run.parts.demonstrations, recipe.cold_start, recipe.actor, seed=recipe.seed
+    ):
+        run.display.cold_step(done.step, done.loss)
+        run.directory.append("cold_start.jsonl", vars(done))
+        if run.interrupt.requested:
+            break
+    run.display.stop()
