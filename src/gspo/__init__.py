@@ -1,9 +1,9 @@
 """Group Sequence Policy Optimization: reinforcement learning of language models on verifiable rewards.
 
-    import gspo
+import gspo
 
-    recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
-    outcome = gspo.train(recipe, queries=rows, reward=function)
+recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
+outcome = gspo.train(recipe, queries=rows, reward=function)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gspo.config import Recipe
     from gspo.config_file import load_recipe, make_recipe
-    from gspo.errors import RunFailed, UserError
+    from gspo.errors import RunError, UserError
     from gspo.train import Outcome, train
 
-__all__ = ["Outcome", "Recipe", "RunFailed", "UserError", "load_recipe", "make_recipe", "train"]
+__all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
 
 _HOMES = {
     "train": "gspo.train",
     "Outcome": "gspo.train",
     "Recipe": "gspo.config",
-    "RunFailed": "gspo.errors",
+    "RunError": "gspo.errors",
     "UserError": "gspo.errors",
     "load_recipe": "gspo.config_file",
     "make_recipe": "gspo.config_file",

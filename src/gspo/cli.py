@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gspo.errors import RunFailed, UserError
+from gspo.errors import RunError, UserError
 
 _INTERRUPTED = 130  # what a shell reports for a program ended by SIGINT
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except RunFailed as error:
+    except RunError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -39,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     ]:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("recipe", help="a YAML file, such as recipes/arithmetic.yaml")
-        sub.add_argument("overrides", nargs="*", metavar="key=value", help="dotted recipe keys, such as actor.clip_low=1e-3")
+        sub.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="dotted recipe keys, such as actor.clip_low=1e-3"
+        )
         sub.set_defaults(command=command)
     return parser
 
@@ -64,7 +66,8 @@ def _check(path: str, overrides: Sequence[str]) -> int:
     recipe = load_recipe(path, overrides)
     from gspo.check import check
 
-    print(check(recipe))
+    for line in check(recipe):
+        print(line)
     return 0
 
 

@@ -51,7 +51,7 @@ def cold_start(
             chosen = [rows[index] for index in part]
             likelihood = response_likelihood(policy, chosen, chunk_tokens=actor.logprob_chunk_tokens)
             part_loss = -likelihood.logprobs.sum() / num_tokens
-            part_loss.backward()  # type: ignore[no-untyped-call]
+            part_loss.backward()
             loss += part_loss.item()
         report = optimizer.step()
         yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate)

@@ -131,7 +131,8 @@ class Checkpoint(Section):
 class Evaluation(Section):
     every: Natural = 0  # steps between evaluations; 0: before and after training only
     num_queries: Natural = 512  # held out from training; 0: no evaluation
-    path: str | None = None  # a file of its own; default: held out from the queries
+    path: str | None = None  # a file, or a hub id, of its own; default: held out from the queries
+    split: str = "test"  # the hub data set's split
     samples: Positive = 1  # responses a query
     temperature: PositiveFloat = 1.0
     pass_threshold: float = 1.0  # a response passes if its reward reaches this

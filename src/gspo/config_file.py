@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key) if isinstance(key, str | int) else None
@@ -95,7 +95,9 @@ def _descend(node: Any, name: str, *, where: str) -> Any:
 
 def _index(node: list[Any], name: str, *, where: str) -> int:
     if not name.isdigit() or int(name) >= len(node):
-        raise UserError(f"{where}: a list of {len(node)} takes an index from 0 to {len(node) - 1}", where="command line")
+        raise UserError(
+            f"{where}: a list of {len(node)} takes an index from 0 to {len(node) - 1}", where="command line"
+        )
     return int(name)
 
 
@@ -106,7 +108,9 @@ def _describe(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join(map(str, [*location[:-1], near[0]]))}?" if near else f"known: {', '.join(known)}"
+        hint = (
+            f"did you mean {'.'.join(map(str, [*location[:-1], near[0]]))}?" if near else f"known: {', '.join(known)}"
+        )
         return f"unknown key {where}: {hint}"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":

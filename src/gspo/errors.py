@@ -14,5 +14,5 @@ class UserError(Exception):
         super().__init__("\n".join(lines))
 
 
-class RunFailed(Exception):
+class RunError(Exception):
     """The run cannot go on though the input was right; the message says why and what was saved (exit code 1)."""

@@ -66,6 +66,8 @@ def _sections(recipe: Recipe) -> list[str]:
     elif recipe.evaluation.every > recipe.steps:
         found.append(f"evaluation.every {recipe.evaluation.every} is beyond the last step, {recipe.steps}")
     if len(recipe.reward) == 1 and recipe.reward[0].weight not in (0, 1):
-        found.append("reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean")
+        found.append(
+            "reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean"
+        )
     found += [f"reward.{i}.weight is 0: measured only" for i, reward in enumerate(recipe.reward) if reward.weight == 0]
     return found

@@ -15,7 +15,7 @@ from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, load_rows, render_rows
+from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
 from gspo.report.run_directory import check_absent
 from gspo.reward.functions import RewardFunction, load_functions
 
@@ -42,7 +42,7 @@ def prepare(
     rows = load_rows(recipe, queries)
     pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
     with quiet_transformers():
-        tokenizer = make_tokenizer(recipe.model, _texts(rows.train, rows.held_out, pairs))
+        tokenizer = make_tokenizer(recipe.model, fitting_texts(rows, pairs))
         policy = load_policy(recipe.model, tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
     if recipe.actor.gradient_checkpointing:
         _checkpoint_gradients(policy)
@@ -72,9 +72,9 @@ def quiet_transformers() -> Any:
         logging.set_verbosity(level)
 
 
-def _texts(train: Sequence[Row], held_out: Sequence[Row], pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
+def fitting_texts(rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
     """What a fitted tokenizer must be able to write."""
-    for row in (*train, *held_out):
+    for row in (*rows.train, *rows.held_out):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
         yield completion
@@ -83,7 +83,7 @@ def _texts(train: Sequence[Row], held_out: Sequence[Row], pairs: Sequence[tuple[
 def _checkpoint_gradients(policy: Policy) -> None:
     # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
     try:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise UserError(str(error), where="actor.gradient_checkpointing") from None
     policy.model.train()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config import Recipe
-from gspo.errors import RunFailed
+from gspo.errors import RunError
 from gspo.evaluation.held_out import evaluate
 from gspo.evaluation.pass_at_1 import PassRate
 from gspo.interrupt import Interrupt
@@ -64,11 +64,17 @@ class Run:
         return (self.recipe.seed * 1_000_003 + step) % 2**63
 
     def record(
-        self, step: int, batch: Batch, old: Mapping[int, Sequence[float]], reports: Sequence[MiniBatchReport], *, late: int
+        self,
+        step: int,
+        batch: Batch,
+        old: Mapping[int, Sequence[float]],
+        reports: Sequence[MiniBatchReport],
+        *,
+        late: int,
     ) -> None:
         """Write a finished step to disk and screen; `late` reward calls ran over their time limit.
 
-        Raises RunFailed where updates have been skipped too often in a row.
+        Raises RunError where updates have been skipped too often in a row.
         """
         recipe, trained = self.recipe, [item for report in reports for item in report.trained]
         metrics = step_metrics(batch, old, reports, self.seconds, num_timed_out=late)
@@ -127,7 +133,7 @@ class Run:
             self.skipped_in_a_row = 0 if report.step.applied else self.skipped_in_a_row + 1
             if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
                 where = self.directory.write_rollouts(step, batch)
-                raise RunFailed(
+                raise RunError(
                     f"step {step}: loss or gradient was not finite in {self.skipped_in_a_row} updates in a row; "
-                    f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards in the batch"
+                    f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards"
                 )

@@ -37,7 +37,12 @@ class Outcome:
 
     def evaluations(self, name: str) -> list[float]:
         """The values of an evaluation metric, such as pass_at_1, before, during and after training."""
-        return [v for line in self.metrics for key, v in line.items() if key.startswith("evaluation/") and key.endswith(name)]
+        return [
+            v
+            for line in self.metrics
+            for key, v in line.items()
+            if key.startswith("evaluation/") and key.endswith(name)
+        ]
 
 
 def train(

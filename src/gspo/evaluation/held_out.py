@@ -13,9 +13,7 @@ from gspo.rollout.source import sample_groups
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 
 
-def evaluate(
-    policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
-) -> PassRate:
+def evaluate(policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe) -> PassRate:
     """pass@1 of the policy; a response passes if the first reward function gives at least the threshold.
 
     A response that function does not apply to counts as not passed.

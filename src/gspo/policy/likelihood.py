@@ -45,7 +45,7 @@ def response_likelihood(
     """
     ids, is_predictor = _padded(policy, sequences)
     # Padding stands behind every real token, so causal attention needs no mask to keep it out.
-    output = policy.model.base_model(input_ids=ids, use_cache=False)  # type: ignore[operator]
+    output = policy.model.base_model(input_ids=ids, use_cache=False)
     hidden = output.last_hidden_state[is_predictor]
     targets = torch.cat([torch.tensor(s.response_ids, dtype=torch.long) for s in sequences]).to(policy.device)
     chunks = [
@@ -90,7 +90,7 @@ def _checkpointed_chunk(
     policy: Policy, hidden: Float[Tensor, "M H"], targets: Int[Tensor, "M"], temperature: float, *, recompute: bool
 ) -> tuple[Float[Tensor, "M"], Float[Tensor, "M"]]:
     if recompute and torch.is_grad_enabled():
-        return checkpoint(_chunk, policy, hidden, targets, temperature, use_reentrant=False)  # type: ignore[return-value]
+        return checkpoint(_chunk, policy, hidden, targets, temperature, use_reentrant=False)
     return _chunk(policy, hidden, targets, temperature)
 
 

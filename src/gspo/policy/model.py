@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from gspo.config import Model
 from gspo.errors import UserError
@@ -18,7 +18,7 @@ from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
 class Policy:
     """A causal LM without dropout, on its device, with its tokenizer and stop tokens."""
 
-    model: nn.Module
+    model: Any  # a transformers causal LM
     tokenizer: Any
     device: torch.device
     stop_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Policy:
     @property
     def max_positions(self) -> int | None:
         """The longest sequence (prompt and response) the architecture declares, in tokens."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return max_positions(self.model.config)
 
     @property
     def num_parameters(self) -> int:
@@ -37,7 +37,7 @@ class Policy:
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """The model's logits in float32 from its last hidden states: head, scale and soft cap as its config says."""
         config: Any = self.model.config.get_text_config()
-        logits = self.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
+        logits = self.model.get_output_embeddings()(hidden).float()
         if (multiplier := getattr(config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * multiplier
         if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
@@ -48,7 +48,7 @@ class Policy:
 
     def save(self, directory: Path) -> None:
         """Write weights and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them."""
-        self.model.save_pretrained(directory)  # type: ignore[operator]
+        self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
 
 
@@ -67,7 +67,7 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
     dtype = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(recipe.dtype)
     dtype = dtype or getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
-    model = _pretrained(recipe.path, dtype) if recipe.path else _untrained(recipe.architecture or {}, tokenizer, dtype)
+    model = _pretrained(recipe, dtype) if recipe.path else _untrained(recipe.architecture or {}, tokenizer, dtype)
     model = model.to(device).eval()
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > vocabulary:
@@ -92,30 +92,57 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def _pretrained(path: str, dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def load_config(recipe: Model) -> Any:
+    """The transformers configuration of the recipe's model, without its weights; UserError where there is none."""
+    from transformers import AutoConfig
 
-    place = Path(path)
+    if recipe.path is None:
+        try:
+            return AutoConfig.for_model(**(recipe.architecture or {}))
+        except Exception as error:
+            raise UserError(f"no model can be made: {_short(error)}", where="model.architecture") from None
+    place = Path(recipe.path)
     if place.exists() and not (place / "config.json").is_file():
-        raise UserError("no config.json here, so this is no model directory", where=path)
+        raise UserError("no config.json here, so this is no model directory", where=recipe.path)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         raise UserError(
             "the model directory has no weights (*.safetensors)",
-            where=path,
+            where=recipe.path,
             mend="finish the download, or train a new model of this shape with model.architecture",
         )
     try:
-        config = _without_dropout(AutoConfig.from_pretrained(path))
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, output_loading_info=True
-        )
+        return AutoConfig.from_pretrained(recipe.path)
     except Exception as error:
-        mend = None if place.exists() else "give a model directory, or a hub id that can be reached from here"
-        raise UserError(f"no model can be loaded: {str(error).strip()[:300]}", where=path, mend=mend) from None
+        raise _unloadable(recipe.path, error) from None
+
+
+def max_positions(config: Any) -> int | None:
+    """The longest sequence (prompt and response) an architecture declares, in tokens."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _pretrained(recipe: Model, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    path = str(recipe.path)
+    config = _without_dropout(load_config(recipe))
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
+    except Exception as error:
+        raise _unloadable(path, error) from None
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
     return model
+
+
+def _unloadable(path: str, error: Exception) -> UserError:
+    mend = None if Path(path).exists() else "give a model directory, or a hub id that can be reached from here"
+    return UserError(f"no model can be loaded: {_short(error)}", where=path, mend=mend)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _untrained(architecture: dict[str, Any], tokenizer: Any, dtype: torch.dtype) -> Any:
@@ -126,7 +153,7 @@ def _untrained(architecture: dict[str, Any], tokenizer: Any, dtype: torch.dtype)
         config = AutoConfig.for_model(**{**ids, "bos_token_id": None, **architecture})
         return AutoModelForCausalLM.from_config(_without_dropout(config)).to(dtype)
     except Exception as error:
-        raise UserError(f"no model can be made: {str(error).strip()[:300]}", where="model.architecture") from None
+        raise UserError(f"no model can be made: {_short(error)}", where="model.architecture") from None
 
 
 def _without_dropout(config: Any) -> Any:
@@ -160,9 +187,9 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
 @torch.no_grad()
 def _check_head(policy: Policy) -> None:
     """Prove that `Policy.logits` of the hidden states is what the model itself computes."""
-    ids = torch.arange(1, 9, device=policy.device)[None] % policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    ids = torch.arange(1, 9, device=policy.device)[None] % policy.model.get_input_embeddings().weight.shape[0]
     expected = policy.model(input_ids=ids, use_cache=False).logits[0].float()
-    hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]  # type: ignore[operator]
+    hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
     found = policy.logits(hidden)
     # Differently shaped matrix products round differently, in bfloat16 visibly.
     tolerance = 1e-4 if expected.dtype == next(policy.model.parameters()).dtype else 5e-2

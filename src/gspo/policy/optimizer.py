@@ -60,7 +60,7 @@ class Optimizer:
         return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * max(0.0, remaining))
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
-        """Clip the accumulated gradient, update, and clear it; a loss or gradient that is not finite changes nothing."""
+        """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing."""
         for master in self._masters:
             if master.grad is None:  # every optimiser step is one: a gradient of zero lets the moments decay
                 master.grad = torch.zeros_like(master)

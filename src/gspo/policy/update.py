@@ -120,7 +120,7 @@ def accumulate_gradient(
         )
         result = _surrogate(policy, chosen, likelihood.logprobs, actor)
         part_loss = -result.per_sequence.sum() / num_sequences
-        part_loss.backward()  # type: ignore[no-untyped-call]
+        part_loss.backward()
         loss += part_loss.item()
         trained += _observed(chosen, result, likelihood.entropy, mini_batch)
     return trained, loss

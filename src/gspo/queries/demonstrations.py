@@ -4,12 +4,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from gspo.callables import error_line, load_callable
 from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.queries.files import names_file, read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.row import Row
-from gspo.reward.loading import error_line, load_callable
 
 WHERE = "cold_start.demonstrations"
 

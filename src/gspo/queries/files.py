@@ -95,7 +95,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
     from pyarrow import parquet
 
     try:

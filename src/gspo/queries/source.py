@@ -89,7 +89,7 @@ def _evaluation_rows(recipe: Recipe) -> list[Row]:
     path = recipe.evaluation.path
     assert path is not None
     config = None if names_file(path) else recipe.queries.config
-    raw = read_rows(path, config=config, split="test", limit=recipe.evaluation.num_queries)
+    raw = read_rows(path, config=config, split=recipe.evaluation.split, limit=recipe.evaluation.num_queries)
     return lay_out(raw, source=_source_name(path), prompt_column=recipe.queries.prompt)
 
 

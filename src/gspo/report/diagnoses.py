@@ -7,7 +7,9 @@ from typing import Any
 WINDOW = 10  # steps a diagnosis looks back on
 
 
-def diagnoses(history: Sequence[Mapping[str, Any]], *, level: str = "sequence", mini_batches: int = 4) -> dict[str, str]:
+def diagnoses(
+    history: Sequence[Mapping[str, Any]], *, level: str = "sequence", mini_batches: int = 4
+) -> dict[str, str]:
     """The diagnoses that hold over the last steps, by name; none before there is a window of them."""
     if len(history) < WINDOW:
         return {}
@@ -30,7 +32,9 @@ def diagnoses(history: Sequence[Mapping[str, Any]], *, level: str = "sequence", 
     if (unscored := mean("reward/unscored_fraction")) >= 0.2:
         found["unscored"] = f"{unscored:.0%} of responses have no reward: no reward function applies to them"
     if (gap := mean("mismatch/logprob_gap_mean")) >= 0.05:
-        found["engine_mismatch"] = f"engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ"
+        found["engine_mismatch"] = (
+            f"engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ"
+        )
     if mean("policy/skipped_updates") > 0:
         found["not_finite"] = "updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr"
     return found

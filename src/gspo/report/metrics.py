@@ -67,7 +67,7 @@ def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
 
 
 def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics:
-    """Over the sequences that carried an advantage; by mini-batch too, for the first one's ratio is 1 by construction."""
+    """Over the sequences that carried an advantage; by mini-batch too, for the first one's ratio is 1 always."""
 
     def clipped_tokens(items: Sequence[Trained]) -> float:
         return sum(item.num_clipped for item in items) / max(1, sum(item.num_tokens for item in items))
@@ -77,7 +77,8 @@ def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics
         "clip/sequence_fraction": sum(item.num_clipped > 0 for item in trained) / max(1, len(trained)),
         "clip/token_fraction": clipped_tokens(trained),
         "clip/token_fraction_by_mini_batch": [
-            clipped_tokens([item for item in trained if item.mini_batch == number]) for number in range(num_mini_batches)
+            clipped_tokens([item for item in trained if item.mini_batch == number])
+            for number in range(num_mini_batches)
         ],
         "ratio/sequence_mean": statistics.fmean(ratios),
         "ratio/sequence_min": min(ratios),

@@ -35,7 +35,9 @@ def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps:
     )
 
 
-def summary_table(lines: Sequence[Mapping[str, Any]], diagnoses: Mapping[str, str], model: Path, seconds: float) -> Table:
+def summary_table(
+    lines: Sequence[Mapping[str, Any]], diagnoses: Mapping[str, str], model: Path, seconds: float
+) -> Table:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -54,11 +54,10 @@ def run_calls(calls: Sequence[Call]) -> Iterator[tuple[int, Outcome]]:
     while waiting or running:
         while waiting and len(running) < MAX_CONCURRENT_CALLS:
             index, call = waiting.popleft()
-            cancel = (
-                _start_coroutine(index, call, finished, loop)
-                if loop and call.is_async
-                else _start_thread(index, call, finished)
-            )
+            if loop and call.is_async:
+                cancel = _start_coroutine(index, call, finished, loop)
+            else:
+                cancel = _start_thread(index, call, finished)
             running[index] = _Running(deadline=time.monotonic() + call.time_limit_seconds, cancel=cancel)
         yield from _settle(running, calls, finished)
 
@@ -77,7 +76,7 @@ def _settle(running: dict[int, _Running], calls: Sequence[Call], finished: Finis
         yield index, outcome
 
 
-def _start_thread(index: int, call: Call, finished: Finished) -> Callable[[], None]:
+def _start_thread(index: int, call: Call, finished: Finished) -> Callable[[], Any]:
     def work() -> None:
         start = time.monotonic()
         try:

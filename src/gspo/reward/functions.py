@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gspo.callables import load_callable
 from gspo.config import Reward
 from gspo.errors import UserError
 from gspo.reward.builtin import exact_match, format_match, reasoning_gym
-from gspo.reward.loading import load_callable
 from gspo.reward.math import math
 
 Function = Callable[..., Any]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gspo.callables import error_line
 from gspo.errors import UserError
 from gspo.records import Group, Score
 from gspo.reward.calls import Call, Outcome, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
-from gspo.reward.loading import error_line
 
 MAX_TIMED_OUT_FRACTION = 0.2
 

@@ -29,13 +29,16 @@ class InPlaceLayer(DynamicLayer):
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             old = self._buffers
             room = end if old is None else max(2 * self._length, end) + _SPARE_TOKENS
-            self._buffers = (_grown(key_states, old, self._length, room), _grown(value_states, old, self._length, room, 1))
+            self._buffers = (
+                _grown(key_states, old, self._length, room),
+                _grown(value_states, old, self._length, room, 1),
+            )
             self.is_initialized = True
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, self._length : end] = states
         self._length = end
         self._expose()
-        return self.keys, self.values  # type: ignore[return-value]
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """Tokens held."""
@@ -45,7 +48,8 @@ class InPlaceLayer(DynamicLayer):
         """Keep the rows named, in that order; a row may be named several times."""
         if self._buffers is not None:
             # A longer cache is copied at every growth; a repeated one (prefill to group) gets its room then.
-            self._buffers = tuple(b[:, :, : self._length].index_select(0, beam_idx) for b in self._buffers)  # type: ignore[assignment]
+            keys, values = (b[:, :, : self._length].index_select(0, beam_idx) for b in self._buffers)
+            self._buffers = (keys, values)
             self._expose()
 
     def _expose(self) -> None:

@@ -94,7 +94,7 @@ def _prefill(
     is_real = column >= (width - lengths)[:, None]
     uniform = bool(is_real.all())
     cache = in_place_cache(policy.model.config)
-    output = policy.model.base_model(  # type: ignore[operator]
+    output = policy.model.base_model(
         input_ids=ids,
         attention_mask=None if uniform else is_real.long(),
         position_ids=(column - (width - lengths)[:, None]).clamp(min=0),
@@ -120,7 +120,7 @@ def _prefill(
 def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"], step: int) -> Float[Tensor, "R V"]:
     """Read one more token a row and return the logits for the next."""
     width = rows.cache.get_seq_length() + 1
-    output = policy.model.base_model(  # type: ignore[operator]
+    output = policy.model.base_model(
         input_ids=token[:, None],
         attention_mask=None if rows.mask is None else rows.mask[:, :width],
         position_ids=(rows.position + step)[:, None],
@@ -156,7 +156,11 @@ def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Fl
 
 
 def _collect(
-    tokens: Int[Tensor, "R S"], logprobs: Float[Tensor, "R S"], lengths: Int[Tensor, "R"], stop: set[int], group_size: int
+    tokens: Int[Tensor, "R S"],
+    logprobs: Float[Tensor, "R S"],
+    lengths: Int[Tensor, "R"],
+    stop: set[int],
+    group_size: int,
 ) -> list[list[Response]]:
     responses = []
     for ids, values, length in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):

@@ -1,0 +1,73 @@
+"""`gspo check`: everything about a recipe that can be known without loading weights."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from gspo.config import Recipe
+from gspo.errors import UserError
+from gspo.inert import inert_settings
+from gspo.policy.model import load_config, make_tokenizer, max_positions
+from gspo.prepare import fitting_texts, quiet_transformers
+from gspo.queries.demonstrations import load_demonstrations
+from gspo.queries.order import check_enough_queries
+from gspo.queries.source import RowSet, load_rows, render_rows
+from gspo.records import Group, Query, Rollout
+from gspo.report.run_directory import check_absent
+from gspo.report.summary import arithmetic
+from gspo.reward.functions import RewardFunction, load_functions
+from gspo.reward.score import score
+
+NUM_ROWS = 8  # rendered
+JUNK = "I do not know."
+
+
+def check(recipe: Recipe) -> Iterator[str]:
+    """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
+    functions = load_functions(recipe.reward)
+    rows = load_rows(recipe)
+    pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
+    with quiet_transformers():
+        config = load_config(recipe.model)
+        tokenizer = make_tokenizer(recipe.model, fitting_texts(rows, pairs))
+    some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
+    queries = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config)).train
+    check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
+    rollout = recipe.rollout
+    yield f"recipe      {recipe.name}, into {recipe.run_dir}"
+    yield f"model       {config.model_type}: {recipe.model.path or 'new, untrained'}"
+    yield f"tokenizer   {len(tokenizer):,} tokens"
+    yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
+    yield f"one prompt  {len(queries[0].prompt_ids)} tokens: {json.dumps(queries[0].text, ensure_ascii=False)}"
+    yield f"columns     {', '.join(queries[0].columns) or 'none'}"
+    if pairs:
+        yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
+    yield from _reward_lines(queries, functions)
+    actor = recipe.actor
+    yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
+    yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
+    for sentence in inert_settings(recipe):
+        yield f"note        {sentence}"
+    try:
+        check_absent(recipe)
+    except UserError as error:
+        yield f"note        {error}"
+
+
+def _reward_lines(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> Iterator[str]:
+    """What each function says of the row's own answer, where there is one, and of junk."""
+    answer = queries[0].columns.get("answer")
+    samples = {"junk": JUNK} if answer is None else {"gold": str(answer), "junk": JUNK}
+    group = Group(query=queries[0], rollouts=tuple(_rollout(text) for text in samples.values()))
+    scores = score([group], functions).scores
+    for function in functions:
+        said = [
+            f"{name} {json.dumps(text)} → {s.parts[function.name]}"
+            for (name, text), s in zip(samples.items(), scores, strict=True)
+        ]
+        yield f"reward      {function.name}: {', '.join(said)}"
+        if answer is not None and len({s.parts[function.name] for s in scores}) == 1:
+            yield f"note        {function.name} scores the bare answer like junk: it may ask for another form"
+
+
+def _rollout(text: str) -> Rollout:
+    return Rollout(response_ids=(), text=text, sampler_logprobs=(), finish_reason="stop", policy_version=0)

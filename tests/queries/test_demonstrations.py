@@ -1,0 +1,91 @@
+"""The cold start's corpus: right answers, in both styles, the same for the same seed."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.config import Recipe
+from gspo.errors import UserError
+from gspo.queries.demonstrations import load_demonstrations
+from gspo.queries.row import Row
+from gspo.queries.source import load_rows
+from gspo.queries.worked import chain_sum as demonstrate
+
+RecipeOf = Callable[..., Recipe]
+ROWS = [Row(id=f"data:{number}", prompt=f"{number}?", columns={"answer": str(number)}) for number in range(5)]
+
+
+def row_of(expression: str) -> dict[str, Any]:
+    answer = str(eval(expression))
+    return {"task": "chain_sum", "entry": {"answer": answer, "metadata": {"expression": expression}}}
+
+
+@pytest.mark.parametrize(
+    ("expression", "worked"),
+    [
+        ("7 + 4 + 3", "7+4=11, 11+3=14 <answer>14</answer>"),
+        ("3 - 7 + 2", "3-7=-4, -4+2=-2 <answer>-2</answer>"),
+        ("5", "<answer>5</answer>"),
+    ],
+)
+def test_worked_and_bare_answers(expression: str, worked: str) -> None:
+    assert demonstrate(row_of(expression), random.Random(0), worked_fraction=1.0) == worked
+    bare = demonstrate(row_of(expression), random.Random(0), worked_fraction=0.0)
+    assert bare == f"<answer>{eval(expression)}</answer>"
+
+
+def test_built_in_demonstrations_are_right_mixed_and_reproducible(
+    recipe_of: RecipeOf, chain_sum: dict[str, Any]
+) -> None:
+    cold_start = {"steps": 1, "demonstrations": "gspo.queries.worked:chain_sum", "rows": 200}
+    recipe = recipe_of(queries={"procedural": chain_sum}, cold_start=cold_start)
+    rows = load_rows(recipe).train
+    pairs = load_demonstrations(recipe, rows)
+    assert pairs == load_demonstrations(recipe, rows)
+    assert len({row.id for row, _ in pairs}) == 200
+    for row, text in pairs:
+        *steps, answer = re.findall(r"-?\d+(?=,| <|<)", text)
+        assert answer == row.columns["answer"] and (not steps or steps[-1] == answer)
+    assert 0.35 < sum("=" in text for _, text in pairs) / 200 < 0.65
+
+
+def test_a_demonstrator_of_ones_own_gets_the_row_with_its_prompt(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    (tmp_path / "mine.py").write_text("def show(row, rng):\n    return row['prompt'] + row['answer']\n")
+    recipe = recipe_of(cold_start={"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"})
+    assert sorted(text for _, text in load_demonstrations(recipe, ROWS)) == ["0?0", "1?1", "2?2", "3?3", "4?4"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("return row['gold']", r"KeyError: 'gold', at .*mine\.py:2"), ("return None", "None and not a text")],
+)
+def test_a_demonstrator_that_fails_is_named_with_the_row(
+    body: str, said: str, tmp_path: Path, recipe_of: RecipeOf
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def show(row, rng):\n    {body}\n")
+    recipe = recipe_of(cold_start={"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"})
+    with pytest.raises(UserError, match=said) as caught:
+        load_demonstrations(recipe, ROWS)
+    assert "row data:" in str(caught.value)
+
+
+def test_the_built_in_demonstrator_refuses_other_tasks(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of(cold_start={"steps": 1, "demonstrations": "gspo.queries.worked:chain_sum"})
+    with pytest.raises(UserError, match="chain_sum only"):
+        load_demonstrations(recipe, ROWS)
+
+
+def test_a_file_of_completions(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    path = tmp_path / "shown.jsonl"
+    shown = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": [{"role": "assistant", "content": "d"}]}]
+    path.write_text("\n".join(map(json.dumps, shown)))
+    recipe = recipe_of(cold_start={"steps": 1, "path": str(path)})
+    assert {(row.prompt, text) for row, text in load_demonstrations(recipe, ())} == {("a", "b"), ("c", "d")}
+    path.write_text('{"prompt": "a", "response": "b"}')
+    with pytest.raises(UserError, match="'completion'; the other columns there are: response"):
+        load_demonstrations(recipe, ())

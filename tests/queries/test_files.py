@@ -1,0 +1,97 @@
+"""Every kind of file gives the same rows, and a file that cannot be read says where and why."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.errors import UserError
+from gspo.queries.files import names_file, read_rows
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'a "b", c', "answer": "ü"}, {"prompt": "x\ny", "answer": ""}]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif path.suffix == ".csv":
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_kind_of_file_gives_the_rows_written(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"data{suffix}", ROWS)
+    assert read_rows(path) == ROWS
+    assert read_rows(path, limit=2) == ROWS[:2]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_nested_values_survive(suffix: str, tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "7"}}]
+    assert read_rows(write(tmp_path / f"data{suffix}", rows)) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": \n', "line 2"),
+        ("a.jsonl", b'{"prompt": "x"}\n\n[1]\n', "line 3"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\xff"}\n', "line 2"),
+        ("a.jsonl", b"\n", "no rows"),
+        ("a.json", b'{"prompt": "x"}', "list of objects"),
+        ("a.json", b'[{"prompt": "x"},\n {"prompt" "y"}]', "line 2"),
+        ("a.json", b"[]", "no rows"),
+        ("a.csv", b"prompt,answer\n1,2\n1,2,3\n", "line 3"),
+        ("a.csv", b"prompt,answer\n", "no rows"),
+        ("a.parquet", b"not parquet", "not a readable Parquet"),
+    ],
+)
+def test_unreadable_data_says_where_and_why(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        read_rows(str(tmp_path / name))
+    assert name in str(caught.value)
+
+
+def test_a_missing_file_lists_those_near(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(UserError, match=r"no such file(.|\n)*train\.jsonl"):
+        read_rows(str(tmp_path / "trian.jsonl"))
+
+
+def test_a_file_of_unknown_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.xml").write_text("<a/>")
+    with pytest.raises(UserError, match=r"\.jsonl, \.json, \.csv, \.parquet"):
+        read_rows(str(tmp_path / "data.xml"))
+
+
+def test_a_file_has_no_hub_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"queries\.config"):
+        read_rows(write(tmp_path / "a.jsonl", ROWS), config="main")
+
+
+def test_hub_ids_are_told_from_files() -> None:
+    assert not names_file("openai/gsm8k")
+    assert all(map(names_file, ["data.jsonl", "folder/data.parquet", "./data", "/data/rows", "a/b/c"]))
+
+
+def test_a_hub_set_that_does_not_load_is_one_message() -> None:
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        with pytest.raises(UserError, match="as a hub data set it does not load"):
+            read_rows("no-such-owner/no-such-set")

@@ -1,0 +1,71 @@
+"""Known layouts need no mapping; anything else names the columns there are."""
+
+from typing import Any
+
+import pytest
+
+from gspo.errors import UserError
+from gspo.queries.layouts import lay_out
+
+
+def test_gsm8k_answers_are_numbers_and_the_work_is_kept(gsm8k_rows: list[dict[str, Any]]) -> None:
+    rows = lay_out(gsm8k_rows, source="gsm8k.jsonl")
+    assert [row.columns["answer"] for row in rows] == ["64", "5000", "-2"]
+    assert [row.columns["solution"] for row in rows] == [raw["answer"] for raw in gsm8k_rows]
+    assert [row.prompt for row in rows] == [raw["question"] for raw in gsm8k_rows]
+    assert [row.id for row in rows] == ["gsm8k.jsonl:1", "gsm8k.jsonl:2", "gsm8k.jsonl:3"]
+
+
+def test_a_gsm8k_row_without_its_number_is_named(gsm8k_rows: list[dict[str, Any]]) -> None:
+    gsm8k_rows[2]["answer"] = "It is cold."
+    with pytest.raises(UserError, match="data:3"):
+        lay_out(gsm8k_rows, source="data")
+
+
+def test_trl_rows_keep_their_columns_as_they_are() -> None:
+    raw = {"prompt": "2+2?", "answer": "work\n#### 4", "level": 3}
+    (row,) = lay_out([raw], source="data")
+    assert (row.prompt, row.columns) == ("2+2?", {"answer": "work\n#### 4", "level": 3})
+
+
+def test_verl_rows_give_their_ground_truth_as_answer() -> None:
+    messages = [{"role": "user", "content": "2+2?"}]
+    raw = {"prompt": messages, "data_source": "x", "reward_model": {"style": "rule", "ground_truth": "4"}}
+    (row,) = lay_out([raw], source="data")
+    assert row.prompt == messages
+    assert row.columns == {"data_source": "x", "reward_model": raw["reward_model"], "answer": "4"}
+
+
+@pytest.mark.parametrize("raw", [{"problem": "p", "answer": "7"}, {"ID": 1, "Problem": "p", "Answer": "7"}])
+def test_aime_rows(raw: dict[str, Any]) -> None:
+    (row,) = lay_out([raw], source="data")
+    assert row.prompt == "p"
+    assert row.columns["answer"] == "7"
+
+
+def test_plain_question_and_answer_stay_as_they_are() -> None:
+    (row,) = lay_out([{"question": "capital of France?", "answer": "Paris"}], source="data")
+    assert row.columns == {"answer": "Paris"}
+
+
+def test_a_named_column_wins_over_known_ones() -> None:
+    (row,) = lay_out([{"prompt": "no", "text": "yes"}], source="data", prompt_column="text")
+    assert (row.prompt, row.columns) == ("yes", {"prompt": "no"})
+
+
+@pytest.mark.parametrize("wanted", [None, "query"])
+def test_a_missing_prompt_column_names_those_there(wanted: str | None) -> None:
+    with pytest.raises(UserError, match="the columns there are: text, label"):
+        lay_out([{"text": "x", "label": 1}], source="data", prompt_column=wanted)
+
+
+@pytest.mark.parametrize("prompt", [None, 7, [], ["hi"], [{"content": "no role"}], {"role": "user"}])
+def test_what_is_no_prompt_is_refused_with_its_row(prompt: Any) -> None:
+    with pytest.raises(UserError, match="data:2"):
+        lay_out([{"prompt": "fine"}, {"prompt": prompt}], source="data")
+
+
+def test_every_row_gets_every_column() -> None:
+    first, second = lay_out([{"prompt": "a", "x": 1}, {"prompt": "b", "y": 2}], source="data")
+    assert first.columns == {"x": 1, "y": None}
+    assert second.columns == {"x": None, "y": 2}

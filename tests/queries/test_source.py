@@ -1,0 +1,77 @@
+"""Where queries come from, and that nothing held out is trained on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.config import Recipe
+from gspo.errors import UserError
+from gspo.queries.source import load_queries, load_rows
+
+RecipeOf = Callable[..., Recipe]
+
+
+def data(size: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(size)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def prompts(rows: Any) -> set[str]:
+    return {row.prompt for row in rows}
+
+
+def test_held_out_rows_are_a_tenth_fixed_and_disjoint(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    path = write(tmp_path / "data.jsonl", [*data(100), *data(100)])  # every prompt twice
+    first, second = (load_rows(recipe_of(seed=seed, queries={"path": path})) for seed in (0, 1))
+    assert first.held_out == second.held_out
+    assert len(first.held_out) == 20
+    assert not prompts(first.train) & prompts(first.held_out)
+    assert prompts(first.train) | prompts(first.held_out) == {row["prompt"] for row in data(100)}
+
+
+@pytest.mark.parametrize(("num_queries", "size", "held_out"), [(5, 100, 5), (512, 3, 1), (0, 100, 0)])
+def test_how_many_rows_are_held_out(num_queries: int, size: int, held_out: int, recipe_of: RecipeOf) -> None:
+    rows = load_rows(recipe_of(evaluation={"num_queries": num_queries}), data(size))
+    assert (len(rows.held_out), len(rows.train)) == (held_out, size - held_out)
+
+
+def test_an_evaluation_file_is_held_out_of_training(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    evaluation = {"path": write(tmp_path / "test.jsonl", data(8)), "num_queries": 6}
+    rows = load_rows(recipe_of(queries={"path": write(tmp_path / "a.jsonl", data(20))}, evaluation=evaluation))
+    assert [row.id for row in rows.held_out] == [f"test.jsonl:{number}" for number in range(1, 7)]
+    assert len(rows.train) == 14
+
+
+def test_the_limit_counts_training_rows(recipe_of: RecipeOf) -> None:
+    rows = load_rows(recipe_of(queries={"limit": 7}), data(100))
+    assert len(rows.train) == 7
+    assert len(rows.held_out) == 10
+
+
+def test_rows_from_python_stand_in_for_the_recipes(recipe_of: RecipeOf, chain_sum: dict[str, Any]) -> None:
+    rows = load_rows(recipe_of(queries={"procedural": chain_sum}), data(20))
+    assert prompts(rows.train) | prompts(rows.held_out) == {row["prompt"] for row in data(20)}
+
+
+def test_queries_have_unique_ids_and_leave_room_for_the_response(recipe_of: RecipeOf, tokenizer: Any) -> None:
+    recipe = recipe_of(rollout={"max_new_tokens": 10})
+    queries = load_queries(recipe, tokenizer, max_positions=16, rows=data(100))
+    ids = [query.id for query in (*queries.train, *queries.held_out)]
+    assert len(set(ids)) == 100
+    with pytest.raises(UserError, match=r"rollout\.max_new_tokens"):
+        load_queries(recipe, tokenizer, max_positions=14, rows=data(100))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(None, "no queries"), ([], "no rows"), ([{"prompt": "same"}] * 9, "none is left")]
+)
+def test_no_queries_no_training(rows: Any, said: str, recipe_of: RecipeOf) -> None:
+    with pytest.raises(UserError, match=said):
+        load_rows(recipe_of(), rows)

@@ -1,0 +1,128 @@
+"""Calls run at the same time, each within its limit, and a stuck one harms no other."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from gspo.errors import UserError
+from gspo.reward.score import score
+
+
+def rewards(scored: Any) -> list[float | None]:
+    return [one.reward for one in scored.scores]
+
+
+def by_length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+async def by_length_later(completions: list[str], **columns: Any) -> list[float]:
+    await asyncio.sleep(0.001)
+    return by_length(completions)
+
+
+def test_calls_over_their_limit_give_none_and_are_counted(groups: Any, functions: Any) -> None:
+    released = threading.Event()
+
+    def stuck_once(completions: list[str], **columns: Any) -> list[float]:
+        if completions[0] == "stuck":
+            released.wait()
+        return [1.0] * len(completions)
+
+    try:
+        scored = score(groups(["stuck", "a"], *[["b", "c"]] * 9), functions(stuck_once, time_limit_seconds=0.2))
+    finally:
+        released.set()
+    assert rewards(scored) == [None, None] + [1.0] * 18
+    assert scored.num_timed_out == 1
+
+
+def test_a_stuck_coroutine_is_cancelled_and_counted(groups: Any, functions: Any) -> None:
+    cancelled = threading.Event()
+
+    async def stuck_once(completions: list[str], **columns: Any) -> list[float]:
+        try:
+            await asyncio.sleep(1000 if completions[0] == "stuck" else 0)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return [1.0] * len(completions)
+
+    scored = score(groups(["stuck"], *[["b"]] * 9), functions(stuck_once, time_limit_seconds=0.2))
+    assert (rewards(scored), scored.num_timed_out) == ([None] + [1.0] * 9, 1)
+    assert cancelled.wait(5)
+
+
+def test_too_many_timeouts_end_the_run(groups: Any, functions: Any) -> None:
+    released = threading.Event()
+
+    def stuck(**columns: Any) -> list[float]:
+        released.wait()
+        return [1.0]
+
+    try:
+        with pytest.raises(UserError, match="ran over their time limit"):
+            score(groups(*[["a"]] * 4), functions(stuck, time_limit_seconds=0.1))
+        # More stuck threads than places, and the next step is scored all the same.
+        with pytest.raises(UserError):
+            score(groups(*[["a"]] * 40), functions(stuck, time_limit_seconds=0.1))
+        assert rewards(score(groups(["abc"]), functions(by_length, time_limit_seconds=5))) == [3.0]
+    finally:
+        released.set()
+
+
+def test_a_coroutine_that_blocks_its_loop_does_not_block_the_next_step(groups: Any, functions: Any) -> None:
+    released = threading.Event()
+
+    async def blocks(**columns: Any) -> list[float]:
+        released.wait()
+        return [1.0]
+
+    try:
+        with pytest.raises(UserError):
+            score(groups(["a"]), functions(blocks, time_limit_seconds=0.1))
+        assert rewards(score(groups(["abc"]), functions(by_length_later, time_limit_seconds=5))) == [3.0]
+    finally:
+        released.set()
+
+
+def test_calls_run_at_the_same_time(groups: Any, functions: Any) -> None:
+    # Each barrier opens only when all its calls wait at it: two groups, and two functions.
+    between_groups, between_functions = threading.Barrier(2), threading.Barrier(4)
+
+    def meets(**columns: Any) -> list[float]:
+        between_groups.wait(timeout=10)
+        between_functions.wait(timeout=10)
+        return [1.0]
+
+    def meets_too(**columns: Any) -> list[float]:
+        between_functions.wait(timeout=10)
+        return [1.0]
+
+    assert rewards(score(groups(["a"], ["b"]), functions(meets, meets_too))) == [2.0, 2.0]
+
+
+def test_coroutines_run_at_the_same_time_and_share_a_loop(groups: Any, functions: Any) -> None:
+    waiting: list[asyncio.Event] = []
+    loops = set()
+
+    async def meets(**columns: Any) -> list[float]:
+        loops.add(asyncio.get_running_loop())
+        waiting.append(asyncio.Event())
+        if len(waiting) == 3:
+            for event in waiting:
+                event.set()
+        await asyncio.wait_for(waiting[-1].wait() if len(waiting) < 3 else waiting[0].wait(), timeout=10)
+        return [1.0]
+
+    assert rewards(score(groups(["a"], ["b"], ["c"]), functions(meets))) == [1.0, 1.0, 1.0]
+    assert len(loops) == 1
+
+
+def test_async_functions_work_where_a_loop_runs_already(groups: Any, functions: Any) -> None:
+    async def notebook() -> Any:
+        return score(groups(["ab"]), functions(by_length_later))
+
+    assert rewards(asyncio.run(notebook())) == [2.0]

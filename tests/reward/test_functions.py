@@ -1,0 +1,112 @@
+"""Reward functions are found by name, by module, by file, or handed in, and checked before training."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.config import Reward
+from gspo.errors import UserError
+from gspo.reward.functions import load_functions
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a reward file that imports its neighbour."""
+    (tmp_path / "neighbour_of_mine.py").write_text("BONUS = 2.0\n")
+    (tmp_path / "my_rewards.py").write_text(
+        textwrap.dedent("""
+            from neighbour_of_mine import BONUS
+
+            def short(completions, limit=10, **columns):
+                return [BONUS * (len(text) < limit) for text in completions]
+
+            def strict(completions, limit):
+                return [0.0 for text in completions]
+
+            NUMBER = 3
+        """)
+    )
+    (tmp_path / "broken.py").write_text("x = 1\nimport no_such_module_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("function", ["my_rewards.py:short", "./my_rewards.py:short", "my_rewards:short"])
+def test_functions_of_a_file_or_module_in_the_working_directory(function: str, home: Path) -> None:
+    (loaded,) = load_functions([Reward(function=function, weight=0.5, time_limit_seconds=3, options={"limit": 3})])
+    assert loaded.call(completions=["ab", "abc"], limit=3) == [2.0, 0.0]
+    assert (loaded.name, loaded.weight, loaded.time_limit_seconds) == ("short", 0.5, 3)
+    assert loaded.options == {"limit": 3}
+
+
+def test_an_edited_file_is_read_anew(home: Path) -> None:
+    path = home / "edited.py"
+    path.write_text("def f(completions):\n    return [1.0]\n")
+    assert load_functions([Reward(function="edited.py:f")])[0].call(["x"]) == [1.0]
+    path.write_text("def f(completions):\n    return [22.0]\n")
+    os.utime(path, ns=(1, 1))
+    assert load_functions([Reward(function="edited.py:f")])[0].call(["x"]) == [22.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        ("exact_mach", {}, "did you mean exact_match"),
+        ("zzz", {}, "exact_match, format, math, reasoning_gym"),
+        ("my_rewards.py:sort", {}, "there are: short"),
+        ("my_rewards.py:NUMBER", {}, "no function 'NUMBER'"),
+        ("my_reward.py:short", {}, r"no such file my_reward\.py(.|\n)*my_rewards\.py"),
+        ("no_module_of_this_name:f", {}, "no module 'no_module_of_this_name'"),
+        ("broken.py:f", {}, r"broken\.py, line 2 raises ModuleNotFoundError"),
+        ("broken:f", {}, "importing broken raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("my_rewards.py:strict", {"limits": 3}, "no option 'limits'(.|\n)*it takes: limit"),
+        ("my_rewards.py:short", {"completions": 3}, "no option 'completions'"),
+        ("format", {"pattern": "x", "patern": "y"}, "no option 'patern'(.|\n)*pattern, full_match"),
+    ],
+)
+def test_what_cannot_be_found_or_used_says_what_is_there(
+    function: str, options: dict[str, Any], said: str, home: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        load_functions([Reward(function=function, options=options)])
+
+
+def test_functions_of_keyword_arguments_take_any_option(home: Path) -> None:
+    (loaded,) = load_functions([Reward(function="my_rewards.py:short", options={"threshold": 1})])
+    assert loaded.options == {"threshold": 1}
+
+
+def test_equal_names_are_numbered() -> None:
+    rewards = [Reward(function="format", options={"pattern": pattern}) for pattern in "abc"]
+    assert [function.name for function in load_functions(rewards)] == ["format", "format_2", "format_3"]
+
+
+def one(completions: Sequence[str]) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize(("given", "names"), [(one, ["one"]), ([one, lambda **columns: []], ["one", "reward"])])
+def test_functions_handed_in_stand_in_for_the_recipes(given: Any, names: list[str]) -> None:
+    assert [function.name for function in load_functions([Reward(function="math")], given)] == names
+
+
+class Judge:
+    async def __call__(self, completions: Sequence[str]) -> list[float]:
+        return [1.0 for _ in completions]
+
+
+def test_objects_with_an_async_call_are_known_as_async() -> None:
+    (judge,) = load_functions((), Judge())
+    assert judge.is_async and judge.name == "Judge"
+
+
+@pytest.mark.parametrize("given", [None, []])
+def test_no_reward_is_an_error(given: Any) -> None:
+    with pytest.raises(UserError, match="no reward"):
+        load_functions((), given)

@@ -1,0 +1,159 @@
+"""Scores: the columns a function gets, None and weights, faults with their place."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gspo.errors import UserError
+from gspo.reward.functions import RewardFunction
+from gspo.reward.score import score
+
+
+def rewards(scored: Any) -> list[float | None]:
+    return [one.reward for one in scored.scores]
+
+
+def by_length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+async def by_length_later(completions: list[str], **columns: Any) -> list[float]:
+    await asyncio.sleep(0.001)
+    return by_length(completions)
+
+
+@pytest.mark.parametrize("function", [by_length, by_length_later])
+def test_scores_come_group_after_group(function: Any, groups: Any, functions: Any) -> None:
+    texts = [["a" * size for size in range(start, start + 3)] for start in range(50)]
+    scored = score(groups(*texts), functions(function))
+    assert rewards(scored) == [float(len(text)) for group in texts for text in group]
+    assert scored.num_timed_out == 0 and scored.seconds["f0"] > 0
+
+
+def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functions: Any) -> None:
+    seen: dict[str, Any] = {}
+
+    def named(completions: Any, answer: Any, level: int = 5, other: str = "default") -> list[float]:
+        seen.update(completions=completions, answer=answer, level=level, other=other)
+        return [1.0] * len(completions)
+
+    def everything(**columns: Any) -> list[float]:
+        seen["all"] = columns
+        return [1.0] * 2
+
+    score(groups(["x", "y"], answer=["2"], level=[3]), functions(named, everything))
+    assert seen["answer"] == ["2", "2"] and seen["level"] == [3, 3] and seen["other"] == "default"
+    assert seen["all"] == {
+        "prompts": ["1+1=", "1+1="],
+        "completions": ["x", "y"],
+        "completion_ids": [[7, 8], [7, 8]],
+        "answer": ["2", "2"],
+        "level": [3, 3],
+    }
+
+
+def test_completions_are_messages_where_the_prompt_is(groups: Any, functions: Any) -> None:
+    def content(prompts: Any, completions: Any) -> list[float]:
+        assert prompts[0][0]["content"] == "1+1="
+        return [float(completion[0]["content"]) for completion in completions]
+
+    chat = groups(["1", "2"], prompt=[{"role": "user", "content": "1+1="}])
+    assert rewards(score(chat, functions(content))) == [1.0, 2.0]
+
+
+def test_options_arrive_as_they_are(groups: Any, functions: Any) -> None:
+    def scaled(completions: Any, factor: float) -> list[float]:
+        return [factor * len(text) for text in completions]
+
+    assert rewards(score(groups(["ab", "c"]), functions(scaled, options={"factor": 3.0}))) == [6.0, 3.0]
+
+
+def test_a_parameter_that_is_no_column_names_those_there(groups: Any, functions: Any) -> None:
+    def needs(completions: Any, gold: Any) -> list[float]:
+        return [0.0]
+
+    with pytest.raises(UserError, match=r"f0, row data:1: it needs gold; the columns there are: answer, level"):
+        score(groups(["x"], answer=["2"], level=[1]), functions(needs))
+
+
+def test_the_reward_is_the_weighted_sum_of_the_parts_that_apply(groups: Any) -> None:
+    def first(**columns: Any) -> list[float | None]:
+        return [1.0, None, 1.0, None]
+
+    def second(**columns: Any) -> list[float | None]:
+        return [1.0, 1.0, None, None]
+
+    both = [RewardFunction(name="a", call=first, weight=2.0), RewardFunction(name="b", call=second, weight=-0.5)]
+    scored = score(groups(["w", "x", "y", "z"]), both)
+    assert rewards(scored) == [1.5, -0.5, 2.0, None]
+    assert [dict(one.parts) for one in scored.scores][1] == {"a": None, "b": 1.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [True, 0],
+        (1, 0.0),
+        np.array([1.0, 0.0]),
+        torch.tensor([1.0, 0.0]),
+        [np.float32(1), np.bool_(False)],
+        [torch.tensor(1), 0],
+    ],
+)
+def test_numbers_of_every_kind_are_taken(values: Any, groups: Any, functions: Any) -> None:
+    scores = rewards(score(groups(["x", "y"]), functions(lambda **columns: values)))
+    assert scores == [1.0, 0.0]
+    assert all(type(reward) is float for reward in scores)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0], "returns 1 values for 2 completions"),
+        ([1.0, 1.0, 1.0], "returns 3 values for 2 completions"),
+        (1.0, r"returns 1\.0 for 2 completions"),
+        (None, "returns None for 2 completions"),
+        ("ab", "returns 'ab' for 2 completions"),
+        ({1.0: 2, 2.0: 3}, "for 2 completions"),
+        ([1.0, float("nan")], "returns nan"),
+        ([float("-inf"), 1.0], "returns -inf"),
+        (["1.0", 1.0], r"returns '1\.0'"),
+        ([[1.0], [1.0]], r"returns \[1\.0\]"),
+        (np.array([1.0, np.nan]), "returns nan"),
+    ],
+)
+def test_every_bad_return_names_the_function_and_the_row(values: Any, said: str, groups: Any, functions: Any) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        score(groups(["x", "y"]), functions(lambda **columns: values))
+    assert caught.value.where == "reward function f0, row data:1"
+
+
+def breaks(completions: Any, **columns: Any) -> list[float]:
+    return [float(text) for text in completions]
+
+
+async def breaks_later(completions: Any, **columns: Any) -> list[float]:
+    return breaks(completions)
+
+
+def leaves(**columns: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (breaks, r"raises ValueError: could not convert string to float: 'x', at .*test_score\.py:\d+"),
+        (breaks_later, r"raises ValueError: could not convert string to float: 'x', at .*test_score\.py:\d+"),
+        (leaves, "raises SystemExit: 3"),
+    ],
+)
+def test_a_function_that_raises_is_named_with_row_and_line(
+    function: Any, said: str, groups: Any, functions: Any
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        score(groups(["1"], ["x"]), functions(function))
+    assert caught.value.where is not None and caught.value.where.startswith("reward function f0, row data:")
