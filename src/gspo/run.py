@@ -17,7 +17,7 @@ from gspo.policy.update import MiniBatchReport
 from gspo.prepare import Prepared
 from gspo.queries.order import query_indices
 from gspo.records import Batch, Query
-from gspo.report.diagnoses import diagnoses
+from gspo.report.diagnoses import WINDOW, diagnoses
 from gspo.report.display import Display
 from gspo.report.metrics import step_metrics
 from gspo.report.run_directory import RunDirectory
@@ -88,7 +88,8 @@ class Run:
         if recipe.checkpoint.every and step % recipe.checkpoint.every == 0:
             self.directory.save_checkpoint(step, self.parts.policy, keep=recipe.checkpoint.keep)
         self.display.step(step, line)
-        self._name_diagnoses()
+        if step >= WINDOW or step == recipe.steps:
+            self._name_diagnoses()
         self._stop_if_broken(step, batch, reports)
 
     def record_start(self) -> None:

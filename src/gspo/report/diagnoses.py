@@ -10,8 +10,8 @@ WINDOW = 10  # steps a diagnosis looks back on
 def diagnoses(
     history: Sequence[Mapping[str, Any]], *, level: str = "sequence", mini_batches: int = 4
 ) -> dict[str, str]:
-    """The diagnoses that hold over the last steps, by name; none before there is a window of them."""
-    if len(history) < WINDOW:
+    """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
+    if not history:
         return {}
     recent = history[-WINDOW:]
 
@@ -26,7 +26,7 @@ def diagnoses(
         found["clip_too_narrow"] = f"{clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high"
     elif clipped == 0 and mini_batches > 1 and mean("group/zero_variance_fraction") < 1:
         scale = "1e-3 or less" if level != "token" else "0.2"
-        found["clip_inert"] = f"no token was clipped in {WINDOW} steps: actor.clip_* never bind (try {scale})"
+        found["clip_inert"] = f"no token was clipped in {len(recent)} steps: actor.clip_* never bind (try {scale})"
     if (cut := mean("response/truncated_fraction")) >= 0.25:
         found["truncated"] = f"{cut:.0%} of responses cut off at rollout.max_new_tokens: raise it"
     if (unscored := mean("reward/unscored_fraction")) >= 0.2:

@@ -136,10 +136,12 @@ def _sample(
     """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
     log_probabilities = (logits / sampling.temperature).log_softmax(-1)
     kept = _truncate(log_probabilities, sampling)
-    # argmax(p / Exp(1)) is a draw from p, whatever p sums to, and needs no word with the host.
-    noise = torch.empty_like(kept).exponential_(generator=generator)
-    token = (kept.exp() / noise).argmax(-1)
-    return token, log_probabilities.gather(-1, token[:, None])[:, 0]
+    # One uniform number a row through the cumulated probabilities, whatever they sum to; noise for every token of a
+    # large vocabulary would cost more than the model.
+    cumulated = kept.exp().cumsum(-1)
+    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulated[:, -1:]
+    token = torch.searchsorted(cumulated, uniform, right=True).clamp(max=logits.shape[-1] - 1)
+    return token[:, 0], log_probabilities.gather(-1, token)[:, 0]
 
 
 def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
