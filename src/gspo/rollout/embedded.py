@@ -1,6 +1,7 @@
 """The embedded engine: decodes with the policy's own modules, in the process that trains them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,6 @@ class Response:
     finish_reason: FinishReason
 
 
-@torch.inference_mode()
 def generate(
     policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, *, group_size: int, seed: int
 ) -> list[list[Response]]:
@@ -36,9 +36,22 @@ def generate(
     generator = torch.Generator(policy.device).manual_seed(seed)
     prompts_at_once = max(1, sampling.max_rows // group_size)
     groups: list[list[Response]] = []
-    for start in range(0, len(prompts), prompts_at_once):
-        groups += _decode_wave(policy, prompts[start : start + prompts_at_once], sampling, group_size, generator)
+    with _inference_mode(policy.model):
+        for start in range(0, len(prompts), prompts_at_once):
+            groups += _decode_wave(policy, prompts[start : start + prompts_at_once], sampling, group_size, generator)
     return groups
+
+
+@contextmanager
+def _inference_mode(model: Any) -> Iterator[None]:
+    """Out of training mode, in which gradient checkpointing makes transformers drop the cache."""
+    was_training = model.training
+    if was_training:
+        model.eval()
+    with torch.inference_mode():
+        yield
+    if was_training:
+        model.train()
 
 
 @dataclass(kw_only=True)
