@@ -1,17 +1,18 @@
 """Decoding speed: the embedded engine against transformers' `generate`, alternating in one run.
 
-    python benchmarks/decode.py            # the table of docs/performance.md
+    python benchmarks/decode.py            # the table of docs/performance.md, about 3 minutes
     python benchmarks/decode.py --quick    # a small run that only shows that it works
 
-Both sides sample the same number of tokens from the same models at temperature 1. The engine also returns the
-log-likelihood of every token, which `generate` does not.
+All sides sample from the same models at temperature 1. The engine returns the log-likelihood of every token, which
+training needs; `generate` gives none by itself, so it is timed a second time with its logits kept and the
+log-likelihoods taken from them.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,72 +42,98 @@ MODELS = {
         **SHAPE,
     },
 }
-PROMPT = "State the final answer to the following arithmetic problem: 0 - 4 + 8 - 7 ="
+WORDS = "State the final answer to the following arithmetic problem "
+VOCABULARY = [WORDS, "0123456789", "a b c d e f g h i j k l m n o p q r s t u v w x y z ."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is sampled: `num_prompts` groups of 8."""
+
+    num_prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    ends: bool  # one token of the vocabulary ends a response: lengths differ
+
+
+WORKLOADS = [
+    Workload(num_prompts=1, prompt_tokens=24, new_tokens=64, ends=False),
+    Workload(num_prompts=1, prompt_tokens=200, new_tokens=64, ends=False),
+    Workload(num_prompts=8, prompt_tokens=24, new_tokens=64, ends=False),
+    Workload(num_prompts=8, prompt_tokens=24, new_tokens=64, ends=True),
+    Workload(num_prompts=8, prompt_tokens=200, new_tokens=64, ends=True),
+    Workload(num_prompts=8, prompt_tokens=24, new_tokens=256, ends=True),
+]
 
 
 def main() -> None:
-    """Print a row for each workload: seconds of both sides and their ratio, pair by pair."""
+    """Print a row for each workload: seconds of all sides, and the ratios pair by pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
-    threads = torch.get_num_threads()
-    print(f"torch {torch.__version__}, {threads} threads; median (min–max) of {options.repeats} pairs\n")
-    print("| model | prompts × group | new tokens | lengths | gspo s | generate s | generate / gspo |")
+    repeats = 2 if options.quick else options.repeats
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s); median (min–max) of {repeats} rounds\n")
+    print("| model | prompts × group | prompt | new tokens | gspo, s | generate / gspo | generate with log π / gspo |")
     print("|---|---|---|---|---|---|---|")
     for name, architecture in MODELS.items():
         policy = _policy(architecture)
-        for num_prompts, new_tokens, ragged in [(1, 64, False), (8, 64, False), (8, 256, True)]:
-            if options.quick and (num_prompts, new_tokens) != (1, 64):
-                continue
-            repeats = 2 if options.quick else options.repeats
-            ours, theirs = _pair(policy, num_prompts, 8 if options.quick else new_tokens, ragged, repeats)
-            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-            lengths = "1 end token in 48" if ragged else "all full"
-            cells = [name, f"{num_prompts} × 8", str(new_tokens), lengths, _spread(ours), _spread(theirs), _spread(ratios)]
+        for work in WORKLOADS[:1] if options.quick else WORKLOADS:
+            ours, plain, scored = _rounds(policy, work, repeats)
+            tokens = f"{work.new_tokens}{', ending 1 in 48' if work.ends else ', all of them'}"
+            cells = [name, f"{work.num_prompts} × 8", str(work.prompt_tokens), tokens, _spread(ours)]
+            cells += [_spread([b / a for a, b in zip(ours, side, strict=True)]) for side in (plain, scored)]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def _policy(architecture: dict[str, Any]) -> Policy:
-    tokenizer = fit_tokenizer([PROMPT, "0123456789 abcdefghijklmnopqrstuvwxyz".replace("", " ")])
-    policy = load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
-    return replace(policy, stop_ids=(-1,))  # no token ends a response
+    tokenizer = fit_tokenizer(VOCABULARY)
+    return load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
 
 
-def _pair(policy: Policy, num_prompts: int, new_tokens: int, ragged: bool, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of both sides, alternating; where ragged, token 5 ends a response on both."""
-    stop = 5 if ragged else None
-    policy = replace(policy, stop_ids=(stop,)) if stop is not None else policy
-    ids = policy.tokenizer(PROMPT).input_ids
-    sampling = Rollout(max_new_tokens=new_tokens)
-    batch = torch.tensor([ids] * num_prompts * 8)
+def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of the engine, of `generate`, and of `generate` with log-likelihoods, in turn."""
+    stop = 5 if work.ends else None
+    policy = replace(policy, stop_ids=(-1 if stop is None else stop,))
+    policy.model.generation_config.eos_token_id = stop
+    words = policy.tokenizer(WORDS).input_ids
+    prompt = (words * work.prompt_tokens)[: work.prompt_tokens]
+    sampling = Rollout(max_new_tokens=work.new_tokens)
+    batch = torch.tensor([prompt] * work.num_prompts * 8)
 
     def engine(seed: int) -> None:
-        generate(policy, [ids] * num_prompts, sampling, group_size=8, seed=seed)
+        generate(policy, [prompt] * work.num_prompts, sampling, group_size=8, seed=seed)
 
-    def reference(seed: int) -> None:
-        torch.manual_seed(seed)
-        policy.model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=new_tokens,
-            eos_token_id=stop,
-            min_new_tokens=None if ragged else new_tokens,
-            pad_token_id=0,
-        )
+    def plain(seed: int) -> None:
+        _generate(policy, batch, work, stop, seed)
 
-    policy.model.generation_config.eos_token_id = stop
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for side in (engine, reference):
+    def scored(seed: int) -> None:
+        output = _generate(policy, batch, work, stop, seed, return_dict_in_generate=True, output_logits=True)
+        log_probabilities = torch.stack(output.logits, dim=1).log_softmax(-1)
+        log_probabilities.gather(-1, output.sequences[:, batch.shape[1] :, None])[..., 0].tolist()
+
+    sides = (engine, plain, scored)
+    for side in sides:
         side(0)
-    for seed in range(1, repeats + 1):
-        for side, found in zip((engine, reference), seconds, strict=True):
-            found.append(_seconds(side, seed))
-    return seconds
+    rounds = [[_seconds(side, seed) for side in sides] for seed in range(1, repeats + 1)]
+    first, second, third = ([seconds[number] for seconds in rounds] for number in range(3))
+    return first, second, third
+
+
+def _generate(policy: Policy, batch: torch.Tensor, work: Workload, stop: int | None, seed: int, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    return policy.model.generate(
+        batch,
+        attention_mask=torch.ones_like(batch),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=work.new_tokens,
+        eos_token_id=stop,
+        pad_token_id=0,
+        **options,
+    )
 
 
 def _seconds(side: Callable[[int], None], seed: int) -> float:
@@ -115,8 +142,8 @@ def _seconds(side: Callable[[int], None], seed: int) -> float:
     return time.perf_counter() - started
 
 
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 if __name__ == "__main__":

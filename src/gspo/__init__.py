@@ -6,6 +6,8 @@ recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
 outcome = gspo.train(recipe, queries=rows, reward=function)
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ _HOMES = {
     "load_recipe": "gspo.config_file",
     "make_recipe": "gspo.config_file",
 }
+
+
+class _Package(ModuleType):
+    """`gspo.train` is the function, though importing the module of that name would set it to the module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
-from gspo.policy.model import load_config, make_tokenizer, max_positions
+from gspo.policy.architecture import load_config, max_positions
+from gspo.policy.model import make_tokenizer
 from gspo.prepare import fitting_texts, quiet_transformers
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
@@ -28,7 +29,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
     with quiet_transformers():
         config = load_config(recipe.model)
-        tokenizer = make_tokenizer(recipe.model, fitting_texts(rows, pairs))
+        tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
     some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
     queries = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config)).train
     check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
@@ -65,7 +66,8 @@ def _reward_lines(queries: Sequence[Query], functions: Sequence[RewardFunction])
             for (name, text), s in zip(samples.items(), scores, strict=True)
         ]
         yield f"reward      {function.name}: {', '.join(said)}"
-        if answer is not None and len({s.parts[function.name] for s in scores}) == 1:
+        # Only the first function is a verifier; a format, say, has nothing to do with being right.
+        if function is functions[0] and answer is not None and len({s.parts[function.name] for s in scores}) == 1:
             yield f"note        {function.name} scores the bare answer like junk: it may ask for another form"
 
 

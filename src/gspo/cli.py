@@ -16,7 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for override in overrides:
             if override.startswith("-") or "=" not in override:
-                raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line")
+                mend = f"write {override.lstrip('-')}" if "=" in override else None
+                raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", mend=mend)
         return int(options.command(options.recipe, overrides))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,14 +50,14 @@ def _parser() -> argparse.ArgumentParser:
 def _train(path: str, overrides: Sequence[str]) -> int:
     from gspo.config_file import load_recipe
     from gspo.report.display import Display
-    from gspo.report.summary import summary_table
+    from gspo.report.summary import summary
 
     recipe = load_recipe(path, overrides)
     display = Display()
     from gspo.train import train
 
     outcome = train(recipe, display=display)
-    display.show(summary_table(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds))
+    display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds))
     return _INTERRUPTED if outcome.interrupted else 0
 
 

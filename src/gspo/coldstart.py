@@ -1,14 +1,15 @@
 """The cold start: supervised learning on demonstrations before reinforcement learning."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gspo.config import Actor, ColdStart
-from gspo.errors import UserError
+from gspo.errors import RunError, UserError
 from gspo.policy.likelihood import Conditioned, micro_batches, response_likelihood
 from gspo.policy.model import Policy
-from gspo.policy.optimizer import Optimizer
+from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.queries.row import Row
 from gspo.records import Query
 
@@ -43,19 +44,33 @@ def cold_start(
     """Maximise the mean log-likelihood of the completions' tokens; yields after every optimiser step."""
     optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
     order = _epochs(len(examples), recipe.rows_per_step, random.Random(f"cold start order {seed}"))
-    for step in range(1, recipe.steps + 1):
-        rows = [examples[index] for index in next(order)]
-        num_tokens = sum(len(row.response_ids) for row in rows)
-        loss = 0.0
-        for part in micro_batches([row.num_tokens for row in rows], actor.micro_batch_tokens):
-            chosen = [rows[index] for index in part]
-            likelihood = response_likelihood(policy, chosen, chunk_tokens=actor.logprob_chunk_tokens)
-            part_loss = -likelihood.logprobs.sum() / num_tokens
-            part_loss.backward()
-            loss += part_loss.item()
-        report = optimizer.step()
-        yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate)
-    optimizer.close()
+    skipped_in_a_row = 0
+    try:
+        for step in range(1, recipe.steps + 1):
+            loss = _accumulate_gradient(policy, [examples[index] for index in next(order)], actor)
+            report = optimizer.step(loss_is_finite=math.isfinite(loss))
+            skipped_in_a_row = 0 if report.applied else skipped_in_a_row + 1
+            if skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                raise RunError(
+                    f"cold start, step {step}: loss or gradient was not finite {skipped_in_a_row} times in a row\n"
+                    "  mend: lower cold_start.optimizer.lr"
+                )
+            yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate)
+    finally:
+        optimizer.close()
+
+
+def _accumulate_gradient(policy: Policy, rows: Sequence[Conditioned], actor: Actor) -> float:
+    """Add the gradient of the mean negative log-likelihood over the rows' completion tokens; returns that mean."""
+    num_tokens = sum(len(row.response_ids) for row in rows)
+    loss = 0.0
+    for part in micro_batches([row.num_tokens for row in rows], actor.micro_batch_tokens):
+        chosen = [rows[index] for index in part]
+        likelihood = response_likelihood(policy, chosen, chunk_tokens=actor.logprob_chunk_tokens)
+        part_loss = -likelihood.logprobs.sum() / num_tokens
+        part_loss.backward()
+        loss += part_loss.item()
+    return loss
 
 
 def _epochs(num_rows: int, rows_per_step: int, rng: random.Random) -> Iterator[list[int]]:

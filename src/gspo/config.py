@@ -9,6 +9,8 @@ Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -38,7 +40,7 @@ class Model(Section):
 
 class Optimizer(Section):
     lr: PositiveFloat = 1e-6
-    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     warmup_steps: Natural = 0  # optimiser steps over which the learning rate rises linearly to lr
@@ -94,7 +96,7 @@ class Queries(Section):
 class Rollout(Section):
     engine: Literal["embedded"] = "embedded"
     queries_per_step: Positive = 64
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Positive = 8
     max_new_tokens: Positive = 1024
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -102,10 +104,20 @@ class Rollout(Section):
     stop_tokens: tuple[str, ...] = ()  # besides the model's own end tokens
     max_rows: Positive = 512  # responses decoded side by side: bounds the key/value cache
 
+    @field_validator("group_size")
+    @classmethod
+    def _has_others(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError(
+                "rollout.group_size must be at least 2: a lone response has no others to be compared with, so its "
+                "advantage is 0"
+            )
+        return value
+
 
 class Reward(Section):
     function: str  # built-in name, module:name, or file.py:name
-    weight: float = 1.0
+    weight: Finite = 1.0
     time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
     options: dict[str, Any] = {}  # keyword arguments of the function
 
@@ -113,7 +125,7 @@ class Reward(Section):
 class Actor(Section):
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "sequence"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    clip_high: Annotated[float, Field(gt=0)] = 4e-4
+    clip_high: PositiveFloat = 4e-4
     mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
     micro_batch_tokens: Positive = 16_384  # padded tokens of one forward pass; never splits a sequence
     logprob_chunk_tokens: Positive = 2_048  # rows of the [tokens, vocabulary] matrix held at once
@@ -135,7 +147,7 @@ class Evaluation(Section):
     split: str = "test"  # the hub data set's split
     samples: Positive = 1  # responses a query
     temperature: PositiveFloat = 1.0
-    pass_threshold: float = 1.0  # a response passes if its reward reaches this
+    pass_threshold: Finite = 1.0  # a response passes if its reward reaches this
 
 
 class Report(Section):
@@ -163,7 +175,9 @@ class Recipe(Section):
     @field_validator("reward", mode="before")
     @classmethod
     def _one_reward_is_a_list_of_one(cls, value: Any) -> Any:
-        return [value] if isinstance(value, dict) else value
+        rewards = [value] if isinstance(value, dict | str) else value
+        is_list = isinstance(rewards, list | tuple)
+        return [{"function": one} if isinstance(one, str) else one for one in rewards] if is_list else rewards
 
     @model_validator(mode="after")
     def _mini_batches_divide(self) -> Self:

@@ -20,6 +20,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # what << brings in may be overridden
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int) and key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
@@ -41,7 +43,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise UserError("no such recipe file", where=str(path), mend=f"there are: {', '.join(near)}" if near else None)
-    tree = _parse_yaml(path.read_text(encoding="utf-8"), where=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text: {error}", where=str(path), mend="save the file as UTF-8") from None
+    tree = _parse_yaml(text, where=str(path))
     if not isinstance(tree, dict):
         raise UserError("a recipe is a mapping of sections, such as 'model:' and 'queries:'", where=str(path))
     for override in overrides:
@@ -66,8 +72,12 @@ def dump_recipe(recipe: Recipe) -> str:
 def _parse_yaml(text: str, *, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise UserError(f"not valid YAML: {place}{error.problem}", where=where) from None
     except yaml.YAMLError as error:
-        raise UserError(f"not valid YAML: {error}", where=where) from None
+        raise UserError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from None
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -112,20 +122,38 @@ def _describe(item: Any) -> str:
             f"did you mean {'.'.join(map(str, [*location[:-1], near[0]]))}?" if near else f"known: {', '.join(known)}"
         )
         return f"unknown key {where}: {hint}"
-    message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "missing":
         return f"{where}: this key is needed and missing"
     if item["type"] == "value_error":
-        return message
-    return f"{where}: {message[0].lower()}{message[1:]}, not {item['input']!r}"
+        return str(item["msg"].removeprefix("Value error, "))
+    wanted = next((words for start, words in _WANTED.items() if item["type"].startswith(start)), None)
+    if item["type"].startswith("model_") and (section := _section_at(location)):
+        wanted = f"a section with keys such as {', '.join(list(section.model_fields)[:3])}"
+    return f"{where}: should be {wanted or item['msg'].removeprefix('Input should be ')}, not {item['input']!r}"
+
+
+_WANTED = {  # the beginnings of pydantic's error types, in a person's words
+    "int_": "an integer",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_type": "text",
+    "string_pattern": "made of letters, digits and . _ - only",
+    "dict_": "a mapping",
+    "tuple_": "a list",
+    "too_long": "empty: nothing can be listed here yet",
+}
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:
+    return list(_section_at(location).model_fields)
+
+
+def _section_at(location: Sequence[str | int]) -> Any:
     section: Any = Recipe
     for part in location:
         if not isinstance(part, int):
             section = _section_of(section.model_fields[part].annotation)
-    return list(section.model_fields)
+    return section
 
 
 def _section_of(annotation: Any) -> Any:

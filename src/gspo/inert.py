@@ -1,11 +1,12 @@
 """Settings that a recipe states but that cannot have an effect in it: nothing is ignored in silence."""
 
 from gspo.config import Recipe
+from gspo.queries.files import names_file
 
 
 def inert_settings(recipe: Recipe) -> list[str]:
     """One sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
-    return [*_ratio(recipe), *_sampling(recipe), *_optimizer(recipe), *_sections(recipe)]
+    return [*_ratio(recipe), *_sampling(recipe), *_optimizer(recipe), *_queries(recipe), *_sections(recipe)]
 
 
 def _ratio(recipe: Recipe) -> list[str]:
@@ -48,11 +49,26 @@ def _sampling(recipe: Recipe) -> list[str]:
 
 def _optimizer(recipe: Recipe) -> list[str]:
     sections = {"actor": recipe.actor.optimizer, "cold_start": recipe.cold_start.optimizer}
-    return [
+    updates = {"actor": recipe.steps * recipe.actor.mini_batches, "cold_start": recipe.cold_start.steps}
+    late = [
+        f"{name}.optimizer.warmup_steps {optimizer.warmup_steps} is not over within the {updates[name]} optimiser steps"
+        for name, optimizer in sections.items()
+        if 0 < updates[name] <= optimizer.warmup_steps
+    ]
+    return late + [
         f"{name}.optimizer.min_lr_fraction has no effect with a constant schedule"
         for name, optimizer in sections.items()
         if optimizer.schedule == "constant" and optimizer.min_lr_fraction > 0
     ]
+
+
+def _queries(recipe: Recipe) -> list[str]:
+    queries, found = recipe.queries, []
+    if queries.split != "train" and (queries.path is None or names_file(queries.path)):
+        found.append(f"queries.split {queries.split} is for a hub id: there is no such data set here")
+    if queries.prompt is not None and queries.procedural is not None:
+        found.append("queries.prompt names a column of a file: a procedural task has none")
+    return found
 
 
 def _sections(recipe: Recipe) -> list[str]:

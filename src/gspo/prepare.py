@@ -4,13 +4,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
 from gspo.coldstart import encode_demonstrations
 from gspo.config import Recipe
-from gspo.errors import UserError
+from gspo.policy.architecture import load_config
 from gspo.policy.likelihood import Conditioned
-from gspo.policy.model import Policy, load_policy, make_tokenizer
+from gspo.policy.model import Policy, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
@@ -42,10 +43,11 @@ def prepare(
     rows = load_rows(recipe, queries)
     pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
     with quiet_transformers():
-        tokenizer = make_tokenizer(recipe.model, fitting_texts(rows, pairs))
+        load_config(recipe.model)  # so that a path that is wrong is the first thing said
+        tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
         policy = load_policy(recipe.model, tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
     if recipe.actor.gradient_checkpointing:
-        _checkpoint_gradients(policy)
+        checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
@@ -66,24 +68,20 @@ def quiet_transformers() -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub = getLogger("huggingface_hub")  # it reports each of its retries
+    hub_level = hub.level
+    hub.setLevel("ERROR")
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        hub.setLevel(hub_level)
 
 
-def fitting_texts(rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
+def fitting_texts(recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
     """What a fitted tokenizer must be able to write."""
+    yield from filter(None, (recipe.queries.template, recipe.queries.system))
     for row in (*rows.train, *rows.held_out):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
         yield completion
-
-
-def _checkpoint_gradients(policy: Policy) -> None:
-    # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
-    try:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-    except ValueError as error:
-        raise UserError(str(error), where="actor.gradient_checkpointing") from None
-    policy.model.train()

@@ -1,5 +1,6 @@
 """A run under way: its parts, its clock, and what it records of each step."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from gspo.errors import RunError
 from gspo.evaluation.held_out import evaluate
 from gspo.evaluation.pass_at_1 import PassRate
 from gspo.interrupt import Interrupt
-from gspo.policy.optimizer import Optimizer
+from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.policy.update import MiniBatchReport
 from gspo.prepare import Prepared
 from gspo.queries.order import query_indices
@@ -21,8 +22,6 @@ from gspo.report.diagnoses import WINDOW, diagnoses
 from gspo.report.display import Display
 from gspo.report.metrics import step_metrics
 from gspo.report.run_directory import RunDirectory
-
-MAX_SKIPPED_IN_A_ROW = 5
 
 
 @dataclass(kw_only=True)
@@ -34,7 +33,6 @@ class Run:
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
-    optimizer: Optimizer
     lines: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     seconds: dict[str, float] = field(default_factory=dict)  # of the step under way, by stage
     diagnoses: dict[str, str] = field(default_factory=dict)  # every one named so far
@@ -125,15 +123,25 @@ class Run:
         steps = [line for line in self.lines if line["step"] > 0]
         level = actor.importance_sampling_level
         found = diagnoses(steps, level=level, mini_batches=actor.mini_batches)
-        for name in found.keys() - self.diagnoses.keys():
-            self.display.note(f"diagnosis: {found[name]}", style="yellow")
+        for name, sentence in found.items():
+            if name not in self.diagnoses:
+                self.display.note(f"diagnosis: {sentence}", style="yellow")
         self.diagnoses |= found
 
     def _stop_if_broken(self, step: int, batch: Batch, reports: Sequence[MiniBatchReport]) -> None:
+        rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
+        if not all(math.isfinite(sum(rollout.sampler_logprobs)) for rollout in rollouts):
+            raise RunError(
+                f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
+                "  mend: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
+            )
         for report in reports:
+            if report.step.applied and not report.trained:
+                continue  # nothing had an advantage: no sign of health
             self.skipped_in_a_row = 0 if report.step.applied else self.skipped_in_a_row + 1
             if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                where = self.directory.write_rollouts(step, batch)
+                trained = [item for report in reports for item in report.trained]
+                where = self.directory.write_rollouts(step, batch, trained)
                 raise RunError(
                     f"step {step}: loss or gradient was not finite in {self.skipped_in_a_row} updates in a row; "
                     f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards"

@@ -61,23 +61,20 @@ def train(
     for sentence in inert_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
     parts = prepare(recipe, queries=queries, reward=reward)
-    num_updates = recipe.steps * recipe.actor.mini_batches
     with Interrupt() as interrupt:
-        run = Run(
-            recipe=recipe,
-            parts=parts,
-            directory=RunDirectory.create(recipe),
-            display=display,
-            interrupt=interrupt,
-            optimizer=Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=num_updates),
-        )
+        directory = RunDirectory.create(recipe)
+        run = Run(recipe=recipe, parts=parts, directory=directory, display=display, interrupt=interrupt)
         display.note(introduction(recipe, parts))
         try:
             _cold_start(run)
             run.record_start()
-            _loop(run)
+            _loop(run, _optimizer(run))
         except KeyboardInterrupt:
             interrupt.requested = True
+        except Exception:
+            display.stop()
+            display.note(f"the run ends here; the model it reached is saved in {directory.model}")
+            raise
         finally:
             display.stop()
             parts.policy.save(run.directory.model)
@@ -90,7 +87,7 @@ def train(
     )
 
 
-def _loop(run: Run) -> None:
+def _loop(run: Run, optimizer: Optimizer) -> None:
     recipe, policy, temperature = run.recipe, run.parts.policy, run.recipe.rollout.temperature
     run.display.start("GSPO", recipe.steps)
     for step in range(1, recipe.steps + 1):
@@ -104,7 +101,7 @@ def _loop(run: Run) -> None:
                     recipe.rollout,
                     group_size=recipe.rollout.group_size,
                     seed=run.sampling_seed(step),
-                    policy_version=run.optimizer.steps_taken,
+                    policy_version=optimizer.steps_taken,
                 )
             with run.clock("reward"):
                 scored = score(groups, run.parts.functions)
@@ -112,7 +109,7 @@ def _loop(run: Run) -> None:
             with run.clock("likelihood"):
                 old = old_logprobs(policy, batch, recipe.actor, temperature=temperature)
             with run.clock("update"):
-                reports = update(policy, run.optimizer, batch, old, recipe.actor, temperature=temperature)
+                reports = update(policy, optimizer, batch, old, recipe.actor, temperature=temperature)
         run.record(step, batch, old, reports, late=scored.num_timed_out)
 
 
@@ -123,6 +120,12 @@ def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:
     ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts])
     advantages = group_advantages(rewards, ids).tolist()
     return Batch(groups=tuple(groups), scores=tuple(scores), advantages=tuple(advantages))
+
+
+def _optimizer(run: Run) -> Optimizer:
+    """Made after the cold start, whose weights its masters start from."""
+    num_updates = run.recipe.steps * run.recipe.actor.mini_batches
+    return Optimizer(run.parts.policy.model, run.recipe.actor.optimizer, total_steps=num_updates)
 
 
 def _cold_start(run: Run) -> None:

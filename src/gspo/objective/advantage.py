@@ -23,9 +23,12 @@ def group_advantages(rewards: Float[Tensor, "B"], group_ids: Int[Tensor, "B"]) -
     mean = total(values) / count.clamp(min=1)
     deviation = torch.where(scored, rewards - mean[members], 0.0)
     std = (total(deviation**2) / (count - 1).clamp(min=1)).sqrt()
-    # Equal rewards are found by comparison: their rounded deviation need not be zero, and would be blown up to ±1.
+    # Rewards that are equal, or would be but for rounding (0.1 + 0.2 and 0.3), are found by comparison: the deviation
+    # that rounding leaves would be blown up to ±1.
     bounds = torch.full((2, num_groups), torch.inf, dtype=rewards.dtype, device=rewards.device)
     for row, sign in enumerate((1.0, -1.0)):
         bounds[row].scatter_reduce_(0, members, torch.where(scored, sign * rewards, torch.inf), reduce="amin")
-    varied = (-bounds[1] > bounds[0])[members] & scored
+    lowest, highest = bounds[0], -bounds[1]
+    rounding = 16 * torch.finfo(rewards.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
+    varied = (highest - lowest > rounding)[members] & scored
     return torch.where(varied, deviation / torch.where(varied, std[members], 1.0), 0.0)

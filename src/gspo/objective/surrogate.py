@@ -24,7 +24,7 @@ class Surrogate:
 def surrogate(
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
-    advantages: Float[Tensor, "B"] | Float[Tensor, "N"],
+    advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
     lengths: Int[Tensor, "B"],
     level: Level = "sequence",
     clip_low: float = 3e-4,
@@ -63,7 +63,7 @@ def gspo(
 def gspo_token(
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
-    advantages: Float[Tensor, "B"] | Float[Tensor, "N"],
+    advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
     lengths: Int[Tensor, "B"],
     clip_low: float,
     clip_high: float,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gspo.config import Model
 from gspo.errors import UserError
+from gspo.policy.architecture import load_config, max_positions, short, unloadable
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
 
 
@@ -23,6 +24,9 @@ class Policy:
     device: torch.device
     stop_ids: tuple[int, ...]
     pad_id: int
+    head: Any  # the module that maps hidden states to raw logits
+    logit_scale: float | None = None  # Cohere multiplies, Granite divides
+    logit_cap: float | None = None  # Gemma: cap · tanh(logits / cap)
 
     @property
     def max_positions(self) -> int | None:
@@ -36,14 +40,11 @@ class Policy:
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """The model's logits in float32 from its last hidden states: head, scale and soft cap as its config says."""
-        config: Any = self.model.config.get_text_config()
-        logits = self.model.get_output_embeddings()(hidden).float()
-        if (multiplier := getattr(config, "logit_scale", None)) is not None:  # Cohere
-            logits = logits * multiplier
-        if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
-            logits = logits / divisor
-        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma
-            logits = cap * torch.tanh(logits / cap)
+        logits = self.head(hidden).float()
+        if self.logit_scale is not None:
+            logits = logits * self.logit_scale
+        if self.logit_cap is not None:
+            logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
         return logits
 
     def save(self, directory: Path) -> None:
@@ -67,7 +68,7 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
     dtype = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(recipe.dtype)
     dtype = dtype or getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
-    model = _pretrained(recipe, dtype) if recipe.path else _untrained(recipe.architecture or {}, tokenizer, dtype)
+    model = _pretrained(recipe, dtype) if recipe.path else _untrained(recipe, tokenizer, dtype)
     model = model.to(device).eval()
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > vocabulary:
@@ -78,9 +79,32 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
         )
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-    policy = Policy(model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id)
+    policy = Policy(
+        model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id, **_head_of(model)
+    )
     _check_head(policy)
     return policy
+
+
+def checkpoint_gradients(policy: Policy) -> None:
+    """Keep no activations within layers for the backward pass: recompute them (actor.gradient_checkpointing)."""
+    # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
+    enable = getattr(policy.model, "activation_checkpointing_enable", None)  # the newer name
+    try:
+        (enable or policy.model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise UserError(str(error), where="actor.gradient_checkpointing") from None
+    policy.model.train()
+
+
+def _head_of(model: Any) -> dict[str, Any]:
+    config = model.config.get_text_config()
+    divisor = getattr(config, "logits_scaling", None)
+    return {
+        "head": model.get_output_embeddings(),
+        "logit_scale": getattr(config, "logit_scale", None) if divisor is None else 1 / divisor,
+        "logit_cap": getattr(config, "final_logit_softcapping", None),
+    }
 
 
 def _device(name: str) -> torch.device:
@@ -92,76 +116,34 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def load_config(recipe: Model) -> Any:
-    """The transformers configuration of the recipe's model, without its weights; UserError where there is none."""
-    from transformers import AutoConfig
-
-    if recipe.path is None:
-        try:
-            return AutoConfig.for_model(**(recipe.architecture or {}))
-        except Exception as error:
-            raise UserError(f"no model can be made: {_short(error)}", where="model.architecture") from None
-    place = Path(recipe.path)
-    if place.exists() and not (place / "config.json").is_file():
-        raise UserError("no config.json here, so this is no model directory", where=recipe.path)
-    if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
-        raise UserError(
-            "the model directory has no weights (*.safetensors)",
-            where=recipe.path,
-            mend="finish the download, or train a new model of this shape with model.architecture",
-        )
-    try:
-        return AutoConfig.from_pretrained(recipe.path)
-    except Exception as error:
-        raise _unloadable(recipe.path, error) from None
-
-
-def max_positions(config: Any) -> int | None:
-    """The longest sequence (prompt and response) an architecture declares, in tokens."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
 def _pretrained(recipe: Model, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     path = str(recipe.path)
-    config = _without_dropout(load_config(recipe))
+    config = load_config(recipe)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
     except Exception as error:
-        raise _unloadable(path, error) from None
+        raise unloadable(path, error) from None
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
     return model
 
 
-def _unloadable(path: str, error: Exception) -> UserError:
-    mend = None if Path(path).exists() else "give a model directory, or a hub id that can be reached from here"
-    return UserError(f"no model can be loaded: {_short(error)}", where=path, mend=mend)
+def _untrained(recipe: Model, tokenizer: Any, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
 
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _untrained(architecture: dict[str, Any], tokenizer: Any, dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    config, architecture = load_config(recipe), recipe.architecture or {}
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    for name, value in {**ids, "bos_token_id": None}.items():
+        setattr(config, name, architecture.get(name, value))
     try:
-        config = AutoConfig.for_model(**{**ids, "bos_token_id": None, **architecture})
-        return AutoModelForCausalLM.from_config(_without_dropout(config)).to(dtype)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit show only here
     except Exception as error:
-        raise UserError(f"no model can be made: {_short(error)}", where="model.architecture") from None
-
-
-def _without_dropout(config: Any) -> Any:
-    """Dropout makes π_θ ≠ π_old before any update: the first mini-batch's ratio would not be 1."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
-    return config
+        raise UserError(f"no model can be made: {short(error)}", where="model.architecture") from None
+    return model
 
 
 def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
@@ -173,6 +155,8 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
             raise UserError(
                 f"rollout.stop_tokens: {token!r} is {len(ids)} tokens of this tokenizer; a stop token must be one"
             )
+        if ids[0] == tokenizer.unk_token_id:
+            raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
         found.add(ids[0])
     stop_ids = tuple(sorted(index for index in found if index is not None))
     if not stop_ids:

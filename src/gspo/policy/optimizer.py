@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from gspo.config import Optimizer as Settings
 
+MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
@@ -52,12 +54,13 @@ class Optimizer:
         if self.steps_taken < settings.warmup_steps:
             return settings.lr * (self.steps_taken + 1) / settings.warmup_steps
         progress = (self.steps_taken - settings.warmup_steps) / max(1, self.total_steps - settings.warmup_steps)
+        progress = min(1.0, progress)
         remaining = {
             "constant": 1.0,
             "linear": 1 - progress,
             "cosine": (1 + math.cos(math.pi * progress)) / 2,
         }[settings.schedule]
-        return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * max(0.0, remaining))
+        return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
         """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing."""

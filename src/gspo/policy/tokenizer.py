@@ -39,8 +39,9 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     split = Split(Regex(_PIECES), behavior="isolated")
-    pieces = sorted({piece for text in texts for piece, _ in split.pre_tokenize_str(text)})
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *pieces])}
+    special = ["<pad>", "<eos>", "<unk>"]
+    pieces = sorted({piece for text in texts for piece, _ in split.pre_tokenize_str(text)} - set(special))
+    vocabulary = {token: index for index, token in enumerate([*special, *pieces])}
     backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = split
     backend.decoder = decoders.Fuse()

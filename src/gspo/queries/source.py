@@ -74,7 +74,7 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
 
 def _data_rows(queries: Queries, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
     if rows is not None:
-        raw, source = [dict(row) for row in rows], "queries"
+        raw, source = [_as_row(row, number) for number, row in enumerate(rows, start=1)], "queries"
         if not raw:
             raise UserError("there are no rows", where=source, mend="give at least one row with a prompt")
     elif queries.path is not None:
@@ -83,6 +83,13 @@ def _data_rows(queries: Queries, rows: Iterable[Mapping[str, Any]] | None) -> li
         mend = "set queries.path or queries.procedural.task, or give rows from Python"
         raise UserError("the recipe has no queries", where="queries", mend=mend)
     return lay_out(raw, source=source, prompt_column=queries.prompt)
+
+
+def _as_row(row: Any, number: int) -> dict[str, Any]:
+    if isinstance(row, Mapping):
+        return dict(row)
+    mend = 'give rows such as {"prompt": "...", "answer": "..."}'
+    raise UserError(f"a row is a mapping of columns, not {str(row)[:60]!r}", where=f"queries:{number}", mend=mend)
 
 
 def _evaluation_rows(recipe: Recipe) -> list[Row]:

@@ -25,8 +25,11 @@ def diagnoses(
     if (clipped := mean("clip/token_fraction")) >= 0.6:
         found["clip_too_narrow"] = f"{clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high"
     elif clipped == 0 and mini_batches > 1 and mean("group/zero_variance_fraction") < 1:
-        scale = "1e-3 or less" if level != "token" else "0.2"
-        found["clip_inert"] = f"no token was clipped in {len(recent)} steps: actor.clip_* never bind (try {scale})"
+        goal = "the paper's GRPO: 0.2/0.27" if level == "token" else "to where ratio/sequence_min and _max lie"
+        found["clip_inert"] = (
+            f"no token was clipped in {len(recent)} steps: actor.clip_* never bind; narrow them ({goal}) "
+            "or raise actor.optimizer.lr"
+        )
     if (cut := mean("response/truncated_fraction")) >= 0.25:
         found["truncated"] = f"{cut:.0%} of responses cut off at rollout.max_new_tokens: raise it"
     if (unscored := mean("reward/unscored_fraction")) >= 0.2:

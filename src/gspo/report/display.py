@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -63,12 +63,8 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print any rich object."""
-        self.console.print(renderable)
-
     def _is_due(self, step: int) -> bool:
-        return step == 1 or step == self._total or step % max(1, self._total // _PLAIN_LINES) == 0
+        return step == 1 or step == self._total or step % max(1, -(-self._total // _PLAIN_LINES)) == 0
 
     def _time_left(self, step: int) -> str:
         seconds = (time.monotonic() - self._started) / step * (self._total - step)

@@ -27,7 +27,7 @@ class RunDirectory:
         check_absent(recipe)
         path = recipe.run_dir
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
             (path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
@@ -40,9 +40,8 @@ class RunDirectory:
 
     def append(self, file_name: str, line: Mapping[str, Any]) -> None:
         """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null."""
-        text = json.dumps({key: _finite(value) for key, value in line.items()}, ensure_ascii=False, allow_nan=False)
         with (self.path / file_name).open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(_json(line))
 
     def write_rollouts(self, step: int, batch: Batch, trained: Sequence[Trained] = ()) -> Path:
         """One line a rollout: prompt, completion, reward, advantage, ratio, clipped, finish reason, policy version."""
@@ -65,7 +64,7 @@ class RunDirectory:
                         "finish_reason": rollout.finish_reason,
                         "policy_version": rollout.policy_version,
                     }
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    file.write(_json(line))
                     index += 1
         return path
 
@@ -82,12 +81,12 @@ class RunDirectory:
 def check_absent(recipe: Recipe) -> None:
     """UserError where the run's directory exists and is not empty."""
     path = recipe.run_dir
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-    if path.exists():
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         mend = "give this run another name=… or output_dir=…, or remove the directory"
         if (path / "model").is_dir():
             mend += f"; to go on from its weights: model.path={path / 'model'} cold_start.steps=0"
+            if recipe.model.architecture is not None:
+                mend += " model.architecture=null model.tokenizer=null"
         raise UserError("this output directory exists, and a run never overwrites another", where=str(path), mend=mend)
 
 
@@ -96,6 +95,10 @@ def _ratio_of(item: Trained | None) -> dict[str, Any]:
     if item is None:
         return {"sequence_ratio": None, "clipped": None}
     return {"sequence_ratio": item.sequence_ratio, "clipped": item.num_clipped / item.num_tokens}
+
+
+def _json(line: Mapping[str, Any]) -> str:
+    return json.dumps({key: _finite(value) for key, value in line.items()}, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from gspo.config import Recipe
 from gspo.prepare import Prepared
 
@@ -35,32 +33,29 @@ def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps:
     )
 
 
-def summary_table(
-    lines: Sequence[Mapping[str, Any]], diagnoses: Mapping[str, str], model: Path, seconds: float
-) -> Table:
+def summary(lines: Sequence[Mapping[str, Any]], diagnoses: Mapping[str, str], model: Path, seconds: float) -> str:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
+    rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
+    rows.append(("metrics", str(model.parent / "metrics.jsonl")))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _scores(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    rows = []
     evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
     if len(evaluated) > 1:
-        for key in (key for key in evaluated[0] if key.startswith("evaluation/") and key.endswith("pass_at_1")):
+        first, last = evaluated[0], evaluated[-1]
+        for key in (key for key in first if key.endswith("/pass_at_1")):
             error = key.replace("pass_at_1", "standard_error")
-            first, last = evaluated[0], evaluated[-1]
-            table.add_row(
-                f"pass@1 ({key.split('/')[1]})",
-                f"{first[key]:.3f} ± {first[error]:.3f} before → {last[key]:.3f} ± {last[error]:.3f} after",
-            )
+            score = f"{first[key]:.3f} ± {first[error]:.3f} before → {last[key]:.3f} ± {last[error]:.3f} after"
+            rows.append((f"pass@1 ({key.split('/')[1]})", score))
     steps = [line for line in lines if line["step"] > 0]
     if steps:
         first, last = steps[0], steps[-1]
-        table.add_row("reward", f"{first['reward/mean']:.3f} → {last['reward/mean']:.3f} in {last['step']} steps")
+        rows.append(("reward", f"{first['reward/mean']:.3f} → {last['reward/mean']:.3f} in {last['step']} steps"))
         name = "response/mean_tokens"
-        table.add_row("response tokens", f"{first[name]:.1f} → {last[name]:.1f}")
-    table.add_row("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")
-    for sentence in diagnoses.values():
-        table.add_row("diagnosis", sentence)
-    table.add_row("model", str(model))
-    table.add_row("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')
-    table.add_row("metrics", str(model.parent / "metrics.jsonl"))
-    return table
+        rows.append(("response tokens", f"{first[name]:.1f} → {last[name]:.1f}"))
+    return rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gspo.config import Rollout as Sampling
@@ -48,10 +48,11 @@ def _inference_mode(model: Any) -> Iterator[None]:
     was_training = model.training
     if was_training:
         model.eval()
-    with torch.inference_mode():
-        yield
-    if was_training:
-        model.train()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
 
 
 @dataclass(kw_only=True)
@@ -61,8 +62,8 @@ class _Rows:
     index: Int[Tensor, "R"]  # which response of the wave each row is
     cache: Any
     mask: Int[Tensor, "R T"] | None  # 1 where a token is real; None: no row is padded
-    position: Int[Tensor, "R"]  # of the next token
-    alive: Tensor  # bool [R]
+    position: Int[Tensor, "R 1"]  # of the token to be read next
+    alive: Bool[Tensor, "R"]
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
         self.index, self.position, self.alive = self.index[rows], self.position[rows], self.alive[rows]
@@ -70,29 +71,47 @@ class _Rows:
         self.cache.reorder_cache(rows)
 
 
+class _Transcript:
+    """The tokens and log-likelihoods sampled so far; written in stretches between which the rows stay the same."""
+
+    def __init__(self, num_responses: int, max_new_tokens: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(num_responses, max_new_tokens, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(num_responses, max_new_tokens, device=device)
+        self._start = 0
+        self._stretch: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, token: Int[Tensor, "R"], logprob: Float[Tensor, "R"]) -> None:
+        self._stretch.append((token, logprob))
+
+    def write(self, index: Int[Tensor, "R"]) -> None:
+        """End a stretch, in which row r was response `index[r]`."""
+        columns = slice(self._start, self._start + len(self._stretch))
+        token, logprob = (torch.stack(values, dim=1) for values in zip(*self._stretch, strict=True))
+        self.tokens[index, columns], self.logprobs[index, columns] = token, logprob
+        self._start, self._stretch = columns.stop, []
+
+
 def _decode_wave(
     policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, group_size: int, generator: torch.Generator
 ) -> list[list[Response]]:
     rows, logits = _prefill(policy, prompts, group_size, reserve=sampling.max_new_tokens)
-    shape = (len(rows.index), sampling.max_new_tokens)
-    tokens = torch.zeros(shape, dtype=torch.long, device=policy.device)
-    logprobs = torch.zeros(shape, device=policy.device)
-    lengths = torch.zeros(shape[0], dtype=torch.long, device=policy.device)
     stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
+    transcript = _Transcript(len(rows.index), sampling.max_new_tokens, policy.device)
     for step in range(sampling.max_new_tokens):
         token, logprob = _sample(logits, sampling, generator)
-        tokens[rows.index, step], logprobs[rows.index, step] = token, logprob
-        lengths[rows.index] += rows.alive
-        rows.alive = rows.alive & ~torch.isin(token, stop_ids)
+        transcript.add(token, logprob)
+        rows.alive &= (token[:, None] != stop_ids).all(-1)
         num_alive = int(rows.alive.sum())
         if num_alive == 0 or step + 1 == sampling.max_new_tokens:
             break
         if num_alive < _COMPACT_BELOW * len(rows.alive):
             kept = rows.alive.nonzero()[:, 0]
             token = token[kept]
+            transcript.write(rows.index)
             rows.keep(kept)
-        logits = _advance(policy, rows, token, step)
-    return _collect(tokens, logprobs, lengths, set(policy.stop_ids), group_size)
+        logits = _advance(policy, rows, token)
+    transcript.write(rows.index)
+    return _collect(transcript, set(policy.stop_ids), group_size)
 
 
 def _prefill(
@@ -124,22 +143,23 @@ def _prefill(
         index=torch.arange(len(repeat), device=policy.device),
         cache=cache,
         mask=mask,
-        position=lengths[repeat],
+        position=lengths[repeat][:, None],
         alive=torch.ones(len(repeat), dtype=torch.bool, device=policy.device),
     )
     return rows, policy.logits(output.last_hidden_state[:, -1])[repeat]
 
 
-def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"], step: int) -> Float[Tensor, "R V"]:
+def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
     """Read one more token a row and return the logits for the next."""
-    width = rows.cache.get_seq_length() + 1
+    mask = None if rows.mask is None else rows.mask[:, : rows.cache.get_seq_length() + 1]
     output = policy.model.base_model(
         input_ids=token[:, None],
-        attention_mask=None if rows.mask is None else rows.mask[:, :width],
-        position_ids=(rows.position + step)[:, None],
+        attention_mask=mask,
+        position_ids=rows.position,
         past_key_values=rows.cache,
         use_cache=True,
     )
+    rows.position = rows.position + 1
     return policy.logits(output.last_hidden_state[:, -1])
 
 
@@ -153,7 +173,7 @@ def _sample(
     # large vocabulary would cost more than the model.
     cumulated = kept.exp().cumsum(-1)
     uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulated[:, -1:]
-    token = torch.searchsorted(cumulated, uniform, right=True).clamp(max=logits.shape[-1] - 1)
+    token = torch.searchsorted(cumulated, uniform, right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], log_probabilities.gather(-1, token)[:, 0]
 
 
@@ -170,15 +190,11 @@ def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Fl
     return log_probabilities
 
 
-def _collect(
-    tokens: Int[Tensor, "R S"],
-    logprobs: Float[Tensor, "R S"],
-    lengths: Int[Tensor, "R"],
-    stop: set[int],
-    group_size: int,
-) -> list[list[Response]]:
+def _collect(transcript: _Transcript, stop: set[int], group_size: int) -> list[list[Response]]:
+    """The responses, each up to its first stop token; what a finished row sampled after it is dropped here."""
     responses = []
-    for ids, values, length in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):
+    for ids, values in zip(transcript.tokens.tolist(), transcript.logprobs.tolist(), strict=True):
+        length = next((position for position, token in enumerate(ids, start=1) if token in stop), len(ids))
         reason: FinishReason = "stop" if ids[length - 1] in stop else "length"
         responses.append(Response(ids=tuple(ids[:length]), logprobs=tuple(values[:length]), finish_reason=reason))
     return [responses[i : i + group_size] for i in range(0, len(responses), group_size)]

@@ -1,0 +1,128 @@
+"""The default run for several seeds: score, time and memory in a table, curves in a picture.
+
+python benchmarks/default_run.py --output docs/default_run      # docs/default_run.md and .svg, about 12 minutes
+python benchmarks/default_run.py --quick                        # one short run, to show that it works
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+Lines = list[dict[str, Any]]
+RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"
+QUICK = ["steps=2", "cold_start.steps=4", "evaluation.num_queries=8", "rollout.queries_per_step=8"]
+HEAD = """# The default run, measured
+
+`python benchmarks/default_run.py --output docs/default_run`
+
+2 CPU cores, nothing else running; wall time of the whole command, imports and both evaluations included; pass@1 on the
+same 512 held-out queries at temperature 1, one sample each, with its standard error over questions.
+
+"""
+
+
+def main() -> None:
+    """Run the recipe for each seed, one after another, and write what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", help="path of the .md and .svg, without its ending; default: print the table only")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    runs: dict[int, Lines] = {}
+    names = [
+        "seed",
+        "wall time, s",
+        "of it GSPO steps, s",
+        "peak memory, MiB",
+        "pass@1 before",
+        "pass@1 after",
+        "tokens",
+    ]
+    rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in options.seeds[:1] if options.quick else options.seeds:
+            directory = Path(folder) / f"seed_{seed}"
+            seconds = _train(seed, directory, QUICK if options.quick else [])
+            runs[seed] = _lines(directory / "metrics.jsonl")
+            rows.append(_row(seed, seconds, runs[seed]))
+            print("\n".join(rows), flush=True)
+    if options.output:
+        text = HEAD + "\n".join(rows) + "\n\n![curves](" + Path(options.output).name + ".svg)\n\n" + _course(runs)
+        Path(options.output).with_suffix(".md").write_text(text, encoding="utf-8")
+        _draw(runs, Path(options.output).with_suffix(".svg"))
+
+
+def _train(seed: int, directory: Path, overrides: list[str]) -> float:
+    started = time.monotonic()
+    command = [sys.executable, "-m", "gspo.cli", "train", str(RECIPE), f"seed={seed}", f"output_dir={directory}"]
+    subprocess.run([*command, *overrides], check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - started
+
+
+def _lines(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _row(seed: int, seconds: float, lines: Lines) -> str:
+    first, last = lines[0], lines[-1]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    in_loop = sum(line["time/total_seconds"] for line in lines[1:])
+    cells: list[Any] = [seed, f"{seconds:.0f}", f"{in_loop:.0f}", f"{peak:.0f}"]
+    key = "evaluation/held_out/pass_at_1"
+    error = "evaluation/held_out/standard_error"
+    cells += [f"{line[key]:.3f} ± {line[error]:.3f}" for line in (first, last)]
+    length = "evaluation/held_out/mean_tokens"
+    cells.append(f"{first[length]:.1f} → {last[length]:.1f}")
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _course(runs: dict[int, Lines]) -> str:
+    """Reward / response tokens / clipped tokens every tenth step, a column a seed."""
+    seeds = sorted(runs)
+    text = "Reward, response tokens and clipped tokens by step:\n\n"
+    text += "| step | " + " | ".join(f"seed {seed}" for seed in seeds) + " |\n" + "|---" * (len(seeds) + 1) + "|\n"
+    steps = [line["step"] for line in runs[seeds[0]] if line["step"] == 1 or line["step"] % 10 == 0 < line["step"]]
+    for step in steps:
+        cells = []
+        for seed in seeds:
+            line = next(line for line in runs[seed] if line["step"] == step)
+            clipped = line["clip/token_fraction"]
+            cells.append(f"{line['reward/mean']:.3f} / {line['response/mean_tokens']:.1f} / {clipped:.1%}")
+        text += f"| {step} | " + " | ".join(cells) + " |\n"
+    return text
+
+
+def _draw(runs: dict[int, Lines], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    panels = {
+        "reward/mean": "reward",
+        "response/mean_tokens": "response tokens",
+        "clip/token_fraction": "clipped tokens (fraction)",
+        "group/zero_variance_fraction": "groups of equal reward (fraction)",
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(16, 3.6), layout="constrained")
+    for axis, (key, title) in zip(axes, panels.items(), strict=True):
+        for seed, lines in sorted(runs.items()):
+            steps = [line for line in lines if line["step"] > 0]
+            axis.plot(
+                [line["step"] for line in steps], [line[key] for line in steps], label=f"seed {seed}", linewidth=1.2
+            )
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

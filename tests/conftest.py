@@ -1,0 +1,205 @@
+"""Offline, one thread, shapes checked, and models so small that a test takes milliseconds."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+if TYPE_CHECKING:
+    from gspo.config import Actor
+    from gspo.policy.likelihood import Conditioned
+    from gspo.policy.model import Policy
+    from gspo.records import Batch, Query
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+torch.set_num_threads(1)
+# The annotations of tensor functions are checked at every call; gspo may only be imported after this line.
+install_import_hook(["gspo.objective", "gspo.policy", "gspo.rollout"], "beartype.beartype")
+
+TEXTS = ("a cat sat on the mat", "1 + 2 = 3", "<think>\n7 - 4 is 3\n</think> so: 3!")
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # untrained models are otherwise so flat that a wrong context would go unnoticed
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128},
+    "gemma2": {"sliding_window": 4, "final_logit_softcapping": 2.0},
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {"logit_scale": 0.3},
+    "mistral": {"sliding_window": 4},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def fitted_tokenizer() -> Any:
+    """One token a digit, word or mark of TEXTS."""
+    from gspo.policy.tokenizer import fit_tokenizer
+
+    return fit_tokenizer(TEXTS)
+
+
+@pytest.fixture(scope="session")
+def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
+    """A new policy of a family, the same weights at every call; other keys go to its configuration."""
+    from gspo.config import Model
+    from gspo.policy.model import load_policy
+
+    def build(family: str = "qwen3", dtype: Any = "float32", seed: int = 0, **changes: Any) -> "Policy":
+        architecture = {"model_type": family, **SHAPE, **FAMILIES[family], **changes}
+        recipe = Model(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
+        return load_policy(recipe, fitted_tokenizer, seed=seed)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def plain_logprobs() -> "Callable[..., torch.Tensor]":
+    """Log-likelihoods [N] from the model's own forward pass, one sequence at a time, without padding or cache."""
+
+    def compute(policy: "Policy", sequences: "Sequence[Conditioned]", temperature: float = 1.0) -> torch.Tensor:
+        found = []
+        for sequence in sequences:
+            ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
+            table = (policy.model(input_ids=ids, use_cache=False).logits[0].float() / temperature).log_softmax(-1)
+            start = len(sequence.prompt_ids)
+            found += [table[start + t - 1, token] for t, token in enumerate(sequence.response_ids)]
+        return torch.stack(found)
+
+    return compute
+
+
+@pytest.fixture(scope="session")
+def ragged_sequences() -> "Callable[..., list[Conditioned]]":
+    """Random token sequences of unequal lengths; the first response has one token."""
+    from gspo.policy.likelihood import Conditioned
+
+    def build(number: int, *, vocabulary: int, seed: int = 0, longest: int = 20) -> "list[Conditioned]":
+        rng = random.Random(seed)
+
+        def tokens(count: int) -> list[int]:
+            return [rng.randrange(3, vocabulary) for _ in range(count)]
+
+        lengths = [1, *(rng.randint(1, longest) for _ in range(number - 1))]
+        return [Conditioned(prompt_ids=tokens(rng.randint(1, 9)), response_ids=tokens(n)) for n in lengths]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def query_of() -> "Callable[[Sequence[int]], Query]":
+    """A query of which only the tokens matter."""
+    from gspo.records import Query
+
+    def build(prompt_ids: Sequence[int], number: int = 1) -> "Query":
+        return Query(id=f"test:{number}", prompt="", text="", prompt_ids=tuple(prompt_ids), columns={})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def batch_of(query_of: Any) -> "Callable[..., Batch]":
+    """A scored batch: one group for each list of rewards, with random prompts and responses."""
+    from gspo.records import Group, Rollout, Score
+    from gspo.train import make_batch
+
+    def build(rewards: Sequence[Sequence[float | None]], *, vocabulary: int, seed: int = 0) -> "Batch":
+        rng = random.Random(seed)
+
+        def rollout() -> Rollout:
+            ids = tuple(rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 12)))
+            return Rollout(
+                response_ids=ids,
+                text="",
+                sampler_logprobs=tuple(-1.0 for _ in ids),
+                finish_reason="length",
+                policy_version=0,
+            )
+
+        groups = [
+            Group(
+                query=query_of([rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 6))], number),
+                rollouts=tuple(rollout() for _ in group),
+            )
+            for number, group in enumerate(rewards)
+        ]
+        return make_batch(groups, [Score(reward=reward, parts={}) for group in rewards for reward in group])
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def actor_of() -> "Callable[..., Actor]":
+    """The actor's settings, with one micro-batch of everything where nothing else is said."""
+    from gspo.config import Actor
+
+    def build(**settings: Any) -> "Actor":
+        return Actor(**{"micro_batch_tokens": 10**6, "logprob_chunk_tokens": 10**6, "mini_batches": 1, **settings})
+
+    return build
+
+
+@pytest.fixture
+def recording_optimizer() -> Any:
+    """An Optimizer class whose steps note the accumulated gradients (.gradients) and change no weight."""
+    from gspo.config import Optimizer as Settings
+    from gspo.policy.optimizer import Optimizer, StepReport
+
+    class RecordingOptimizer(Optimizer):
+        gradients: list[torch.Tensor]  # one flat vector a step, over all optimisers of this class
+
+        def __init__(self, model: Any, settings: Settings | None = None, *, total_steps: int = 1) -> None:
+            super().__init__(model, settings or Settings(), total_steps=total_steps)
+            self.model = model
+
+        def step(self, *, loss_is_finite: bool = True) -> StepReport:
+            self.gradients.append(flat_gradient(self.model))
+            self.model.zero_grad()
+            return StepReport(grad_norm=0.0, learning_rate=0.0, applied=True)
+
+    RecordingOptimizer.gradients = []
+    return RecordingOptimizer
+
+
+@pytest.fixture(scope="session")
+def gradient_of() -> Callable[[Any], torch.Tensor]:
+    """All gradients of a model as one vector, which are then cleared."""
+
+    def take(model: Any) -> torch.Tensor:
+        gradient = flat_gradient(model)
+        model.zero_grad()
+        return gradient
+
+    return take
+
+
+def flat_gradient(model: Any) -> torch.Tensor:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.fixture
+def tokens_read() -> Callable[[Any], list[tuple[int, ...]]]:
+    """The shapes [rows, tokens] of everything that passes through a policy's embedding from now on."""
+
+    def watch(policy: Any) -> list[tuple[int, ...]]:
+        shapes: list[tuple[int, ...]] = []
+        embedding = policy.model.get_input_embeddings()
+        embedding.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+        return shapes
+
+    return watch

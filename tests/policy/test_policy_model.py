@@ -1,0 +1,187 @@
+"""Model directories: those that load and compute the same, and those that are refused with a reason."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gspo.config import Model
+from gspo.errors import UserError
+from gspo.policy.model import Policy, load_policy, make_tokenizer
+from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
+
+NewPolicy = Callable[..., Policy]
+IDS = torch.tensor([[3, 7, 5, 4, 9]])
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def load(directory: Path, **settings: Any) -> Policy:
+    recipe = Model(path=str(directory), device="cpu", **settings)
+    return load_policy(recipe, make_tokenizer(recipe, []), seed=0)
+
+
+@pytest.fixture
+def saved(new_policy: NewPolicy, tmp_path: Path) -> Path:
+    new_policy("qwen3").save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
+def test_a_saved_policy_loads_again_and_computes_the_same(family: str, new_policy: NewPolicy, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = new_policy(family, seed=5)
+    policy.save(tmp_path)
+    text = "a cat sat: 1 + 2 = 3\n"
+    ids = policy.tokenizer(text).input_ids
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(theirs.eval()), logits(policy.model))
+    assert AutoTokenizer.from_pretrained(tmp_path)(text).input_ids == ids
+    ours = load(tmp_path)
+    assert torch.equal(logits(ours.model), logits(policy.model))
+    assert ours.tokenizer(text).input_ids == ids
+    assert (ours.stop_ids, ours.pad_id) == (policy.stop_ids, policy.pad_id)
+    assert ours.max_positions == 128
+    assert ours.num_parameters == policy.num_parameters
+
+
+def test_the_same_seed_makes_the_same_new_model_and_another_seed_another(new_policy: NewPolicy) -> None:
+    assert torch.equal(logits(new_policy(seed=1).model), logits(new_policy(seed=1).model))
+    assert not torch.equal(logits(new_policy(seed=1).model), logits(new_policy(seed=2).model))
+
+
+def test_the_recipes_dtype_is_that_of_the_weights(saved: Path) -> None:
+    assert {p.dtype for p in load(saved, dtype="bfloat16").model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load(saved).model.parameters()} == {torch.float32}
+
+
+def test_dropout_of_a_model_directory_is_switched_off(new_policy: NewPolicy, tmp_path: Path) -> None:
+    new_policy("gpt2", resid_pdrop=0.5).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load(tmp_path).model
+    model.train()  # even then: gradient checkpointing needs this mode
+    assert torch.equal(logits(model), logits(model))
+
+
+def test_dropout_of_a_new_model_is_switched_off(new_policy: NewPolicy) -> None:
+    model = new_policy("llama", attention_dropout=0.5).model
+    model.train()
+    assert torch.equal(logits(model), logits(model))
+
+
+def test_stop_ids_are_those_of_model_tokenizer_and_recipe(saved: Path) -> None:
+    tokenizer = load_tokenizer(str(saved))
+    generation = json.loads((saved / "generation_config.json").read_text())
+    (saved / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": [4, 6]}))
+    policy = load_policy(Model(path=str(saved), device="cpu"), tokenizer, seed=0, stop_tokens=["7"])
+    (extra,) = tokenizer("7", add_special_tokens=False).input_ids
+    assert policy.stop_ids == tuple(sorted({4, 6, tokenizer.eos_token_id, extra}))
+
+
+def test_a_stop_token_of_several_tokens_is_refused(saved: Path) -> None:
+    with pytest.raises(UserError, match="stop_tokens"):
+        load_policy(Model(path=str(saved), device="cpu"), load_tokenizer(str(saved)), seed=0, stop_tokens=["1 + 2"])
+
+
+def test_a_directory_without_weights_is_refused(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights") as caught:
+        load(saved)
+    assert str(saved) in str(caught.value)
+
+
+def test_a_directory_without_config_is_refused(saved: Path) -> None:
+    (saved / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_policy(Model(path=str(saved)), fit_tokenizer(["a"]), seed=0)
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    recipe = Model(path=str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="absent"):
+        make_tokenizer(recipe, [])
+    with pytest.raises(UserError, match="absent"):
+        load_policy(recipe, fit_tokenizer(["a"]), seed=0)
+
+
+@pytest.mark.parametrize("left", ["nothing", "tokenizer_config.json"])
+def test_a_directory_without_tokenizer_files_is_refused(left: str, saved: Path) -> None:
+    for path in saved.glob("*token*"):
+        if path.name != left:
+            path.unlink()
+    assert not (saved / "tokenizer.json").exists()
+    with pytest.raises(UserError, match="tokenizer") as caught:
+        load_tokenizer(str(saved))
+    assert str(saved) in str(caught.value)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(saved: Path) -> None:
+    tokenizer = fit_tokenizer([" ".join(map(chr, range(97, 123))), "one two three four five six seven"])
+    with pytest.raises(UserError, match="tokenizer has"):
+        load_policy(Model(path=str(saved)), tokenizer, seed=0)
+
+
+def test_a_missing_weight_is_named(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    tensors = load_file(path)
+    gone = next(name for name in tensors if "layers.1" in name and "q_proj" in name)
+    save_file({name: tensor.clone() for name, tensor in tensors.items() if name != gone}, path, {"format": "pt"})
+    with pytest.raises(UserError, match=gone):
+        load(saved)
+
+
+def test_a_damaged_weight_file_is_refused(saved: Path) -> None:
+    (saved / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(UserError):
+        load(saved)
+
+
+def test_a_damaged_config_is_refused(saved: Path) -> None:
+    (saved / "config.json").write_text("{")
+    with pytest.raises(UserError):
+        load_policy(Model(path=str(saved)), fit_tokenizer(["a"]), seed=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "no_such_model"},
+        {"model_type": "t5"},  # no causal language model
+        {"head_dim": 7},  # rotary positions need an even number
+        {"hidden_size": "wide"},
+        {"num_attention_heads": 3, "num_key_value_heads": 2},
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 8},
+    ],
+    ids=["unknown", "not-causal", "odd-head", "no-number", "heads", "experts"],
+)
+def test_an_architecture_that_cannot_be_is_refused(changes: dict[str, Any], fitted_tokenizer: Any) -> None:
+    shape = {"model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    recipe = Model(architecture={**shape, "intermediate_size": 8, **changes}, tokenizer="fit", device="cpu")
+    with pytest.raises(UserError):
+        load_policy(recipe, fitted_tokenizer, seed=0)
+
+
+def test_logits_that_are_transformed_in_an_unknown_way_are_refused(
+    new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "logits", lambda self, hidden: self.model.get_output_embeddings()(hidden).float())
+    new_policy("llama")
+    for family in ("gemma2", "granite", "cohere"):
+        with pytest.raises(UserError, match="transforms its logits"):
+            new_policy(family)
+
+
+def test_a_copied_directory_is_the_same_model(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    assert torch.equal(logits(load(saved).model), logits(load(tmp_path / "copy").model))

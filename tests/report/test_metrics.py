@@ -1,0 +1,173 @@
+"""The numbers of a step against their definitions, on batches small enough to do by hand."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.policy.optimizer import StepReport
+from gspo.policy.update import MiniBatchReport, Trained
+from gspo.records import Batch, FinishReason, Group, Query, Rollout, Score
+from gspo.report.metrics import peak_bytes, step_metrics
+
+SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}
+
+
+def rollout(length: int, *, cut: bool = False, logprob: float = -1.0) -> Rollout:
+    reason: FinishReason = "length" if cut else "stop"
+    return Rollout(
+        response_ids=(5,) * length,
+        text="x",
+        sampler_logprobs=(logprob,) * length,
+        finish_reason=reason,
+        policy_version=0,
+    )
+
+
+def batch(lengths: Sequence[Sequence[int]], rewards: Sequence[Sequence[float | None]], **given: Any) -> Batch:
+    groups = tuple(
+        Group(
+            query=Query(id=f"q:{number}", prompt="p", text="p", prompt_ids=(1,), columns={}),
+            rollouts=tuple(rollout(length, cut=length >= 9) for length in group),
+        )
+        for number, group in enumerate(lengths)
+    )
+    scores = tuple(Score(reward=reward, parts={"f": reward}) for group in rewards for reward in group)
+    return Batch(groups=groups, scores=given.get("scores", scores), advantages=(0.0,) * len(scores))
+
+
+def trained(index: int, mini_batch: int, tokens: int, clipped: int, ratio: float, entropy: float = 1.0) -> Trained:
+    return Trained(
+        index=index,
+        mini_batch=mini_batch,
+        num_tokens=tokens,
+        num_clipped=clipped,
+        sequence_ratio=ratio,
+        entropy_sum=entropy * tokens,
+    )
+
+
+def report(
+    *items: Trained, loss: float = 0.0, norm: float = 1.0, rate: float = 1e-4, applied: bool = True
+) -> MiniBatchReport:
+    step = StepReport(grad_norm=norm, learning_rate=rate, applied=applied)
+    return MiniBatchReport(loss=loss, step=step, trained=items)
+
+
+def metrics(
+    batch: Batch, *reports: MiniBatchReport, old: dict[int, Sequence[float]] | None = None, late: int = 0
+) -> dict[str, Any]:
+    return dict(step_metrics(batch, old or {}, reports, SECONDS, num_timed_out=late))
+
+
+TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])
+
+
+def test_rewards_are_averaged_over_scored_responses() -> None:
+    line = metrics(batch([[1, 1], [1, 1]], [[1.0, None], [0.0, 0.25]]), report(), late=3)
+    assert line["reward/mean"] == pytest.approx(1.25 / 3)
+    assert line["reward/std"] == pytest.approx(statistics.stdev([1.0, 0.0, 0.25]))
+    assert line["reward/unscored_fraction"] == 0.25
+    assert line["reward/timed_out_calls"] == 3
+
+
+def test_a_group_has_zero_variance_where_its_scored_rewards_are_equal() -> None:
+    rewards: list[list[float | None]] = [[1.0, 1.0], [1.0, 0.0], [None, 1.0], [None, None]]
+    line = metrics(batch([[1, 1]] * 4, rewards), report())
+    assert line["group/zero_variance_fraction"] == 0.75
+
+
+def test_nothing_scored_at_all_is_still_a_line() -> None:
+    line = metrics(batch([[1, 1]], [[None, None]]), report())
+    assert line["reward/unscored_fraction"] == 1 and line["group/zero_variance_fraction"] == 1
+    assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+
+
+def test_lengths_and_cut_responses_are_counted_over_all_responses() -> None:
+    line = metrics(TWO_GROUPS, report())
+    assert line["response/mean_tokens"] == 22 / 4
+    assert line["response/truncated_fraction"] == 0.25
+
+
+def test_the_clipped_token_fraction_weighs_a_response_by_its_tokens() -> None:
+    reports = [
+        report(trained(0, 0, tokens=2, clipped=0, ratio=1.0)),
+        report(trained(1, 1, tokens=4, clipped=0, ratio=0.9), trained(3, 1, tokens=10, clipped=10, ratio=1.2)),
+    ]
+    line = metrics(TWO_GROUPS, *reports)
+    assert line["clip/token_fraction"] == pytest.approx(10 / 16)  # not the mean of 0 and 10/14, nor 1/3
+    assert line["clip/sequence_fraction"] == pytest.approx(1 / 3)
+    assert line["clip/token_fraction_by_mini_batch"] == pytest.approx([0, 10 / 14])
+
+
+def test_a_response_with_one_clipped_token_counts_as_clipped() -> None:
+    line = metrics(TWO_GROUPS, report(trained(0, 0, tokens=8, clipped=1, ratio=1.0), trained(1, 0, 8, 0, 1.0)))
+    assert line["clip/sequence_fraction"] == 0.5
+    assert line["clip/token_fraction"] == pytest.approx(1 / 16)
+
+
+def test_the_ratios_are_a_mean_over_sequences_and_the_extremes() -> None:
+    items = [
+        trained(number, 0, tokens=number + 1, clipped=0, ratio=ratio) for number, ratio in enumerate([0.8, 1.0, 1.5])
+    ]
+    line = metrics(TWO_GROUPS, report(*items))
+    assert line["ratio/sequence_mean"] == pytest.approx(1.1)
+    assert (line["ratio/sequence_min"], line["ratio/sequence_max"]) == (0.8, 1.5)
+
+
+def test_a_step_that_trained_nothing_has_ratios_of_1_and_nothing_clipped() -> None:
+    line = metrics(TWO_GROUPS, report(), report())
+    assert (line["ratio/sequence_mean"], line["clip/token_fraction"], line["clip/sequence_fraction"]) == (1, 0, 0)
+    assert line["clip/token_fraction_by_mini_batch"] == [0, 0]
+    assert line["throughput/trained_tokens_per_second"] == 0
+
+
+def test_the_policys_numbers_are_means_over_updates_and_the_entropy_over_tokens() -> None:
+    reports = [
+        report(trained(0, 0, 2, 0, 1.0, entropy=1.0), loss=0.5, norm=2.0, rate=1e-4),
+        report(trained(3, 1, 6, 0, 1.0, entropy=3.0), loss=-0.1, norm=4.0, rate=3e-4, applied=False),
+    ]
+    line = metrics(TWO_GROUPS, *reports)
+    assert line["policy/loss"] == pytest.approx(0.2)
+    assert line["policy/grad_norm"] == 3
+    assert line["policy/entropy"] == pytest.approx((2 * 1 + 6 * 3) / 8)
+    assert line["policy/learning_rate"] == 3e-4  # the last update's
+    assert line["policy/skipped_updates"] == 1
+
+
+def test_the_mismatch_is_token_by_token_between_engine_and_policy() -> None:
+    line = metrics(TWO_GROUPS, report(), old={0: [-1.5, -1.0], 1: [-1.0, -1.0, -1.0, -0.8]})
+    assert line["mismatch/logprob_gap_mean"] == pytest.approx((0.5 + 0.2) / 6)
+    assert line["mismatch/logprob_gap_max"] == pytest.approx(0.5)
+    assert metrics(TWO_GROUPS, report())["mismatch/logprob_gap_mean"] == 0
+
+
+def test_throughputs_divide_tokens_by_the_seconds_of_their_stage() -> None:
+    line = metrics(TWO_GROUPS, report(trained(0, 0, 2, 0, 1.0), trained(3, 0, 10, 0, 1.0)))
+    assert line["throughput/generated_tokens_per_second"] == 22 / 2.0
+    assert line["throughput/trained_tokens_per_second"] == 12 / 4.0
+    for stage, seconds in SECONDS.items():
+        assert line[f"time/{stage}_seconds"] == seconds
+
+
+def test_several_functions_get_a_mean_each_over_the_responses_they_apply_to() -> None:
+    parts: list[dict[str, float | None]] = [
+        {"a": 1.0, "b": None},
+        {"a": 0.0, "b": 4.0},
+        {"a": 1.0, "b": 2.0},
+        {"a": 1.0, "b": None},
+    ]
+    scores = tuple(Score(reward=1.0, parts=part) for part in parts)
+    line = metrics(batch([[1, 1], [1, 1]], [[1.0, 1.0], [1.0, 1.0]], scores=scores), report())
+    assert (line["reward/a/mean"], line["reward/b/mean"]) == (0.75, 3.0)
+    assert "reward/f/mean" not in metrics(TWO_GROUPS, report())  # the only one is reward/mean
+
+
+def test_the_peak_of_memory_never_falls_and_counts_bytes() -> None:
+    first = peak_bytes()
+    if not torch.cuda.is_available():  # there it is the GPU's memory, of which nothing need be held
+        assert first > 16 * 2**20  # Python with torch, in bytes and not in KiB
+    assert peak_bytes() >= first

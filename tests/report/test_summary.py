@@ -1,0 +1,62 @@
+"""The words at the end of a run: scores before and after, where the model lies, how to load it."""
+
+from pathlib import Path
+from typing import Any
+
+from gspo.report.summary import arithmetic, summary
+
+PREFIX = "evaluation/held_out"
+
+
+def evaluated(step: int, rate: float, error: float) -> dict[str, Any]:
+    return {"step": step, f"{PREFIX}/pass_at_1": rate, f"{PREFIX}/standard_error": error}
+
+
+def trained(step: int, reward: float, tokens: float) -> dict[str, Any]:
+    return {"step": step, "reward/mean": reward, "response/mean_tokens": tokens}
+
+
+LINES = [
+    evaluated(0, 0.51, 0.02),
+    trained(1, 0.4, 17.0),
+    {**trained(2, 0.6, 20.0), **evaluated(2, 0.7, 0.02)},
+    {**trained(3, 0.8, 26.0), **evaluated(3, 0.9, 0.01)},
+]
+
+
+def shown(lines: list[dict[str, Any]], model: Path = Path("runs/a/model"), **diagnoses: str) -> str:
+    return summary(lines, diagnoses, model, 125.0)
+
+
+def test_the_table_has_before_and_after_of_the_first_and_the_last_evaluation() -> None:
+    text = shown(LINES)
+    assert "0.510 ± 0.020 before → 0.900 ± 0.010 after" in text
+    assert "0.400 → 0.800 in 3 steps" in text
+    assert "17.0 → 26.0" in text
+    assert "2 min 5 s" in text
+
+
+def test_the_table_says_where_the_model_lies_and_how_to_load_it() -> None:
+    text = shown(LINES)
+    assert "runs/a/model" in text and "runs/a/metrics.jsonl" in text
+    assert 'AutoModelForCausalLM.from_pretrained("runs/a/model")' in text
+
+
+def test_a_path_is_shown_as_it_is() -> None:
+    assert 'from_pretrained("runs/[red]a/model")' in shown(LINES, Path("runs/[red]a/model"))
+
+
+def test_the_diagnoses_are_repeated_at_the_end() -> None:
+    assert "92% of groups" in shown(LINES, no_signal="92% of groups have equal rewards")
+
+
+def test_a_run_that_ended_before_its_first_step_or_evaluation_has_a_table_too() -> None:
+    assert "runs/a/model" in shown([])
+    only_before = shown([LINES[0]])
+    assert "after" not in only_before and "runs/a/model" in only_before
+
+
+def test_the_arithmetic_of_a_recipe_is_said_in_a_sentence() -> None:
+    sentence = arithmetic(64, 8, 4, 50)
+    for number in ("64 queries", "8 responses", "512 sequences", "4 mini-batch", "of 128", "200 optimiser steps"):
+        assert number in sentence

@@ -1,0 +1,119 @@
+"""`gspo check`: what a run would be, without training and without touching the disk."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gspo import cli
+
+TINY = Path(__file__).with_name("tiny.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def check(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    capsys.readouterr()
+    assert cli.main(["check", str(TINY), *overrides]) == 0
+    return capsys.readouterr().out
+
+
+def test_check_tells_model_data_prompt_reward_and_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    said = check(capsys, "steps=5")
+    for piece in (
+        "qwen3",
+        "64 to train on, 8 held out",
+        "answer, task",  # the columns
+        "State the final answer",  # the prompt, rendered
+        "<answer>",  # a demonstration
+        "8 queries × 4 responses = 32 sequences a step",
+        "4 mini-batch(es) of 8",
+        "5 steps = 20 optimiser steps",
+        "runs/tiny",
+    ):
+        assert piece in said, piece
+
+
+def test_check_scores_the_gold_answer_and_junk(capsys: pytest.CaptureFixture[str]) -> None:
+    line = next(line for line in check(capsys).splitlines() if line.startswith("reward"))
+    gold, junk = line.split("junk")
+    assert "1.0" in gold and "1.0" not in junk
+
+
+def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "a b"}\n' * 2 + '{"prompt": "c"}\n' * 2, encoding="utf-8")
+    data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]
+    reward = "reward=[{function: format, options: {pattern: I}}]"
+    said = check(capsys, *data, reward, "rollout.queries_per_step=4")
+    assert "junk" in said and "gold" not in said
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("actor.mini_batches=1", "every importance ratio is 1"),
+        ("actor.importance_sampling_level=sequence_token", "equals sequence"),
+        ("actor.importance_sampling_level=token", "range for sequence ratios"),
+        ("rollout.top_p=0.9", "top_p"),
+        ("reward.0.weight=2", "reward.0.weight"),
+        ("cold_start.steps=0", "cold_start.steps is 0"),
+    ],
+)
+def test_check_says_what_will_be_inert(capsys: pytest.CaptureFixture[str], override: str, named: str) -> None:
+    notes = [line for line in check(capsys, override).splitlines() if line.startswith("note")]
+    assert any(named in note for note in notes), notes
+
+
+def test_check_of_a_sound_recipe_has_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "note" not in check(capsys)
+
+
+def test_check_creates_nothing_and_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/tiny").mkdir(parents=True)
+    before = sorted(Path().rglob("*"))
+    check(capsys)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_check_mentions_an_output_directory_that_is_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/metrics.jsonl").write_text("", encoding="utf-8")
+    assert "never overwrites" in check(capsys)
+
+
+def test_check_reads_a_model_directory_without_its_weights_being_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(TINY), "steps=1", "evaluation.num_queries=0"]) == 0
+    shutil.copytree("runs/tiny/model", "model")
+    Path("model/model.safetensors").write_bytes(b"not weights at all")
+    said = check(capsys, "model.path=model", "model.architecture=null", "model.tokenizer=null", "cold_start.steps=0")
+    assert "model" in said and "qwen3" in said
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["steps=0", "queries.procedural.task=nothing", "reward.0.function=absent.py:f", "rollout.max_new_tokens=127"],
+)
+def test_check_refuses_what_train_would_refuse(capsys: pytest.CaptureFixture[str], override: str) -> None:
+    messages = []
+    for command in ("check", "train"):
+        assert cli.main([command, str(TINY), override]) == 2
+        messages.append(capsys.readouterr().err.partition(" (")[0])  # less the number of rows, of which check sees 8
+    assert messages[0] == messages[1]
+    assert not Path("runs").exists()
+
+
+def test_check_runs_a_reward_of_ones_own_and_names_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def f(completions, **columns):\n    return [1 / 0]\n", encoding="utf-8")
+    assert cli.main(["check", str(TINY), "reward.0.function=mine.py:f"]) == 2
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error and "mine.py:2" in error
+
+
+def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    said = check(capsys, r'queries.template="Q: {prompt}\nA:"')
+    line = next(line for line in said.splitlines() if line.startswith("one prompt"))
+    assert json.loads(line.partition("tokens: ")[2]).startswith("Q: State")

@@ -1,0 +1,137 @@
+"""A run whose numbers stop being numbers: steps are skipped and counted, and then it ends and says so."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo import cli
+from gspo.config_file import load_recipe
+from gspo.errors import RunError
+from gspo.interrupt import Interrupt
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.update import old_logprobs, update
+from gspo.prepare import Prepared, prepare
+from gspo.records import Batch, Score
+from gspo.report.display import Display
+from gspo.report.run_directory import RunDirectory
+from gspo.rollout.source import sample_groups
+from gspo.run import MAX_SKIPPED_IN_A_ROW, Run
+from gspo.train import make_batch
+
+TINY = Path(__file__).with_name("tiny.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def varied_batch(parts: Prepared, recipe: Any) -> Batch:
+    groups = sample_groups(
+        parts.policy, parts.queries.train[:8], recipe.rollout, group_size=4, seed=0, policy_version=0
+    )
+    scores = [Score(reward=float(index % 2), parts={"f": float(index % 2)}) for index in range(32)]
+    return make_batch(groups, scores)
+
+
+def poison(parts: Prepared) -> None:
+    with torch.no_grad():
+        next(parts.policy.model.parameters()).fill_(math.nan)
+
+
+def strict_json(path: Path) -> list[Any]:
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
+    recipe = load_recipe(TINY)
+    parts = prepare(recipe)
+    policy = parts.policy
+    batch = varied_batch(parts, recipe)
+    old = old_logprobs(policy, batch, recipe.actor, temperature=1.0)
+    old = {index: tuple(-math.inf for _ in values) for index, values in old.items()}  # every ratio is infinite
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=4)
+    reports = update(policy, optimizer, batch, old, recipe.actor, temperature=1.0)
+    assert [report.step.applied for report in reports] == [False] * 4
+    assert all(torch.equal(one, two) for one, two in zip(before, policy.model.parameters(), strict=True))
+
+
+@pytest.fixture
+def broken_run() -> tuple[Run, Callable[[int], None]]:
+    """A run, and a step of it in which all four updates are skipped: the weights turn to NaN after sampling."""
+    recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
+    parts = prepare(recipe)
+    optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
+    run = Run(
+        recipe=recipe,
+        parts=parts,
+        directory=RunDirectory.create(recipe),
+        display=Display(quiet=True),
+        interrupt=Interrupt(),
+        seconds=dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0),
+    )
+    batch = varied_batch(parts, recipe)
+    poison(parts)
+
+    def take(step: int) -> None:
+        old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+        reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
+        run.record(step, batch, old, reports, late=0)
+
+    return run, take
+
+
+def test_skipped_updates_are_counted_and_five_in_a_row_end_the_run_with_the_batch_saved(
+    broken_run: tuple[Run, Callable[[int], None]],
+) -> None:
+    run, take_step = broken_run
+    take_step(1)
+    assert run.lines[-1]["policy/skipped_updates"] == 4 == MAX_SKIPPED_IN_A_ROW - 1
+    with pytest.raises(RunError, match=r"5 updates in a row(.|\n)*step_000002\.jsonl"):
+        take_step(2)
+    text = (run.directory.path / "rollouts" / "step_000002.jsonl").read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 32
+
+
+def test_the_batch_that_ended_a_run_is_saved_with_all_that_is_known_of_it(
+    broken_run: tuple[Run, Callable[[int], None]],
+) -> None:
+    run, take_step = broken_run
+    take_step(1)
+    with pytest.raises(RunError):
+        take_step(2)
+    text = (run.directory.path / "rollouts" / "step_000002.jsonl").read_text(encoding="utf-8")
+    assert all(json.loads(line)["clipped"] is not None for line in text.splitlines())
+
+
+def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() -> None:
+    recipe = load_recipe(TINY)
+    parts = prepare(recipe)
+    batch = varied_batch(parts, recipe)
+    poison(parts)
+    old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+    optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
+    reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
+    path = RunDirectory.create(recipe).write_rollouts(1, batch, [item for r in reports for item in r.trained])
+    assert all(line["sequence_ratio"] is None for line in strict_json(path))
+
+
+@pytest.mark.parametrize("rate", ["actor.optimizer.lr=3e38", "cold_start.optimizer.lr=3e38"])
+def test_a_learning_rate_that_wrecks_the_weights_ends_the_run_with_exit_code_1(
+    rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.main(["train", str(TINY), rate, "steps=20", "cold_start.steps=8", "evaluation.num_queries=0"])
+    error = capsys.readouterr().err
+    assert code == 1
+    assert error.startswith("failed: ") and "Traceback" not in error
+    assert rate.partition("=")[0] in error
+    assert Path("runs/tiny/model/config.json").is_file()

@@ -1,0 +1,296 @@
+"""Training from Python and on one's own data, rewards and models."""
+
+import asyncio
+import csv
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gspo
+from gspo import cli
+from gspo.config import Recipe
+from gspo.config_file import load_recipe, make_recipe
+from gspo.report.display import Display
+from gspo.train import Outcome, train
+
+TINY = Path(__file__).with_name("tiny.yaml")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} / {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+OWN_DATA = ["queries.procedural=null", "cold_start.steps=0", "evaluation.num_queries=1", "rollout.queries_per_step=4"]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"Say {number} please.", "answer": str(number), "bonus": number / 10} for number in range(6)
+]
+GSM8K = [
+    {"question": f"Tom has {n} pens and buys {n} more. How many?", "answer": f"{n}+{n}={2 * n}.\n#### {2 * n}"}
+    for n in range(2, 8)
+]
+VERL = [
+    {
+        "data_source": "sums",
+        "prompt": [{"role": "user", "content": f"{n} + {n} ="}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(2 * n)},
+        "extra_info": {"index": n},
+    }
+    for n in range(1, 7)
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def recipe_of(*overrides: str) -> Recipe:
+    return load_recipe(TINY, [*OWN_DATA, *overrides])
+
+
+def run(recipe: Recipe, **given: Any) -> Outcome:
+    return train(recipe, display=Display(quiet=True), **given)
+
+
+def rollouts_in(run_directory: Path) -> list[dict[str, Any]]:
+    text = (run_directory / "rollouts" / "step_000001.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def rollouts(outcome: Outcome) -> list[dict[str, Any]]:
+    return rollouts_in(outcome.model.parent)
+
+
+def length_of(completions: Sequence[str], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A saved small model of a family, its tokenizer with or without a chat template."""
+
+    def save(family: str, *, chat_template: str | None = None) -> Path:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from gspo.policy.tokenizer import fit_tokenizer
+
+        tokenizer = fit_tokenizer([*(json.dumps(row) for row in (*ROWS, *GSM8K, *VERL)), "user assistant system : /"])
+        tokenizer.chat_template = chat_template
+        shape = load_recipe(TINY).model.architecture or {}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16} if "moe" in family else {}
+        ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+        config = AutoConfig.for_model(**{**shape, **experts, **ids, "model_type": family})
+        path = tmp_path_factory.mktemp(family) / "model"
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+        return path
+
+    return save
+
+
+def test_gspo_train_is_the_function_whatever_was_imported_before() -> None:
+    importlib.import_module("gspo.train")
+    assert gspo.train is train
+    assert gspo.train is train  # and stays so
+
+
+def test_rows_and_a_function_give_metrics_and_a_model_that_loads() -> None:
+    from transformers import AutoModelForCausalLM
+
+    outcome = run(recipe_of(), queries=ROWS, reward=length_of)
+    assert [line["step"] for line in outcome.metrics] == [0, 1, 2]
+    written = (outcome.model.parent / "metrics.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in written.splitlines()] == outcome.metrics
+    assert AutoModelForCausalLM.from_pretrained(outcome.model).num_parameters() > 0
+    assert len(outcome.evaluations("pass_at_1")) == 2
+    assert not outcome.interrupted and outcome.seconds > 0
+
+
+def test_a_recipe_made_in_code_trains_like_its_yaml() -> None:
+    tree = {
+        "name": "made",
+        "steps": 1,
+        "model": {"architecture": load_recipe(TINY).model.architecture, "tokenizer": "fit", "device": "cpu"},
+        "rollout": {"queries_per_step": 4, "group_size": 4, "max_new_tokens": 8},
+        "evaluation": {"num_queries": 0},
+    }
+    made = gspo.make_recipe(tree)
+    Path("made.yaml").write_text(json.dumps({**tree, "name": "read"}), encoding="utf-8")
+    metrics = [
+        run(recipe, queries=ROWS, reward=length_of).metrics[0] for recipe in (made, gspo.load_recipe("made.yaml"))
+    ]
+    assert metrics[0]["reward/mean"] == metrics[1]["reward/mean"]
+    assert metrics[0]["policy/grad_norm"] == metrics[1]["policy/grad_norm"]
+
+
+def test_rows_may_come_from_a_generator_and_are_not_changed() -> None:
+    rows = [dict(row) for row in ROWS]
+    run(recipe_of("steps=1"), queries=(row for row in rows), reward=length_of)
+    assert rows == ROWS
+
+
+def test_several_functions_sync_and_async_add_up() -> None:
+    async def patient(completions: Sequence[str], bonus: Sequence[float], **columns: Any) -> list[float]:
+        await asyncio.sleep(0)
+        return list(bonus)
+
+    outcome = run(recipe_of("steps=1"), queries=ROWS, reward=[length_of, patient])
+    lines = rollouts(outcome)
+    bonus_of = {row["prompt"]: row["bonus"] for row in ROWS}
+    for line in lines:
+        assert line["rewards"] == {"length_of": float(len(line["completion"])), "patient": bonus_of[line["prompt"]]}
+        assert line["reward"] == pytest.approx(sum(line["rewards"].values()))
+    assert {"reward/length_of/mean", "reward/patient/mean"} <= outcome.metrics[-1].keys()
+
+
+def test_none_leaves_a_response_out_of_its_group_and_of_the_mean() -> None:
+    def every_other(completions: Sequence[str], **columns: Any) -> list[float | None]:
+        return [None if number % 2 else float(number) for number in range(len(completions))]
+
+    outcome = run(recipe_of("steps=1"), queries=ROWS, reward=every_other)
+    step = outcome.metrics[-1]
+    assert step["reward/unscored_fraction"] == 0.5
+    assert step["reward/mean"] == 1.0  # of 0 and 2
+    for number, line in enumerate(rollouts(outcome)):
+        left_out = number % 2 == 1
+        assert (line["reward"] is None) == left_out
+        assert (line["advantage"] == 0) == left_out
+
+
+def test_a_reward_that_never_applies_trains_nothing_and_says_so() -> None:
+    outcome = run(recipe_of("steps=1"), queries=ROWS, reward=lambda completions, **_: [None] * len(completions))
+    assert outcome.metrics[-1]["reward/unscored_fraction"] == 1
+    assert outcome.metrics[-1]["policy/grad_norm"] == 0
+    assert "unscored" in outcome.diagnoses
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
+def test_a_model_directory_of_each_family_is_trained(model_directory: Callable[..., Path], family: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = model_directory(family)
+    recipe = recipe_of("model.architecture=null", "model.tokenizer=null", f"model.path={path}", "steps=1")
+    outcome = run(recipe, queries=ROWS, reward=length_of)
+    before = AutoModelForCausalLM.from_pretrained(path)
+    after = AutoModelForCausalLM.from_pretrained(outcome.model)
+    assert type(after) is type(before)
+    pairs = list(zip(before.parameters(), after.parameters(), strict=True))
+    assert any(not torch.equal(one, two) for one, two in pairs)
+    assert outcome.metrics[-1]["mismatch/logprob_gap_max"] < 1e-5
+    assert outcome.metrics[-1]["clip/token_fraction_by_mini_batch"][0] == 0
+
+
+def test_chat_messages_go_through_the_template_and_completions_come_as_messages(
+    model_directory: Callable[..., Path],
+) -> None:
+    seen: list[Any] = []
+
+    def of_messages(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+        seen.append((prompts[0], completions[0]))
+        return [float(len(completion[-1]["content"])) for completion in completions]
+
+    path = model_directory("qwen3", chat_template=CHAT_TEMPLATE)
+    recipe = recipe_of(f"model.path={path}", "model.architecture=null", "model.tokenizer=null", "steps=1")
+    rows = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
+    outcome = run(recipe, queries=rows, reward=of_messages)
+    assert all(line["prompt"].startswith("user: Say ") for line in rollouts(outcome))
+    assert all(line["prompt"].endswith("assistant: ") for line in rollouts(outcome))
+    assert all(prompt[0]["role"] == "user" and reply[0]["role"] == "assistant" for prompt, reply in seen)
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], name: str) -> None:
+    path = Path(name)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif path.suffix == ".csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+
+
+REWARD_FILE = """
+def mentions(prompts, completions, answer, **columns):
+    return [float(str(gold) in text) for gold, text in zip(answer, completions)]
+"""
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
+def test_every_kind_of_file_trains_from_the_command_line_with_a_reward_file(name: str) -> None:
+    write_rows(ROWS, name)
+    Path("reward.py").write_text(REWARD_FILE, encoding="utf-8")
+    overrides = [*OWN_DATA, f"queries.path={name}", "reward.0.function=reward.py:mentions", "steps=1"]
+    assert cli.main(["train", str(TINY), *overrides]) == 0
+    lines = rollouts_in(Path("runs/tiny"))
+    answers = {row["prompt"]: row["answer"] for row in ROWS}
+    for line in lines:
+        assert line["reward"] == float(answers[line["prompt"]] in line["completion"])
+    assert lines[0]["query"].startswith(f"{name}:")
+
+
+def test_a_fitted_tokenizer_can_write_the_template_around_the_prompts() -> None:
+    from transformers import AutoTokenizer
+
+    outcome = run(recipe_of("queries.template='Question: {prompt}!'", "steps=1"), queries=ROWS, reward=length_of)
+    tokenizer = AutoTokenizer.from_pretrained(outcome.model)
+    for line in rollouts(outcome):
+        assert tokenizer.unk_token_id not in tokenizer(line["prompt"]).input_ids
+
+
+def test_gsm8k_rows_train_with_the_math_reward() -> None:
+    write_rows(GSM8K, "train.jsonl")
+    overrides = [*OWN_DATA, "queries.path=train.jsonl", "reward.0.function=math", "steps=1", "rollout.max_new_tokens=4"]
+    assert cli.main(["train", str(TINY), *overrides]) == 0
+    lines = rollouts_in(Path("runs/tiny"))
+    assert {line["reward"] for line in lines} <= {0.0, 1.0}
+
+
+def test_verl_rows_train_on_their_ground_truth(model_directory: Callable[..., Path]) -> None:
+    write_rows(VERL, "verl.parquet")
+    path = model_directory("qwen3", chat_template=CHAT_TEMPLATE)
+    model = [f"model.path={path}", "model.architecture=null", "model.tokenizer=null"]
+    overrides = [*OWN_DATA, *model, "queries.path=verl.parquet", "reward.0.function=exact_match", "steps=1"]
+    assert cli.main(["train", str(TINY), *overrides]) == 0
+
+
+def test_a_separate_evaluation_file_gives_its_name_to_the_metrics_and_is_not_trained_on() -> None:
+    write_rows(ROWS[:4], "train.jsonl")
+    write_rows(ROWS[4:], "exam.jsonl")
+    recipe = recipe_of("queries.path=train.jsonl", "evaluation.path=exam.jsonl", "evaluation.num_queries=2", "steps=1")
+    outcome = run(recipe, reward=length_of)
+    assert "evaluation/exam/pass_at_1" in outcome.metrics[0]
+    assert {line["prompt"] for line in rollouts(outcome)} == {row["prompt"] for row in ROWS[:4]}
+
+
+def test_input_that_cannot_be_used_is_a_user_error_and_leaves_nothing() -> None:
+    for rows in ([], ["just text"], [{"text": "no prompt"}], [{"prompt": ""}]):
+        with pytest.raises(gspo.UserError):
+            run(recipe_of(), queries=rows, reward=length_of)
+    with pytest.raises(gspo.UserError, match="reward"):
+        run(recipe_of(), queries=ROWS, reward=[])
+    assert not Path("runs").exists()
+
+
+def test_a_function_that_raises_ends_the_run_with_the_model_saved() -> None:
+    calls: list[int] = []
+
+    def fails_later(completions: Sequence[str], **columns: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) > 6:
+            raise ZeroDivisionError("too late")
+        return [float(number) for number in range(len(completions))]
+
+    with pytest.raises(gspo.UserError, match=r"fails_later.*ZeroDivisionError: too late"):
+        run(make_recipe({**recipe_of().model_dump(), "steps": 5}), queries=ROWS, reward=fails_later)
+    assert Path("runs/tiny/model/model.safetensors").is_file()
