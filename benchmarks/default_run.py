@@ -22,7 +22,8 @@ HEAD = """# The default run, measured
 `python benchmarks/default_run.py --output docs/default_run`
 
 2 CPU cores, nothing else running; wall time of the whole command, imports and both evaluations included; pass@1 on the
-same 512 held-out queries at temperature 1, one sample each, with its standard error over questions.
+same 512 held-out queries at temperature 1, one sample each, with its standard error over questions; first and last
+step: how many of the 512 training responses show their work, and the mean reward of those and of bare answers.
 
 """
 
@@ -35,15 +36,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     runs: dict[int, Lines] = {}
-    names = [
-        "seed",
-        "wall time, s",
-        "of it GSPO steps, s",
-        "peak memory, MiB",
-        "pass@1 before",
-        "pass@1 after",
-        "tokens",
-    ]
+    names = ["seed", "wall time, s", "of it GSPO steps, s", "peak memory, MiB", "pass@1 before", "pass@1 after"]
+    names += ["tokens, held-out", "first step", "last step"]
     rows = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds[:1] if options.quick else options.seeds:
@@ -80,6 +74,14 @@ def _row(seed: int, seconds: float, lines: Lines) -> str:
     length = "evaluation/held_out/mean_tokens"
     cells.append(f"{first[length]:.1f} → {last[length]:.1f}")
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _styles(rollouts: Lines) -> str:
+    """How many of a step's responses show their work, and the mean reward of those that do and of those that do not."""
+    worked = [line["reward"] for line in rollouts if "=" in line["completion"]]
+    bare = [line["reward"] for line in rollouts if "=" not in line["completion"]]
+    means = (f"{sum(rewards) / len(rewards):.2f}" if rewards else "–" for rewards in (worked, bare))
+    return f" {len(worked) / len(rollouts):.0%} worked, reward {next(means)}; bare {next(means)} |"
 
 
 def _course(runs: dict[int, Lines]) -> str:

@@ -79,7 +79,7 @@ class Run:
         line: dict[str, Any] = {"step": step, **metrics}
         due = recipe.evaluation.every and step % recipe.evaluation.every == 0
         if due or step == recipe.steps:
-            line |= self._evaluation_metrics()
+            line |= self._evaluation_metrics(step)
         self._append(line)
         if recipe.report.rollouts:
             self.directory.write_rollouts(step, batch, trained)
@@ -92,7 +92,7 @@ class Run:
 
     def record_start(self) -> None:
         """Evaluate before the first step: line 0 of the metrics."""
-        if not self.interrupt.requested and (metrics := self._evaluation_metrics()):
+        if not self.interrupt.requested and (metrics := self._evaluation_metrics(0)):
             self._append({"step": 0, **metrics})
 
     @property
@@ -101,11 +101,13 @@ class Run:
         path = self.recipe.evaluation.path
         return Path(path).stem if path else "held_out"
 
-    def _evaluation_metrics(self) -> dict[str, float]:
+    def _evaluation_metrics(self, step: int) -> dict[str, float]:
         queries = self.parts.queries.held_out
         if not queries:
             return {}
         rate: PassRate = evaluate(self.parts.policy, queries, self.parts.functions, self.recipe)
+        score = f"{rate.pass_at_1:.3f} ± {rate.standard_error:.3f} on {rate.num_queries} held-out queries"
+        self.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before GSPO: {score}")
         prefix = f"evaluation/{self.set_name}"
         return {
             f"{prefix}/pass_at_1": rate.pass_at_1,

@@ -113,6 +113,31 @@ def test_padding_changes_nothing(family: str, new_policy: NewPolicy, ragged_sequ
     torch.testing.assert_close(padded.entropy[:num_tokens], alone.entropy, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_logits_never_exist_for_more_than_a_chunk_of_tokens(
+    with_gradient: bool, new_policy: NewPolicy, ragged_sequences: Any
+) -> None:
+    policy = new_policy()
+    sequences = ragged_sequences(8, vocabulary=vocabulary(policy))
+    num_tokens = sum(len(s.response_ids) for s in sequences)
+    rows: list[int] = []
+    policy.head.register_forward_hook(lambda module, inputs, output: rows.append(output.numel() // output.shape[-1]))
+    saved: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.set_grad_enabled(with_gradient), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs = response_likelihood(policy, sequences, chunk_tokens=7).logprobs
+    assert max(rows) <= 7 and sum(rows) == num_tokens
+    if with_gradient:
+        # Nothing kept for the backward pass has a row for every token and a column for every word of the vocabulary.
+        assert num_tokens * vocabulary(policy) not in saved
+        logprobs.sum().backward()
+        assert max(rows) <= 7 and sum(rows) == 2 * num_tokens  # recomputed, chunk by chunk
+
+
 @pytest.mark.parametrize("max_tokens", [1, 40, 200, 1000, 10**6])
 @pytest.mark.parametrize("seed", range(3))
 def test_micro_batches_hold_every_sequence_once_within_the_budget(max_tokens: int, seed: int) -> None:
