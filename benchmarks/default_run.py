@@ -44,7 +44,8 @@ def main() -> None:
             directory = Path(folder) / f"seed_{seed}"
             seconds = _train(seed, directory, QUICK if options.quick else [])
             runs[seed] = _lines(directory / "metrics.jsonl")
-            rows.append(_row(seed, seconds, runs[seed]))
+            rollouts = [_lines(path) for path in sorted((directory / "rollouts").iterdir())]
+            rows.append(_row(seed, seconds, runs[seed]) + _styles(rollouts[0]) + _styles(rollouts[-1]))
             print("\n".join(rows), flush=True)
     if options.output:
         text = HEAD + "\n".join(rows) + "\n\n![curves](" + Path(options.output).name + ".svg)\n\n" + _course(runs)

@@ -223,7 +223,6 @@ REWARDS = {
     "NaN": ("def score(completions, **columns):\n    return [float('nan')] * len(completions)\n", "nan"),
     "strings": ("def score(completions, **columns):\n    return ['1.0'] * len(completions)\n", "'1.0'"),
     "a number": ("def score(completions, **columns):\n    return 1.0\n", "1.0 for 4 completions"),
-    "unknown column": ("def score(completions, solution):\n    return [1.0] * len(completions)\n", "solution"),
 }
 
 
@@ -239,6 +238,12 @@ def test_a_reward_that_cannot_be_used_is_named_with_its_row_and_the_model_is_sav
     assert "Traceback" not in error
     assert "reward function score, row rows.jsonl:" in error and named in error
     assert Path("runs/tiny/model/model.safetensors").is_file()
+
+
+def test_a_reward_that_needs_a_column_that_is_not_there_is_refused_before_anything_is_trained(failing: Failing) -> None:
+    Path("my_reward.py").write_text("def score(completions, solution):\n    return [1.0]\n", encoding="utf-8")
+    message = failing("train", TINY, *OWN_DATA, "queries.path=rows.jsonl", "reward.0.function=my_reward.py:score")
+    assert "reward function score, row rows.jsonl:" in message and "solution" in message and "answer" in message
 
 
 def test_a_reward_file_that_cannot_be_imported_is_named_with_its_line(failing: Failing) -> None:

@@ -181,3 +181,10 @@ def test_reinforcement_learning_goes_on_from_the_cold_started_weights(dtype: str
 def test_train_is_callable_by_its_public_name_also_after_its_module_was_imported() -> None:
     assert sys.modules["gspo.train"]
     assert callable(gspo.train)  # a second run in the same notebook
+
+
+def test_a_demonstration_longer_than_the_model_is_refused(new_policy: Any, query_of: Any) -> None:
+    policy = new_policy(max_position_embeddings=8)
+    row = Row(id="shown:1", prompt="1 + 2 =")
+    with pytest.raises(UserError, match=r"row shown:1|row data|8 positions"):
+        encode_demonstrations(policy, [query_of([4, 5, 6, 7])], [(row, "1 + 2 = 3")])

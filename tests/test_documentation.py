@@ -277,7 +277,7 @@ def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]
 
 def general_name(key: str) -> str:
     key = re.sub(r"^evaluation/[^/]+/", "evaluation/<set>/", key)
-    return re.sub(r"^reward/[^/]+/mean$", "reward/<function>/mean", key)
+    return re.sub(r"^reward/[^/]+/(mean|seconds)$", r"reward/<function>/\1", key)
 
 
 def test_every_key_of_a_run_is_defined_in_the_glossary(everything_on: Mapping[str, set[str]]) -> None:

@@ -130,3 +130,12 @@ def test_a_second_ctrl_c_ends_a_step_that_is_stuck_and_still_saves_the_model(
     assert "Traceback" not in error
     assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").is_file()
     assert [line["step"] for line in steps_written(tmp_path)] == [1]
+
+
+def test_a_held_stretch_is_not_cut_short_by_control_c() -> None:
+    with Interrupt() as interrupt:
+        with interrupt.held():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not interrupt.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.requested  # the handler is back

@@ -19,6 +19,7 @@ from gspo.prepare import Prepared, prepare
 from gspo.records import Batch, Score
 from gspo.report.display import Display
 from gspo.report.run_directory import RunDirectory
+from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
 from gspo.run import MAX_SKIPPED_IN_A_ROW, Run
 from gspo.train import make_batch
@@ -85,7 +86,7 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
     def take(step: int) -> None:
         old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
         reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-        run.record(step, batch, old, reports, late=0)
+        run.record(step, batch, old, reports, scored=Scored(scores=batch.scores, num_timed_out=0, seconds={}))
 
     return run, take
 

@@ -294,3 +294,12 @@ def test_a_function_that_raises_ends_the_run_with_the_model_saved() -> None:
     with pytest.raises(gspo.UserError, match=r"fails_later.*ZeroDivisionError: too late"):
         run(make_recipe({**recipe_of().model_dump(), "steps": 5}), queries=ROWS, reward=fails_later)
     assert Path("runs/tiny/model/model.safetensors").is_file()
+
+
+def test_what_python_stands_in_for_is_not_written_as_the_runs_recipe() -> None:
+    recipe = gspo.load_recipe(TINY, ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0"])
+    outcome = gspo.train(
+        recipe, queries=[{"prompt": f"{n} + 1 ="} for n in range(8)], reward=lambda prompts, **_: [1.0] * len(prompts)
+    )
+    written = gspo.load_recipe(outcome.model.parent / "recipe.yaml")
+    assert written.queries.procedural is None and written.reward == ()

@@ -7,7 +7,7 @@ from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
-from gspo.policy.model import make_tokenizer
+from gspo.policy.model import check_vocabulary, make_tokenizer, named_stop_ids
 from gspo.prepare import fitting_texts, quiet_transformers
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
@@ -16,7 +16,7 @@ from gspo.records import Group, Query, Rollout
 from gspo.report.run_directory import check_absent
 from gspo.report.summary import arithmetic
 from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.score import score
+from gspo.reward.score import check_columns, score
 
 NUM_ROWS = 8  # rendered
 JUNK = "I do not know."
@@ -26,12 +26,17 @@ def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
     functions = load_functions(recipe.reward)
     rows = load_rows(recipe)
-    pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
+    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
         config = load_config(recipe.model)
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
+    named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
+    if recipe.model.path is not None:
+        check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=recipe.model.path)
     some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
-    queries = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config)).train
+    rendered = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    queries = rendered.train
+    check_columns([*queries[:1], *rendered.held_out[:1]], functions)
     check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
     rollout = recipe.rollout
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"

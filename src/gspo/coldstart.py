@@ -32,10 +32,18 @@ def encode_demonstrations(
         raise UserError("the tokenizer has no end token, so completions could not be closed", where="cold_start")
     texts = [completion for _, completion in demonstrations]
     completions = policy.tokenizer(texts, add_special_tokens=False).input_ids
-    return [
+    examples = [
         Conditioned(prompt_ids=query.prompt_ids, response_ids=(*ids, end))
         for query, ids in zip(queries, completions, strict=True)
     ]
+    for query, example in zip(queries, examples, strict=True):
+        if policy.max_positions is not None and example.num_tokens > policy.max_positions:
+            raise UserError(
+                f"prompt and completion have {example.num_tokens} tokens, the model {policy.max_positions} positions",
+                where=f"cold start, row {query.id}",
+                mend="shorten or remove such rows",
+            )
+    return examples
 
 
 def cold_start(

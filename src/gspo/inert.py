@@ -42,6 +42,8 @@ def _sampling(recipe: Recipe) -> list[str]:
             "rollout.top_p/top_k cut the distribution that is sampled, while ratios are those of the whole "
             "distribution: the responses are not quite π_old's"
         )
+    if rollout.max_rows < rollout.group_size:
+        found.append(f"rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same")
     if not recipe.queries.shuffle and recipe.cold_start.steps:
         found.append("queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled")
     return found
@@ -66,6 +68,11 @@ def _queries(recipe: Recipe) -> list[str]:
     queries, found = recipe.queries, []
     if queries.split != "train" and (queries.path is None or names_file(queries.path)):
         found.append(f"queries.split {queries.split} is for a hub id: there is no such data set here")
+    evaluation = recipe.evaluation
+    if evaluation.split != "test" and (evaluation.path is None or names_file(evaluation.path)):
+        found.append(f"evaluation.split {evaluation.split} is for a hub id in evaluation.path")
+    if queries.config is not None and queries.path is None:
+        found.append("queries.config is for a hub id in queries.path")
     if queries.prompt is not None and queries.procedural is not None:
         found.append("queries.prompt names a column of a file: a procedural task has none")
     return found

@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -21,6 +23,18 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)  # type: ignore[arg-type]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A stretch that Ctrl-C cannot cut short, such as writing the model."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -19,6 +19,7 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
 from gspo.report.run_directory import check_absent
 from gspo.reward.functions import RewardFunction, load_functions
+from gspo.reward.score import check_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ def prepare(
     check_absent(recipe)
     functions = load_functions(recipe.reward, reward)
     rows = load_rows(recipe, queries)
-    pairs = load_demonstrations(recipe, rows.train) if recipe.cold_start.steps else []
+    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
         load_config(recipe.model)  # so that a path that is wrong is the first thing said
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
@@ -50,6 +51,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
+    check_columns([*rendered.train[:1], *rendered.held_out[:1]], functions)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
         policy=policy,

@@ -24,10 +24,10 @@ class Rollout:
     """One response of the policy to a query, with all that is known about how it was sampled."""
 
     response_ids: tuple[int, ...]  # ends with the stop token where finish_reason is "stop"
-    text: str  # decoded without special tokens at its end
+    text: str  # decoded, special tokens left out, as TRL does
     sampler_logprobs: tuple[float, ...]  # log π of each response token, of the distribution at the sampling temperature
     finish_reason: FinishReason
-    policy_version: int  # optimiser steps the sampling policy had taken
+    policy_version: int  # updates, made or skipped, before it was sampled
 
 
 @dataclass(frozen=True, kw_only=True)

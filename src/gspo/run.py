@@ -22,6 +22,7 @@ from gspo.report.diagnoses import WINDOW, diagnoses
 from gspo.report.display import Display
 from gspo.report.metrics import step_metrics
 from gspo.report.run_directory import RunDirectory
+from gspo.reward.score import Scored
 
 
 @dataclass(kw_only=True)
@@ -68,14 +69,14 @@ class Run:
         old: Mapping[int, Sequence[float]],
         reports: Sequence[MiniBatchReport],
         *,
-        late: int,
+        scored: Scored,
     ) -> None:
-        """Write a finished step to disk and screen; `late` reward calls ran over their time limit.
+        """Write a finished step to disk and screen.
 
         Raises RunError where updates have been skipped too often in a row.
         """
         recipe, trained = self.recipe, [item for report in reports for item in report.trained]
-        metrics = step_metrics(batch, old, reports, self.seconds, num_timed_out=late)
+        metrics = step_metrics(batch, old, reports, self.seconds, scored=scored)
         line: dict[str, Any] = {"step": step, **metrics}
         due = recipe.evaluation.every and step % recipe.evaluation.every == 0
         if due or step == recipe.steps:

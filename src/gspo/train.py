@@ -58,13 +58,14 @@ def train(
     """
     started = time.monotonic()
     display = display or Display()
+    recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
     for sentence in inert_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
     parts = prepare(recipe, queries=queries, reward=reward)
     with Interrupt() as interrupt:
         directory = RunDirectory.create(recipe)
         run = Run(recipe=recipe, parts=parts, directory=directory, display=display, interrupt=interrupt)
-        display.note(introduction(recipe, parts))
+        display.note(introduction(recipe, parts.policy, parts.queries, parts.functions))
         try:
             _cold_start(run)
             run.record_start()
@@ -77,14 +78,25 @@ def train(
             raise
         finally:
             display.stop()
-            parts.policy.save(run.directory.model)
+            with interrupt.held():
+                directory.save_model(parts.policy)
     return Outcome(
         metrics=run.lines,
-        model=run.directory.model,
+        model=directory.model,
         diagnoses=run.diagnoses,
         interrupted=interrupt.requested,
         seconds=time.monotonic() - started,
     )
+
+
+def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Display) -> Recipe:
+    """The recipe without the sources that Python stands in for, so that the run directory does not name them."""
+    if queries and (recipe.queries.path or recipe.queries.procedural):
+        display.note("note: queries come from Python: the recipe's own are set aside", style="yellow")
+    if reward and recipe.reward:
+        display.note("note: the reward comes from Python: the recipe's own is set aside", style="yellow")
+    own = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
+    return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
 
 
 def _loop(run: Run, optimizer: Optimizer) -> None:
@@ -110,7 +122,7 @@ def _loop(run: Run, optimizer: Optimizer) -> None:
                 old = old_logprobs(policy, batch, recipe.actor, temperature=temperature)
             with run.clock("update"):
                 reports = update(policy, optimizer, batch, old, recipe.actor, temperature=temperature)
-        run.record(step, batch, old, reports, late=scored.num_timed_out)
+        run.record(step, batch, old, reports, scored=scored)
 
 
 def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:

@@ -13,7 +13,7 @@ from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.row import Row
-from gspo.queries.source import load_rows
+from gspo.queries.source import RowSet, load_rows
 from gspo.queries.worked import chain_sum as demonstrate
 
 RecipeOf = Callable[..., Recipe]
@@ -45,8 +45,8 @@ def test_built_in_demonstrations_are_right_mixed_and_reproducible(
     cold_start = {"steps": 1, "demonstrations": "gspo.queries.worked:chain_sum", "rows": 200}
     recipe = recipe_of(queries={"procedural": chain_sum}, cold_start=cold_start)
     rows = load_rows(recipe).train
-    pairs = load_demonstrations(recipe, rows)
-    assert pairs == load_demonstrations(recipe, rows)
+    pairs = load_demonstrations(recipe, RowSet(train=tuple(rows), held_out=()))
+    assert pairs == load_demonstrations(recipe, RowSet(train=tuple(rows), held_out=()))
     assert len({row.id for row, _ in pairs}) == 200
     for row, text in pairs:
         *steps, answer = re.findall(r"-?\d+(?=,| <|<)", text)
@@ -57,7 +57,13 @@ def test_built_in_demonstrations_are_right_mixed_and_reproducible(
 def test_a_demonstrator_of_ones_own_gets_the_row_with_its_prompt(tmp_path: Path, recipe_of: RecipeOf) -> None:
     (tmp_path / "mine.py").write_text("def show(row, rng):\n    return row['prompt'] + row['answer']\n")
     recipe = recipe_of(cold_start={"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"})
-    assert sorted(text for _, text in load_demonstrations(recipe, ROWS)) == ["0?0", "1?1", "2?2", "3?3", "4?4"]
+    assert sorted(text for _, text in load_demonstrations(recipe, RowSet(train=tuple(ROWS), held_out=()))) == [
+        "0?0",
+        "1?1",
+        "2?2",
+        "3?3",
+        "4?4",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +76,14 @@ def test_a_demonstrator_that_fails_is_named_with_the_row(
     (tmp_path / "mine.py").write_text(f"def show(row, rng):\n    {body}\n")
     recipe = recipe_of(cold_start={"steps": 1, "demonstrations": f"{tmp_path}/mine.py:show"})
     with pytest.raises(UserError, match=said) as caught:
-        load_demonstrations(recipe, ROWS)
+        load_demonstrations(recipe, RowSet(train=tuple(ROWS), held_out=()))
     assert "row data:" in str(caught.value)
 
 
 def test_the_built_in_demonstrator_refuses_other_tasks(recipe_of: RecipeOf) -> None:
     recipe = recipe_of(cold_start={"steps": 1, "demonstrations": "gspo.queries.worked:chain_sum"})
     with pytest.raises(UserError, match="chain_sum only"):
-        load_demonstrations(recipe, ROWS)
+        load_demonstrations(recipe, RowSet(train=tuple(ROWS), held_out=()))
 
 
 def test_a_file_of_completions(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -85,7 +91,10 @@ def test_a_file_of_completions(tmp_path: Path, recipe_of: RecipeOf) -> None:
     shown = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": [{"role": "assistant", "content": "d"}]}]
     path.write_text("\n".join(map(json.dumps, shown)))
     recipe = recipe_of(cold_start={"steps": 1, "path": str(path)})
-    assert {(row.prompt, text) for row, text in load_demonstrations(recipe, ())} == {("a", "b"), ("c", "d")}
+    assert {(row.prompt, text) for row, text in load_demonstrations(recipe, RowSet(train=(), held_out=()))} == {
+        ("a", "b"),
+        ("c", "d"),
+    }
     path.write_text('{"prompt": "a", "response": "b"}')
     with pytest.raises(UserError, match="'completion'; the other columns there are: response"):
-        load_demonstrations(recipe, ())
+        load_demonstrations(recipe, RowSet(train=(), held_out=()))

@@ -9,7 +9,7 @@ import pytest
 
 from gspo.config import Recipe
 from gspo.errors import UserError
-from gspo.queries.source import load_queries, load_rows
+from gspo.queries.source import load_rows, render_rows
 
 RecipeOf = Callable[..., Recipe]
 
@@ -62,11 +62,11 @@ def test_rows_from_python_stand_in_for_the_recipes(recipe_of: RecipeOf, chain_su
 
 def test_queries_have_unique_ids_and_leave_room_for_the_response(recipe_of: RecipeOf, tokenizer: Any) -> None:
     recipe = recipe_of(rollout={"max_new_tokens": 10})
-    queries = load_queries(recipe, tokenizer, max_positions=16, rows=data(100))
+    queries = render_rows(load_rows(recipe, data(100)), tokenizer, recipe=recipe, max_positions=16)
     ids = [query.id for query in (*queries.train, *queries.held_out)]
     assert len(set(ids)) == 100
     with pytest.raises(UserError, match=r"rollout\.max_new_tokens"):
-        load_queries(recipe, tokenizer, max_positions=14, rows=data(100))
+        render_rows(load_rows(recipe, data(100)), tokenizer, recipe=recipe, max_positions=14)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gspo.policy.optimizer import StepReport
 from gspo.policy.update import MiniBatchReport, Trained
 from gspo.records import Batch, FinishReason, Group, Query, Rollout, Score
 from gspo.report.metrics import peak_bytes, step_metrics
+from gspo.reward.score import Scored
 
 SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}
 
@@ -60,7 +61,15 @@ def report(
 def metrics(
     batch: Batch, *reports: MiniBatchReport, old: dict[int, Sequence[float]] | None = None, late: int = 0
 ) -> dict[str, Any]:
-    return dict(step_metrics(batch, old or {}, reports, SECONDS, num_timed_out=late))
+    return dict(
+        step_metrics(
+            batch,
+            old or {},
+            reports,
+            SECONDS,
+            scored=Scored(scores=batch.scores, num_timed_out=late, seconds={"verifier": 0.5}),
+        )
+    )
 
 
 TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])
@@ -83,7 +92,7 @@ def test_a_group_has_zero_variance_where_its_scored_rewards_are_equal() -> None:
 def test_nothing_scored_at_all_is_still_a_line() -> None:
     line = metrics(batch([[1, 1]], [[None, None]]), report())
     assert line["reward/unscored_fraction"] == 1 and line["group/zero_variance_fraction"] == 1
-    assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+    assert math.isnan(line["reward/mean"])  # there is none: null in the file
 
 
 def test_lengths_and_cut_responses_are_counted_over_all_responses() -> None:
@@ -118,9 +127,10 @@ def test_the_ratios_are_a_mean_over_sequences_and_the_extremes() -> None:
     assert (line["ratio/sequence_min"], line["ratio/sequence_max"]) == (0.8, 1.5)
 
 
-def test_a_step_that_trained_nothing_has_ratios_of_1_and_nothing_clipped() -> None:
+def test_a_step_that_trained_nothing_has_no_ratio_and_nothing_clipped() -> None:
     line = metrics(TWO_GROUPS, report(), report())
-    assert (line["ratio/sequence_mean"], line["clip/token_fraction"], line["clip/sequence_fraction"]) == (1, 0, 0)
+    assert math.isnan(line["ratio/sequence_mean"]) and math.isnan(line["policy/entropy"])
+    assert (line["clip/token_fraction"], line["clip/sequence_fraction"]) == (0, 0)
     assert line["clip/token_fraction_by_mini_batch"] == [0, 0]
     assert line["throughput/trained_tokens_per_second"] == 0
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from gspo.errors import UserError
+from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
 
 
@@ -126,3 +128,19 @@ def test_async_functions_work_where_a_loop_runs_already(groups: Any, functions: 
         return score(groups(["ab"]), functions(by_length_later))
 
     assert rewards(asyncio.run(notebook())) == [2.0]
+
+
+def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(groups: Any) -> None:
+    at_once, most = [0], [0]
+
+    def one_at_a_time(completions: Any, **columns: Any) -> list[float]:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        time.sleep(0.03)
+        at_once[0] -= 1
+        return [1.0] * len(completions)
+
+    one_at_a_time.max_concurrent_calls = 1  # type: ignore[attr-defined]
+    slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3)
+    scored = score(groups(*[["x"]] * 20), [slow])  # 0.6 s in all: twice the limit of one call
+    assert most == [1] and scored.num_timed_out == 0

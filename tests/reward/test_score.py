@@ -157,3 +157,26 @@ def test_a_function_that_raises_is_named_with_row_and_line(
     with pytest.raises(UserError, match=said) as caught:
         score(groups(["1"], ["x"]), functions(function))
     assert caught.value.where is not None and caught.value.where.startswith("reward function f0, row data:")
+
+
+def test_a_function_of_weight_0_is_measured_and_makes_nothing_applicable(groups: Any) -> None:
+    def verifier(**columns: Any) -> list[float | None]:
+        return [1.0, None]
+
+    def watched(**columns: Any) -> list[float | None]:
+        return [0.5, 0.5]
+
+    both = [RewardFunction(name="a", call=verifier), RewardFunction(name="b", call=watched, weight=0.0)]
+    scored = score(groups(["x", "y"]), both)
+    assert rewards(scored) == [1.0, None]
+    assert [one.parts["b"] for one in scored.scores] == [0.5, 0.5]
+
+
+def test_a_function_that_sets_alarms_is_told_why_they_fail(groups: Any, functions: Any) -> None:
+    from math_verify import parse
+
+    def with_alarm(completions: Any, **columns: Any) -> list[float]:
+        return [float(bool(parse(text))) for text in completions]
+
+    with pytest.raises(UserError, match="parsing_timeout=None"):
+        score(groups(["$1$"]), functions(with_alarm))

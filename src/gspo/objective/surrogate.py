@@ -38,6 +38,10 @@ def surrogate(
     """
     if int(lengths.sum()) != len(logprobs) or len(old_logprobs) != len(logprobs):
         raise ValueError(f"lengths sum to {int(lengths.sum())}, but there are {len(logprobs)} tokens")
+    if level not in ("token", "sequence", "sequence_token"):
+        raise ValueError(f"unknown level {level!r}: token, sequence or sequence_token")
+    if len(lengths) and int(lengths.min()) < 1:
+        raise ValueError("a response without tokens has no likelihood")
     if len(advantages) != len(lengths) and not (level == "sequence_token" and len(advantages) == len(logprobs)):
         raise ValueError(f"level {level}: {len(advantages)} advantages do not fit {len(lengths)} sequences")
     objective = {"sequence": gspo, "sequence_token": gspo_token, "token": grpo}[level]

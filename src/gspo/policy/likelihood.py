@@ -45,7 +45,7 @@ def response_likelihood(
     """
     ids, is_predictor = _padded(policy, sequences)
     # Padding stands behind every real token, so causal attention needs no mask to keep it out.
-    output = policy.model.base_model(input_ids=ids, use_cache=False)
+    output = policy.trunk(input_ids=ids, use_cache=False)
     hidden = output.last_hidden_state[is_predictor]
     targets = torch.cat([torch.tensor(s.response_ids, dtype=torch.long) for s in sequences]).to(policy.device)
     chunks = [

@@ -24,7 +24,8 @@ class Policy:
     device: torch.device
     stop_ids: tuple[int, ...]
     pad_id: int
-    head: Any  # the module that maps hidden states to raw logits
+    trunk: Any  # the module that maps token ids to hidden states
+    head: Any  # and the one that maps those to raw logits
     logit_scale: float | None = None  # Cohere multiplies, Granite divides
     logit_cap: float | None = None  # Gemma: cap · tanh(logits / cap)
 
@@ -70,20 +71,24 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
     torch.manual_seed(seed)
     model = _pretrained(recipe, dtype) if recipe.path else _untrained(recipe, tokenizer, dtype)
     model = model.to(device).eval()
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > vocabulary:
-        raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {vocabulary}",
-            where=recipe.path or "model.architecture",
-            mend="use the tokenizer that belongs to the model (model.tokenizer)",
-        )
+    check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     policy = Policy(
-        model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id, **_head_of(model)
+        model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id, **_parts_of(model)
     )
     _check_head(policy)
     return policy
+
+
+def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
+    """UserError where the tokenizer can give ids that the model has no embedding for."""
+    if len(tokenizer) > num_embeddings:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}",
+            where=where,
+            mend="use the tokenizer that belongs to the model (model.tokenizer)",
+        )
 
 
 def checkpoint_gradients(policy: Policy) -> None:
@@ -97,10 +102,12 @@ def checkpoint_gradients(policy: Policy) -> None:
     policy.model.train()
 
 
-def _head_of(model: Any) -> dict[str, Any]:
+def _parts_of(model: Any) -> dict[str, Any]:
     config = model.config.get_text_config()
     divisor = getattr(config, "logits_scaling", None)
+    trunk = model.base_model
     return {
+        "trunk": getattr(model, "model", model) if trunk is model else trunk,
         "head": model.get_output_embeddings(),
         "logit_scale": getattr(config, "logit_scale", None) if divisor is None else 1 / divisor,
         "logit_cap": getattr(config, "final_logit_softcapping", None),
@@ -149,6 +156,19 @@ def _untrained(recipe: Model, tokenizer: Any, dtype: torch.dtype) -> Any:
 def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     found = set(declared if isinstance(declared, list) else [declared]) | {tokenizer.eos_token_id}
+    stop_ids = tuple(sorted(index for index in found if index is not None)) + named_stop_ids(tokenizer, stop_tokens)
+    if not stop_ids:
+        raise UserError(
+            "neither the model nor its tokenizer names an end token: no response could ever end",
+            where="model.path",
+            mend="name one with rollout.stop_tokens",
+        )
+    return tuple(sorted(set(stop_ids)))
+
+
+def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
+    found = []
     for token in stop_tokens:
         ids = tokenizer(token, add_special_tokens=False).input_ids
         if len(ids) != 1:
@@ -157,29 +177,25 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
             )
         if ids[0] == tokenizer.unk_token_id:
             raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
-        found.add(ids[0])
-    stop_ids = tuple(sorted(index for index in found if index is not None))
-    if not stop_ids:
-        raise UserError(
-            "neither the model nor its tokenizer names an end token: no response could ever end",
-            where="model.path",
-            mend="name one with rollout.stop_tokens",
-        )
-    return stop_ids
+        found.append(ids[0])
+    return tuple(found)
 
 
 @torch.no_grad()
 def _check_head(policy: Policy) -> None:
-    """Prove that `Policy.logits` of the hidden states is what the model itself computes."""
+    """Prove that `Policy.logits` of the trunk's hidden states is what the model itself computes."""
     ids = torch.arange(1, 9, device=policy.device)[None] % policy.model.get_input_embeddings().weight.shape[0]
     expected = policy.model(input_ids=ids, use_cache=False).logits[0].float()
-    hidden = policy.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-    found = policy.logits(hidden)
     # Differently shaped matrix products round differently, in bfloat16 visibly.
     tolerance = 1e-4 if next(policy.model.parameters()).dtype == torch.float32 else 5e-2
+    name = type(policy.model).__name__
+    try:
+        found = policy.logits(policy.trunk(input_ids=ids, use_cache=False).last_hidden_state[0])
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"{name} is not built as a trunk and a head: {short(error)}", where="model.path") from None
     if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         raise UserError(
-            f"{type(policy.model).__name__} transforms its logits in a way gspo does not know",
+            f"{name} transforms its logits in a way gspo does not know",
             where="model.path",
             mend="add the transformation to Policy.logits in gspo/policy/model.py",
         )

@@ -62,16 +62,25 @@ def old_logprobs(policy: Policy, batch: Batch, actor: Actor, *, temperature: flo
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
         return {index: rollouts[index].sampler_logprobs for index, _ in items}
     found: dict[int, tuple[float, ...]] = {}
-    with torch.no_grad():
-        for part in micro_batches([sequence.num_tokens for _, sequence in items], actor.micro_batch_tokens):
-            chosen = [items[i] for i in part]
-            sequences = [sequence for _, sequence in chosen]
-            likelihood = response_likelihood(
-                policy, sequences, temperature=temperature, chunk_tokens=actor.logprob_chunk_tokens
-            )
-            pieces = likelihood.logprobs.split([len(s.response_ids) for s in sequences])
-            found |= {index: tuple(piece.tolist()) for (index, _), piece in zip(chosen, pieces, strict=True)}
+    sequences = dict(items)
+    for members in _mini_batches(batch, actor.mini_batches):
+        # Cut as the update cuts: other shapes round differently, in bfloat16 by as much as GSPO's clip range.
+        indices = [index for index in members if index in sequences]
+        for part in micro_batches([sequences[index].num_tokens for index in indices], actor.micro_batch_tokens):
+            chosen = [indices[i] for i in part]
+            found |= _policy_logprobs(policy, {index: sequences[index] for index in chosen}, actor, temperature)
     return found
+
+
+@torch.no_grad()
+def _policy_logprobs(
+    policy: Policy, sequences: dict[int, Conditioned], actor: Actor, temperature: float
+) -> dict[int, tuple[float, ...]]:
+    likelihood = response_likelihood(
+        policy, list(sequences.values()), temperature=temperature, chunk_tokens=actor.logprob_chunk_tokens
+    )
+    pieces = likelihood.logprobs.split([len(sequence.response_ids) for sequence in sequences.values()])
+    return {index: tuple(piece.tolist()) for index, piece in zip(sequences, pieces, strict=True)}
 
 
 def update(

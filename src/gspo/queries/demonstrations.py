@@ -1,20 +1,20 @@
 """The cold start's corpus: prompts with the completions the model first learns to imitate."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from gspo.callables import error_line, load_callable
 from gspo.config import Recipe
 from gspo.errors import UserError
-from gspo.queries.files import names_file, read_rows
+from gspo.queries.files import read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.row import Row
+from gspo.queries.source import RowSet
 
 WHERE = "cold_start.demonstrations"
 
 
-def load_demonstrations(recipe: Recipe, train_rows: Sequence[Row]) -> list[tuple[Row, str]]:
+def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:
     """Up to cold_start.rows pairs of row and completion text, drawn by the recipe's seed.
 
     Raises UserError for a file without completions and for a demonstrator that fails or returns no text.
@@ -22,19 +22,21 @@ def load_demonstrations(recipe: Recipe, train_rows: Sequence[Row]) -> list[tuple
     rng = random.Random(f"cold start {recipe.seed}")
     cold_start = recipe.cold_start
     if cold_start.path is not None:
-        pairs = _read_pairs(recipe, cold_start.path)
+        held_out = {row.prompt_key for row in rows.held_out}
+        pairs = [pair for pair in _read_pairs(cold_start.path) if pair[0].prompt_key not in held_out]
+        if not pairs:
+            raise UserError("every prompt of the file is among those held out for evaluation", where="cold_start.path")
         return rng.sample(pairs, min(cold_start.rows, len(pairs)))
     if cold_start.demonstrations is None:
         mend = "set cold_start.path or cold_start.demonstrations"
         raise UserError("the recipe has no demonstrations", where="cold_start", mend=mend)
     demonstrate = load_callable(cold_start.demonstrations, where=WHERE)
-    rows = rng.sample(train_rows, min(cold_start.rows, len(train_rows)))
-    return [(row, _demonstration(demonstrate, row, rng)) for row in rows]
+    chosen = rng.sample(rows.train, min(cold_start.rows, len(rows.train)))
+    return [(row, _demonstration(demonstrate, row, rng)) for row in chosen]
 
 
-def _read_pairs(recipe: Recipe, path: str) -> list[tuple[Row, str]]:
-    config = None if names_file(path) else recipe.queries.config
-    rows = lay_out(read_rows(path, config=config), source=path, prompt_column=None)
+def _read_pairs(path: str) -> list[tuple[Row, str]]:
+    rows = lay_out(read_rows(path), source=path, prompt_column=None)
     return [(row, _completion(row)) for row in rows]
 
 

@@ -36,16 +36,6 @@ class QuerySet:
     held_out: tuple[Query, ...]
 
 
-def load_queries(
-    recipe: Recipe, tokenizer: Any, *, max_positions: int | None, rows: Iterable[Mapping[str, Any]] | None = None
-) -> QuerySet:
-    """The recipe's queries, or those of `rows` given from Python; `max_positions` is the model's, None for no limit.
-
-    Raises UserError for data that cannot be used (files, layouts, render).
-    """
-    return render_rows(load_rows(recipe, rows), tokenizer, recipe=recipe, max_positions=max_positions)
-
-
 def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -> RowSet:
     """Training and held-out rows; `rows` given from Python stand in for queries.path and queries.procedural."""
     queries, num_held_out = recipe.queries, recipe.evaluation.num_queries

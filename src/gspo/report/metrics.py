@@ -1,5 +1,6 @@
 """The numbers of a step, under the names that docs/metrics.md defines."""
 
+import math
 import resource
 import statistics
 import sys
@@ -9,6 +10,7 @@ import torch
 
 from gspo.policy.update import MiniBatchReport, Trained
 from gspo.records import Batch, Rollout
+from gspo.reward.score import Scored
 
 Metrics = dict[str, float | list[float]]
 
@@ -19,19 +21,20 @@ def step_metrics(
     reports: Sequence[MiniBatchReport],
     seconds: Mapping[str, float],
     *,
-    num_timed_out: int,
+    scored: Scored,
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     trained = [item for report in reports for item in report.trained]
     return {
-        **_reward_metrics(batch, num_timed_out),
+        **_reward_metrics(batch, scored.num_timed_out),
         "response/mean_tokens": statistics.fmean(len(rollout.response_ids) for rollout in rollouts),
         "response/truncated_fraction": statistics.fmean(rollout.finish_reason == "length" for rollout in rollouts),
         **_ratio_metrics(trained, len(reports)),
         **_policy_metrics(reports, trained),
         **_mismatch_metrics(rollouts, old_logprobs),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
+        **{f"reward/{name}/seconds": value for name, value in scored.seconds.items()},
         "throughput/generated_tokens_per_second": sum(len(rollout.response_ids) for rollout in rollouts)
         / max(seconds["rollout"], 1e-9),
         "throughput/trained_tokens_per_second": sum(item.num_tokens for item in trained) / max(seconds["update"], 1e-9),
@@ -53,7 +56,7 @@ def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
     for group in batch.groups:
         varied += len({score.reward for score in [next(scores) for _ in group.rollouts]} - {None}) > 1
     metrics: Metrics = {
-        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
+        "reward/mean": statistics.fmean(rewards) if rewards else math.nan,
         "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
         "reward/unscored_fraction": 1 - len(rewards) / len(batch.scores),
         "reward/timed_out_calls": float(num_timed_out),
@@ -72,7 +75,7 @@ def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics
     def clipped_tokens(items: Sequence[Trained]) -> float:
         return sum(item.num_clipped for item in items) / max(1, sum(item.num_tokens for item in items))
 
-    ratios = [item.sequence_ratio for item in trained] or [1.0]
+    ratios = [item.sequence_ratio for item in trained] or [math.nan]
     return {
         "clip/sequence_fraction": sum(item.num_clipped > 0 for item in trained) / max(1, len(trained)),
         "clip/token_fraction": clipped_tokens(trained),
@@ -87,7 +90,7 @@ def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics
 
 
 def _policy_metrics(reports: Sequence[MiniBatchReport], trained: Sequence[Trained]) -> Metrics:
-    tokens = max(1, sum(item.num_tokens for item in trained))
+    tokens = sum(item.num_tokens for item in trained) or math.nan
     return {
         "policy/loss": statistics.fmean(report.loss for report in reports),
         "policy/grad_norm": statistics.fmean(report.step.grad_norm for report in reports),

@@ -68,6 +68,12 @@ class RunDirectory:
                     index += 1
         return path
 
+    def save_model(self, policy: Policy) -> None:
+        """Write the final model, under its name only once it is whole."""
+        unfinished = self.path / "unfinished_model"
+        policy.save(unfinished)
+        unfinished.rename(self.model)
+
     def save_checkpoint(self, step: int, policy: Policy, *, keep: int) -> None:
         """Write checkpoints/step_<step>/model, then remove all but the newest `keep`."""
         root = self.path / "checkpoints"

@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config import Recipe
-from gspo.prepare import Prepared
+from gspo.policy.model import Policy
+from gspo.queries.source import QuerySet
+from gspo.reward.functions import RewardFunction
 
 
-def introduction(recipe: Recipe, parts: Prepared) -> str:
+def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
     """Model, data and the derived arithmetic of a run, in three lines."""
-    policy, rollout, actor = parts.policy, recipe.rollout, recipe.actor
+    rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
     return "\n".join(
         [
             f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}",
-            f"{len(parts.queries.train):,} queries to train on, {len(parts.queries.held_out):,} held out; "
-            f"reward: {', '.join(function.name for function in parts.functions)}",
+            f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; "
+            f"reward: {', '.join(function.name for function in functions)}",
             arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps),
         ]
     )

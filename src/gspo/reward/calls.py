@@ -20,6 +20,8 @@ class Call:
     function: Callable[[], Any]
     is_async: bool
     time_limit_seconds: float
+    lane: str = ""  # calls of one lane share `at_once` places
+    at_once: int = MAX_CONCURRENT_CALLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +54,23 @@ def run_calls(calls: Sequence[Call]) -> Iterator[tuple[int, Outcome]]:
     running: dict[int, _Running] = {}
     loop = _responsive_loop() if any(call.is_async for call in calls) else None
     while waiting or running:
-        while waiting and len(running) < MAX_CONCURRENT_CALLS:
-            index, call = waiting.popleft()
+        while (ready := _take_ready(waiting, [calls[index].lane for index in running])) is not None:
+            index, call = ready
             if loop and call.is_async:
                 cancel = _start_coroutine(index, call, finished, loop)
             else:
                 cancel = _start_thread(index, call, finished)
             running[index] = _Running(deadline=time.monotonic() + call.time_limit_seconds, cancel=cancel)
         yield from _settle(running, calls, finished)
+
+
+def _take_ready(waiting: deque[tuple[int, Call]], lanes: Sequence[str]) -> tuple[int, Call] | None:
+    """The first waiting call whose lane has a place left, taken out of the queue."""
+    for position, (index, call) in enumerate(waiting):
+        if lanes.count(call.lane) < call.at_once:
+            del waiting[position]
+            return index, call
+    return None
 
 
 def _settle(running: dict[int, _Running], calls: Sequence[Call], finished: Finished) -> Iterator[tuple[int, Outcome]]:

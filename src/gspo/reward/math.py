@@ -23,7 +23,7 @@ def math(
     completions: Sequence[Any],
     *,
     answer_column: str = "answer",
-    seconds_per_answer: float = 5.0,
+    seconds_per_answer: float = 2.0,
     **columns: Any,
 ) -> list[float | None]:
     """1.0 where math-verify finds the completion's answer equal to the column's, 0.0 where not or where it takes long.
@@ -44,8 +44,9 @@ def _verified(gold: str, completion: str, seconds: float) -> float | None:
             worker = _start_worker()
         reply = _ask(worker, {"gold": gold, "completion": completion[-MAX_COMPLETION_CHARACTERS:], "seconds": seconds})
         if not reply:  # it ended itself: this answer took too long or too much memory
-            worker.wait()
-            worker = None
+            status, worker = worker.wait(), None
+            if status > 0:  # not ended by a signal, be it the alarm or for want of memory
+                raise RuntimeError(f"math-verify's process ended with exit status {status}")
             return 0.0
         right = json.loads(reply)
         return None if right is None else float(right)
@@ -78,7 +79,10 @@ def _start_worker() -> "subprocess.Popen[str]":
     return worker
 
 
+NUM_WORKERS = min(8, os.cpu_count() or 1)
+math.max_concurrent_calls = NUM_WORKERS  # type: ignore[attr-defined]  # a call that waits for a worker runs no clock
+
 # A slot is None until a worker is needed; last in, first out, so that started workers are used again first.
 _idle_workers: "queue.LifoQueue[subprocess.Popen[str] | None]" = queue.LifoQueue()
-for _ in range(min(8, os.cpu_count() or 1)):
+for _ in range(NUM_WORKERS):
     _idle_workers.put(None)

@@ -10,8 +10,8 @@ from typing import Any
 
 from gspo.callables import error_line
 from gspo.errors import UserError
-from gspo.records import Group, Score
-from gspo.reward.calls import Call, Outcome, run_calls
+from gspo.records import Group, Query, Score
+from gspo.reward.calls import MAX_CONCURRENT_CALLS, Call, Outcome, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
 
 MAX_TIMED_OUT_FRACTION = 0.2
@@ -55,12 +55,21 @@ def score(groups: Sequence[Group], functions: Sequence[RewardFunction]) -> Score
     return Scored(scores=tuple(scores), num_timed_out=num_timed_out, seconds=seconds)
 
 
+def check_columns(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> None:
+    """UserError where a function needs a column that a query does not have; calls nothing."""
+    for query in queries:
+        for function in functions:
+            _arguments(Group(query=query, rollouts=()), function)
+
+
 def _group_scores(group: Group, functions: Sequence[RewardFunction], parts: Sequence[Parts]) -> list[Score]:
     scores = []
     for rollout in range(len(group.rollouts)):
         values = [of_function[rollout] for of_function in parts]
         applying = [
-            function.weight * value for function, value in zip(functions, values, strict=True) if value is not None
+            function.weight * value
+            for function, value in zip(functions, values, strict=True)
+            if value is not None and function.weight != 0  # weight 0: measured only
         ]
         by_name = {function.name: value for function, value in zip(functions, values, strict=True)}
         scores.append(Score(reward=sum(applying) if applying else None, parts=by_name))
@@ -73,6 +82,8 @@ def _call(group: Group, function: RewardFunction) -> Call:
         function=partial(function.call, **arguments),
         is_async=function.is_async,
         time_limit_seconds=function.time_limit_seconds,
+        lane=function.name,
+        at_once=getattr(function.call, "max_concurrent_calls", MAX_CONCURRENT_CALLS),
     )
 
 
@@ -85,7 +96,7 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     there |= function.options
     there["prompts"] = [query.prompt] * size
     there["completions"] = texts if is_text else [[{"role": "assistant", "content": text}] for text in texts]
-    there["completion_ids"] = [list(rollout.response_ids) for rollout in group.rollouts]
+    there["completion_ids"] = [list(rollout.response_ids) for rollout in group.rollouts]  # TRL hands them over too
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in there]
     if missing:
@@ -107,7 +118,9 @@ def _parts(outcome: Outcome, group: Group, function: RewardFunction) -> Parts:
             raise outcome.error
         kind, message = type(outcome.error).__name__, str(outcome.error)
         what = f"it raises {kind}: {message}{error_line(outcome.error, function.call)}"
-        raise UserError(what, where=_place(group, function)) from outcome.error
+        threads = kind == "ValueError" and "thread" in message  # math-verify's time limits are alarms
+        mend = "reward functions run in threads: pass parsing_timeout=None, timeout_seconds=None" if threads else None
+        raise UserError(what, where=_place(group, function), mend=mend) from outcome.error
     values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
     if not isinstance(values, list | tuple) or len(values) != size:
         count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]

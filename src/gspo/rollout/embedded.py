@@ -64,6 +64,7 @@ class _Rows:
     mask: Int[Tensor, "R T"] | None  # 1 where a token is real; None: no row is padded
     position: Int[Tensor, "R 1"]  # of the token to be read next
     alive: Bool[Tensor, "R"]
+    width: int  # columns read so far, padding included; not every kind of cache can tell
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
         self.index, self.position, self.alive = self.index[rows], self.position[rows], self.alive[rows]
@@ -126,7 +127,7 @@ def _prefill(
     is_real = column >= (width - lengths)[:, None]
     uniform = bool(is_real.all())
     cache = in_place_cache(policy.model.config)
-    output = policy.model.base_model(
+    output = policy.trunk(
         input_ids=ids,
         attention_mask=None if uniform else is_real.long(),
         position_ids=(column - (width - lengths)[:, None]).clamp(min=0),
@@ -145,14 +146,16 @@ def _prefill(
         mask=mask,
         position=lengths[repeat][:, None],
         alive=torch.ones(len(repeat), dtype=torch.bool, device=policy.device),
+        width=width,
     )
     return rows, policy.logits(output.last_hidden_state[:, -1])[repeat]
 
 
 def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
     """Read one more token a row and return the logits for the next."""
-    mask = None if rows.mask is None else rows.mask[:, : rows.cache.get_seq_length() + 1]
-    output = policy.model.base_model(
+    rows.width += 1
+    mask = None if rows.mask is None else rows.mask[:, : rows.width]
+    output = policy.trunk(
         input_ids=token[:, None],
         attention_mask=mask,
         position_ids=rows.position,
@@ -171,8 +174,9 @@ def _sample(
     kept = _truncate(log_probabilities, sampling)
     # One uniform number a row through the cumulated probabilities, whatever they sum to; noise for every token of a
     # large vocabulary would cost more than the model.
-    cumulated = kept.exp().cumsum(-1)
-    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulated[:, -1:]
+    cumulated = kept.exp().cumsum(-1, dtype=torch.float64)  # float32 would lose the small ones of a large vocabulary
+    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device, dtype=torch.float64)
+    uniform = uniform * cumulated[:, -1:]
     token = torch.searchsorted(cumulated, uniform, right=True).clamp_(max=logits.shape[-1] - 1)
     return token[:, 0], log_probabilities.gather(-1, token)[:, 0]
 
