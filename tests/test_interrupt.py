@@ -31,21 +31,21 @@ def score(completions, **columns):
 
 def test_the_first_signal_is_a_request_and_the_second_an_interrupt(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with Interrupt() as interrupt:
+    with Interrupt(print) as interrupt:
         assert not interrupt.requested
         signal.raise_signal(signal.SIGINT)
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "saving the model" in capfd.readouterr().err
+    assert "saving the model" in capfd.readouterr().out
 
 
 def test_outside_the_main_thread_the_signal_is_left_alone() -> None:
     before, seen = signal.getsignal(signal.SIGINT), []
 
     def enter() -> None:
-        with Interrupt() as interrupt:
+        with Interrupt(print) as interrupt:
             seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=enter)
@@ -133,7 +133,7 @@ def test_a_second_ctrl_c_ends_a_step_that_is_stuck_and_still_saves_the_model(
 
 
 def test_a_held_stretch_is_not_cut_short_by_control_c() -> None:
-    with Interrupt() as interrupt:
+    with Interrupt(print) as interrupt:
         with interrupt.held():
             os.kill(os.getpid(), signal.SIGINT)
         assert not interrupt.requested

@@ -77,7 +77,7 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
         parts=parts,
         directory=RunDirectory.create(recipe),
         display=Display(quiet=True),
-        interrupt=Interrupt(),
+        interrupt=Interrupt(print),
         seconds=dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0),
     )
     batch = varied_batch(parts, recipe)

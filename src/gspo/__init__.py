@@ -40,6 +40,10 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Imported on first use: the command line's help must not wait for torch.
     import importlib

@@ -12,14 +12,13 @@ from gspo.prepare import fitting_texts, quiet_transformers
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_rows, render_rows
-from gspo.records import Group, Query, Rollout
+from gspo.records import Score
 from gspo.report.run_directory import check_absent
 from gspo.report.summary import arithmetic
 from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.score import check_columns, score
+from gspo.reward.probe import JUNK, probe
 
 NUM_ROWS = 8  # rendered
-JUNK = "I do not know."
 
 
 def check(recipe: Recipe) -> Iterator[str]:
@@ -36,7 +35,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
     rendered = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config))
     queries = rendered.train
-    check_columns([*queries[:1], *rendered.held_out[:1]], functions)
+    probed = probe(queries, rendered.held_out, functions)
     check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
     rollout = recipe.rollout
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
@@ -47,7 +46,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     yield f"columns     {', '.join(queries[0].columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
-    yield from _reward_lines(queries, functions)
+    yield from _reward_lines(probed, functions)
     actor = recipe.actor
     yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
@@ -59,22 +58,15 @@ def check(recipe: Recipe) -> Iterator[str]:
         yield f"note        {error}"
 
 
-def _reward_lines(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> Iterator[str]:
+def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[RewardFunction]) -> Iterator[str]:
     """What each function says of the row's own answer, where there is one, and of junk."""
-    answer = queries[0].columns.get("answer")
-    samples = {"junk": JUNK} if answer is None else {"gold": str(answer), "junk": JUNK}
-    group = Group(query=queries[0], rollouts=tuple(_rollout(text) for text in samples.values()))
-    scores = score([group], functions).scores
+    has_gold = probed[0][0] != JUNK
     for function in functions:
-        said = [
-            f"{name} {json.dumps(text)} → {s.parts[function.name]}"
-            for (name, text), s in zip(samples.items(), scores, strict=True)
-        ]
-        yield f"reward      {function.name}: {', '.join(said)}"
+        said = {text: one.parts[function.name] for text, one in probed}
+        words = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in said.items()]
+        yield f"reward      {function.name}: {', '.join(words)}"
+        if all(value is None for value in said.values()):
+            yield f"note        {function.name} says that it does not apply to either"
         # Only the first function is a verifier; a format, say, has nothing to do with being right.
-        if function is functions[0] and answer is not None and len({s.parts[function.name] for s in scores}) == 1:
+        elif has_gold and function is functions[0] and len(set(said.values())) == 1:
             yield f"note        {function.name} scores the bare answer like junk: it may ask for another form"
-
-
-def _rollout(text: str) -> Rollout:
-    return Rollout(response_ids=(), text=text, sampler_logprobs=(), finish_reason="stop", policy_version=0)

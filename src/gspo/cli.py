@@ -57,7 +57,9 @@ def _train(path: str, overrides: Sequence[str]) -> int:
     from gspo.train import train
 
     outcome = train(recipe, display=display)
-    display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds))
+    display.note(
+        summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, interrupted=outcome.interrupted)
+    )
     return _INTERRUPTED if outcome.interrupted else 0
 
 

@@ -1,9 +1,8 @@
 """Ctrl-C as a request: the run ends at the next safe place, a second one ends it at once."""
 
-import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -11,8 +10,9 @@ from types import FrameType
 class Interrupt:
     """A context in which the first SIGINT sets `requested` and the second raises KeyboardInterrupt."""
 
-    def __init__(self) -> None:
+    def __init__(self, alert: Callable[[str], object]) -> None:
         self.requested = False
+        self._alert = alert
         self._previous: object = None
 
     def __enter__(self) -> "Interrupt":
@@ -40,5 +40,4 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        # os.write, for a handler may run in the middle of another print.
-        os.write(2, b"\nending after this step and saving the model (Ctrl-C again: end at once)\n")
+        self._alert("ending after this step and saving the model (Ctrl-C again: end at once)")

@@ -19,7 +19,7 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
 from gspo.report.run_directory import check_absent
 from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.score import check_columns
+from gspo.reward.probe import probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
-    check_columns([*rendered.train[:1], *rendered.held_out[:1]], functions)
+    probe(rendered.train, rendered.held_out, functions)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
         policy=policy,

@@ -78,6 +78,7 @@ class Run:
         recipe, trained = self.recipe, [item for report in reports for item in report.trained]
         metrics = step_metrics(batch, old, reports, self.seconds, scored=scored)
         line: dict[str, Any] = {"step": step, **metrics}
+        self.display.step(step, line)
         due = recipe.evaluation.every and step % recipe.evaluation.every == 0
         if due or step == recipe.steps:
             line |= self._evaluation_metrics(step)
@@ -86,7 +87,6 @@ class Run:
             self.directory.write_rollouts(step, batch, trained)
         if recipe.checkpoint.every and step % recipe.checkpoint.every == 0:
             self.directory.save_checkpoint(step, self.parts.policy, keep=recipe.checkpoint.keep)
-        self.display.step(step, line)
         if step >= WINDOW or step == recipe.steps:
             self._name_diagnoses()
         self._stop_if_broken(step, batch, reports)
@@ -106,6 +106,8 @@ class Run:
         queries = self.parts.queries.held_out
         if not queries:
             return {}
+        if step == 0:
+            self.display.note(f"evaluating on {len(queries)} held-out queries …")
         rate: PassRate = evaluate(self.parts.policy, queries, self.parts.functions, self.recipe)
         score = f"{rate.pass_at_1:.3f} ± {rate.standard_error:.3f} on {rate.num_queries} held-out queries"
         self.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before GSPO: {score}")

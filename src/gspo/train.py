@@ -62,7 +62,7 @@ def train(
     for sentence in inert_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
     parts = prepare(recipe, queries=queries, reward=reward)
-    with Interrupt() as interrupt:
+    with Interrupt(display.alert) as interrupt:
         directory = RunDirectory.create(recipe)
         run = Run(recipe=recipe, parts=parts, directory=directory, display=display, interrupt=interrupt)
         display.note(introduction(recipe, parts.policy, parts.queries, parts.functions))

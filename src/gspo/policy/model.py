@@ -73,6 +73,7 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
     model = model.to(device).eval()
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
+    model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     policy = Policy(
         model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id, **_parts_of(model)

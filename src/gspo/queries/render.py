@@ -48,7 +48,7 @@ def _takes_chat_template(row: Row, tokenizer: Any, queries: Queries) -> bool:
     wanted = is_messages or (has_template if queries.chat is None else queries.chat)
     if wanted and not has_template:
         what = "the prompt is chat messages" if is_messages else "queries.chat is true"
-        mend = "use an instruct model's tokenizer, or give prompts as text without queries.chat"
+        mend = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
         raise UserError(f"{what}, and the tokenizer has no chat template", where=row.id, mend=mend)
     if queries.system is not None and not wanted:
         mend = "put the text into queries.template instead"

@@ -57,6 +57,13 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -
 def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: int | None) -> QuerySet:
     """Both sets of rows as the model reads them; prompts must leave rollout.max_new_tokens of the positions."""
     longest = None if max_positions is None else max_positions - recipe.rollout.max_new_tokens
+    if longest is not None and longest < 1:
+        raise UserError(
+            f"rollout.max_new_tokens {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's "
+            f"{max_positions} positions",
+            where="rollout.max_new_tokens",
+            mend="lower it",
+        )
     train = render_all(rows.train, tokenizer, queries=recipe.queries, max_prompt_tokens=longest)
     held_out = render_all(rows.held_out, tokenizer, queries=recipe.queries, max_prompt_tokens=longest)
     return QuerySet(train=train, held_out=held_out)

@@ -19,12 +19,14 @@ def diagnoses(
         return statistics.fmean(line[name] for line in recent)
 
     found: dict[str, str] = {}
-    if (equal := mean("group/zero_variance_fraction")) >= 0.75:
+    if (unscored := mean("reward/unscored_fraction")) >= 0.2:
+        found["unscored"] = f"{unscored:.0%} of responses have no reward: no reward function applies to them"
+    elif (equal := mean("group/zero_variance_fraction")) >= 0.75:
         side = "the task is solved, or too easy" if mean("reward/mean") > 0.5 else "the task is too hard for this model"
         found["no_signal"] = f"{equal:.0%} of groups have equal rewards: no signal ({side}); change the queries"
     if (clipped := mean("clip/token_fraction")) >= 0.6:
         found["clip_too_narrow"] = f"{clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high"
-    elif clipped == 0 and mini_batches > 1 and mean("group/zero_variance_fraction") < 1:
+    elif clipped == 0 and mini_batches > 1 and not found:
         goal = "the paper's GRPO: 0.2/0.27" if level == "token" else "to where ratio/sequence_min and _max lie"
         found["clip_inert"] = (
             f"no token was clipped in {len(recent)} steps: actor.clip_* never bind; narrow them ({goal}) "
@@ -32,8 +34,6 @@ def diagnoses(
         )
     if (cut := mean("response/truncated_fraction")) >= 0.25:
         found["truncated"] = f"{cut:.0%} of responses cut off at rollout.max_new_tokens: raise it"
-    if (unscored := mean("reward/unscored_fraction")) >= 0.2:
-        found["unscored"] = f"{unscored:.0%} of responses have no reward: no reward function applies to them"
     if (gap := mean("mismatch/logprob_gap_mean")) >= 0.05:
         found["engine_mismatch"] = (
             f"engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ"

@@ -1,5 +1,6 @@
 """What the person sees: a live display in a terminal, plain lines elsewhere, nothing when asked for quiet."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,13 @@ class Display:
         """Print a line; it stays."""
         self.console.print(text, style=style, markup=False, soft_wrap=True)
 
+    def alert(self, text: str) -> None:
+        """Say something at once, from a signal handler too: above the live display, else on standard error."""
+        if self._live is not None:
+            self.note(text, style="bold yellow")
+        else:
+            os.write(2, f"\n{text}\n".encode())  # not print: a handler may run in the middle of another one
+
     def start(self, phase: str, total: int) -> None:
         """Begin a phase of `total` steps."""
         self.stop()
@@ -52,7 +60,7 @@ class Display:
         if self._live is not None:
             self._rows = [*self._rows, row][-_ROWS:]
             self._progress.update(self._task, completed=step, description="GSPO")
-            self._live.update(Group(_table(self._rows), self._progress))
+            self._live.update(Group(_table(self._rows, self.console.width), self._progress))
         elif self._is_due(step):
             cells = "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS[1:], row[1:], strict=True))
             self.note(f"step {step}/{self._total}  {cells}  {self._time_left(step)}")
@@ -90,12 +98,19 @@ def _row(step: int, line: Mapping[str, Any]) -> Sequence[str]:
     ]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in _COLUMNS:
+def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
+    """The rows with as many columns, the first ones first, as fit the width whole."""
+    shown, used = 0, 0
+    for name, *cells in zip(_COLUMNS, *rows, strict=True):
+        used += max(len(text) for text in (name, *cells)) + 2
+        if used - 2 > width:
+            break
+        shown += 1
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for name in _COLUMNS[:shown]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*row[:shown])
     return table
 
 

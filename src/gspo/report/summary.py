@@ -35,12 +35,22 @@ def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps:
     )
 
 
-def summary(lines: Sequence[Mapping[str, Any]], diagnoses: Mapping[str, str], model: Path, seconds: float) -> str:
+def summary(
+    lines: Sequence[Mapping[str, Any]],
+    diagnoses: Mapping[str, str],
+    model: Path,
+    seconds: float,
+    *,
+    interrupted: bool = False,
+) -> str:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
-    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    done = max((line["step"] for line in lines), default=0)
+    rows = [("ended early", f"interrupted after {done} steps of GSPO")] if interrupted else []
+    rows += [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
     rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
-    rows.append(("metrics", str(model.parent / "metrics.jsonl")))
+    if lines:
+        rows.append(("metrics", str(model.parent / "metrics.jsonl")))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 

@@ -30,6 +30,8 @@ def answer_text(completion: Any) -> str:
 def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
     """The column of right answers; UserError where there is none, naming the columns there are."""
     if name not in columns:
-        what = f"it needs a column {name!r}; the columns there are: {', '.join(columns) or 'none'}"
-        raise UserError(what, where=f"reward function {function}", mend="set its option answer_column")
+        there = ", ".join(column for column in columns if column != "completion_ids") or "none"
+        what = f"it needs a column {name!r}; the columns there are: {there}"
+        mend = "name the column: options: {answer_column: …}"
+        raise UserError(what, where=f"reward function {function}", mend=mend)
     return list(columns[name])

@@ -72,8 +72,11 @@ def _named_function(reward: Reward) -> RewardFunction:
     elif ":" in name:
         call = load_callable(name, where="reward.function")
     else:
-        near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.4) or list(BUILT_IN)
-        mend = f"did you mean {', '.join(near)}? A function of your own is module:name or file.py:name"
+        near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
+        known = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
+        mend = f"{known} A function of your own is module:name or file.py:name"
+        if name.endswith(".py"):
+            mend = f"name the function in the file: {name}:function"
         raise UserError(f"no built-in reward {name!r}", where="reward.function", mend=mend)
     _check_options(reward, call)
     return RewardFunction(

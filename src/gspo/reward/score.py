@@ -100,7 +100,7 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in there]
     if missing:
-        columns = ", ".join(query.columns) or "none"
+        columns = ", ".join(query.columns) or "none"  # what is there besides is not the data's
         what = f"it needs {', '.join(missing)}; the columns there are: {columns}"
         mend = "rename the column or the parameter, or give it under the reward's options"
         raise UserError(what, where=_place(group, function), mend=mend)
