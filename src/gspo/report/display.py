@@ -1,5 +1,6 @@
 """What the person sees: a live display in a terminal, plain lines elsewhere, nothing when asked for quiet."""
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,7 @@ _COLUMNS = ["step", "reward", "clipped", "equal groups", "tokens", "cut", "s min
 def _row(step: int, line: Mapping[str, Any]) -> Sequence[str]:
     seconds = [line[f"time/{name}_seconds"] for name in ("rollout", "reward", "update")]
     seconds[2] += line["time/likelihood_seconds"]
+    low, high = line["ratio/sequence_min"], line["ratio/sequence_max"]
     return [
         str(step),
         f"{line['reward/mean']:.3f}",
@@ -92,7 +94,7 @@ def _row(step: int, line: Mapping[str, Any]) -> Sequence[str]:
         f"{line['group/zero_variance_fraction']:.0%}",
         f"{line['response/mean_tokens']:.1f}",
         f"{line['response/truncated_fraction']:.0%}",
-        f"{line['ratio/sequence_min']:.4f}…{line['ratio/sequence_max']:.4f}",
+        "none trained" if math.isnan(low) else f"{low:.4f}…{high:.4f}",
         "+".join(f"{value:.2f}" for value in seconds),
         f"{line['throughput/generated_tokens_per_second']:,.0f}",
     ]
