@@ -35,15 +35,6 @@ class Outcome:
     interrupted: bool
     seconds: float
 
-    def evaluations(self, name: str) -> list[float]:
-        """The values of an evaluation metric, such as pass_at_1, before, during and after training."""
-        return [
-            v
-            for line in self.metrics
-            for key, v in line.items()
-            if key.startswith("evaluation/") and key.endswith(name)
-        ]
-
 
 def train(
     recipe: Recipe,

@@ -162,6 +162,20 @@ def test_the_first_mini_batch_has_ratio_one_and_later_ones_do_not(
     assert sum(item.num_clipped for item in second.trained) > 0
 
 
+def test_recomputed_ratios_of_the_first_mini_batch_are_exactly_one_in_bfloat16_too(
+    new_policy: NewPolicy, query_of: Any, actor_of: Any
+) -> None:
+    # Other shapes round differently, so π_old must be computed in the same cut as π_θ.
+    policy = new_policy("qwen3", dtype="bfloat16", hidden_size=64, num_hidden_layers=4)
+    queries = [query_of([4 + n % 5] * (3 + 5 * n), n) for n in range(8)]
+    groups = sample_groups(policy, queries, Sampling(max_new_tokens=40), group_size=4, seed=0, policy_version=0)
+    batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(32)])
+    optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=4)
+    actor = actor_of(mini_batches=4, old_logprobs="recompute", micro_batch_tokens=200)
+    first = updated(policy, optimizer, batch, actor)[0]
+    assert [item.sequence_ratio for item in first.trained] == [1.0] * len(first.trained)
+
+
 @pytest.mark.parametrize("level", ["sequence", "sequence_token", "token"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(
