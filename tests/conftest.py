@@ -11,8 +11,8 @@ from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
     from gspo.config import Actor
-    from gspo.policy.likelihood import Conditioned
     from gspo.policy.model import Policy
+    from gspo.policy.packing import Conditioned
     from gspo.records import Batch, Query
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -42,6 +42,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.3},
     "mistral": {"sliding_window": 4},
     "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    "gpt_oss": {"sliding_window": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "gemma3_text": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
 
@@ -86,16 +90,18 @@ def plain_logprobs() -> "Callable[..., torch.Tensor]":
 @pytest.fixture(scope="session")
 def ragged_sequences() -> "Callable[..., list[Conditioned]]":
     """Random token sequences of unequal lengths; the first response has one token."""
-    from gspo.policy.likelihood import Conditioned
+    from gspo.policy.packing import Conditioned
 
     def build(number: int, *, vocabulary: int, seed: int = 0, longest: int = 20) -> "list[Conditioned]":
         rng = random.Random(seed)
 
-        def tokens(count: int) -> list[int]:
-            return [rng.randrange(3, vocabulary) for _ in range(count)]
+        def tokens(count: int) -> tuple[int, ...]:
+            return tuple(rng.randrange(3, vocabulary) for _ in range(count))
 
         lengths = [1, *(rng.randint(1, longest) for _ in range(number - 1))]
-        return [Conditioned(prompt_ids=tokens(rng.randint(1, 9)), response_ids=tokens(n)) for n in lengths]
+        return [
+            Conditioned(prompt_ids=tokens(rng.randint(1, 9)), response_ids=torch.tensor(tokens(n))) for n in lengths
+        ]
 
     return build
 
@@ -121,11 +127,11 @@ def batch_of(query_of: Any) -> "Callable[..., Batch]":
         rng = random.Random(seed)
 
         def rollout() -> Rollout:
-            ids = tuple(rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 12)))
+            ids = torch.tensor([rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 12))])
             return Rollout(
                 response_ids=ids,
                 text="",
-                sampler_logprobs=tuple(-1.0 for _ in ids),
+                sampler_logprobs=torch.full(ids.shape, -1.0),
                 finish_reason="length",
                 policy_version=0,
             )
@@ -148,7 +154,7 @@ def actor_of() -> "Callable[..., Actor]":
     from gspo.config import Actor
 
     def build(**settings: Any) -> "Actor":
-        return Actor(**{"micro_batch_tokens": 10**6, "logprob_chunk_tokens": 10**6, "mini_batches": 1, **settings})
+        return Actor(**{"micro_batch_tokens": 10**6, "mini_batches": 1, **settings})
 
     return build
 

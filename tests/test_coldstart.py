@@ -18,8 +18,9 @@ from gspo.config import ColdStart
 from gspo.config import Optimizer as Settings
 from gspo.config_file import make_recipe
 from gspo.errors import UserError
-from gspo.policy.likelihood import Conditioned, response_likelihood
+from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.packing import Conditioned
 from gspo.queries.row import Row
 from gspo.train import train
 
@@ -73,7 +74,8 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_chunks(
     examples = ragged_sequences(12, vocabulary=len(policy.tokenizer))
     losses = []
     for micro_batch_tokens, chunk_tokens in [(10**6, 10**6), (1, 10**6), (50, 3), (10**6, 1)]:
-        actor = actor_of(micro_batch_tokens=micro_batch_tokens, logprob_chunk_tokens=chunk_tokens)
+        monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
+        actor = actor_of(micro_batch_tokens=micro_batch_tokens)
         (step,) = cold_start(policy, examples, recipe_of(1, 12), actor, seed=0)
         losses.append(step.loss)
     whole, *others = recording_optimizer.gradients
@@ -88,12 +90,12 @@ def test_every_row_comes_once_an_epoch(
     num_rows: int, rows_per_step: int, new_policy: NewPolicy, actor_of: Any, monkeypatch: Any
 ) -> None:
     policy = new_policy()
-    examples = [Conditioned(prompt_ids=[4], response_ids=[5 + n]) for n in range(num_rows)]
+    examples = [Conditioned(prompt_ids=(4,), response_ids=torch.tensor([5 + n])) for n in range(num_rows)]
     seen: list[int] = []
 
     def noting(policy: Policy, rows: Sequence[Conditioned], **arguments: Any) -> Any:
         assert len(rows) == rows_per_step
-        seen.extend(row.response_ids[0] - 5 for row in rows)
+        seen.extend(int(row.response_ids[0]) - 5 for row in rows)
         return response_likelihood(policy, rows, **arguments)
 
     monkeypatch.setattr("gspo.coldstart.response_likelihood", noting)

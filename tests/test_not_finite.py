@@ -57,8 +57,9 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
     parts = prepare(recipe)
     policy = parts.policy
     batch = varied_batch(parts, recipe)
-    old = old_logprobs(policy, batch, recipe.actor, temperature=1.0)
-    old = {index: tuple(-math.inf for _ in values) for index, values in old.items()}  # every ratio is infinite
+    engines = recipe.actor.model_copy(update={"old_logprobs": "engine"})  # given for all mini-batches
+    old = old_logprobs(policy, batch, engines, temperature=1.0)
+    old = {index: torch.full_like(values, -math.inf) for index, values in old.items()}  # every ratio is infinite
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=4)
     reports = update(policy, optimizer, batch, old, recipe.actor, temperature=1.0)
@@ -86,7 +87,7 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
     def take(step: int) -> None:
         old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
         reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-        run.record(step, batch, old, reports, scored=Scored(scores=batch.scores, num_timed_out=0, seconds={}))
+        run.record(step, batch, reports, scored=Scored(scores=batch.scores, num_timed_out=0, seconds={}))
 
     return run, take
 

@@ -5,11 +5,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from gspo.config import Actor, ColdStart
 from gspo.errors import RunError, UserError
-from gspo.policy.likelihood import Conditioned, micro_batches, response_likelihood
+from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
 from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
+from gspo.policy.packing import Conditioned, micro_batches
 from gspo.queries.row import Row
 from gspo.records import Query
 
@@ -33,7 +36,7 @@ def encode_demonstrations(
     texts = [completion for _, completion in demonstrations]
     completions = policy.tokenizer(texts, add_special_tokens=False).input_ids
     examples = [
-        Conditioned(prompt_ids=query.prompt_ids, response_ids=(*ids, end))
+        Conditioned(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
         for query, ids in zip(queries, completions, strict=True)
     ]
     for query, example in zip(queries, examples, strict=True):
@@ -72,9 +75,9 @@ def _accumulate_gradient(policy: Policy, rows: Sequence[Conditioned], actor: Act
     """Add the gradient of the mean negative log-likelihood over the rows' completion tokens; returns that mean."""
     num_tokens = sum(len(row.response_ids) for row in rows)
     loss = 0.0
-    for part in micro_batches([row.num_tokens for row in rows], actor.micro_batch_tokens):
+    for part in micro_batches(rows, actor.micro_batch_tokens):
         chosen = [rows[index] for index in part]
-        likelihood = response_likelihood(policy, chosen, chunk_tokens=actor.logprob_chunk_tokens)
+        likelihood = response_likelihood(policy, chosen)
         part_loss = -likelihood.logprobs.sum() / num_tokens
         part_loss.backward()
         loss += part_loss.item()

@@ -127,8 +127,7 @@ class Actor(Section):
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
     clip_high: PositiveFloat = 4e-4
     mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
-    micro_batch_tokens: Positive = 16_384  # padded tokens of one forward pass; never splits a sequence
-    logprob_chunk_tokens: Positive = 2_048  # rows of the [tokens, vocabulary] matrix held at once
+    micro_batch_tokens: Positive = 16_384  # packed tokens of one forward pass; never splits a sequence
     old_logprobs: Literal["recompute", "engine"] = "recompute"  # whose log-likelihoods are π_old
     routing_replay: Literal["none"] = "none"
     gradient_checkpointing: bool = False

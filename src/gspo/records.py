@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 Messages = list[dict[str, Any]]
 FinishReason = Literal["stop", "length"]
 
@@ -19,13 +22,13 @@ class Query:
     columns: Mapping[str, Any]  # the data's other columns: to the reward by name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rollout:
     """One response of the policy to a query, with all that is known about how it was sampled."""
 
-    response_ids: tuple[int, ...]  # ends with the stop token where finish_reason is "stop"
+    response_ids: Int[Tensor, "T"]  # on the CPU; ends with the stop token where finish_reason is "stop"
     text: str  # decoded, special tokens left out, as TRL does
-    sampler_logprobs: tuple[float, ...]  # log π of each response token, of the distribution at the sampling temperature
+    sampler_logprobs: Float[Tensor, "T"]  # log π of each token, of the whole distribution at the sampling temperature
     finish_reason: FinishReason
     policy_version: int  # updates, made or skipped, before it was sampled
 

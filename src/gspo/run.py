@@ -1,8 +1,7 @@
 """A run under way: its parts, its clock, and what it records of each step."""
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +65,6 @@ class Run:
         self,
         step: int,
         batch: Batch,
-        old: Mapping[int, Sequence[float]],
         reports: Sequence[MiniBatchReport],
         *,
         scored: Scored,
@@ -76,7 +74,7 @@ class Run:
         Raises RunError where updates have been skipped too often in a row.
         """
         recipe, trained = self.recipe, [item for report in reports for item in report.trained]
-        metrics = step_metrics(batch, old, reports, self.seconds, scored=scored)
+        metrics = step_metrics(batch, reports, self.seconds, scored=scored)
         line: dict[str, Any] = {"step": step, **metrics}
         self.display.step(step, line)
         due = recipe.evaluation.every and step % recipe.evaluation.every == 0
@@ -135,7 +133,7 @@ class Run:
 
     def _stop_if_broken(self, step: int, batch: Batch, reports: Sequence[MiniBatchReport]) -> None:
         rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-        if not all(math.isfinite(sum(rollout.sampler_logprobs)) for rollout in rollouts):
+        if not all(rollout.sampler_logprobs.isfinite().all() for rollout in rollouts):
             raise RunError(
                 f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
                 "  mend: lower actor.optimizer.lr (or cold_start.optimizer.lr)"

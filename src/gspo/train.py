@@ -113,7 +113,7 @@ def _loop(run: Run, optimizer: Optimizer) -> None:
                 old = old_logprobs(policy, batch, recipe.actor, temperature=temperature)
             with run.clock("update"):
                 reports = update(policy, optimizer, batch, old, recipe.actor, temperature=temperature)
-        run.record(step, batch, old, reports, scored=scored)
+        run.record(step, batch, reports, scored=scored)
 
 
 def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:

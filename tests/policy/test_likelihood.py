@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.policy.likelihood import Conditioned, micro_batches, response_likelihood
+from gspo.policy.head import Head
+from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.packing import Conditioned
 
 NewPolicy = Callable[..., Policy]
 FAMILIES = ["qwen3", "qwen3_moe", "llama", "gpt2", "gemma2", "granite", "cohere", "mistral"]
@@ -58,53 +60,32 @@ def test_entropy_is_that_of_the_distribution_at_the_temperature(new_policy: NewP
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 50, 10**6])
 def test_value_and_gradient_do_not_depend_on_the_chunk(
-    chunk_tokens: int, new_policy: NewPolicy, ragged_sequences: Any, plain_logprobs: Any, gradient_of: Any
+    chunk_tokens: int,
+    new_policy: NewPolicy,
+    ragged_sequences: Any,
+    plain_logprobs: Any,
+    gradient_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = new_policy("qwen3_moe")
+    monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * vocabulary(policy))
     sequences = ragged_sequences(6, vocabulary=vocabulary(policy))
     expected = plain_logprobs(policy, sequences)
     weights = torch.linspace(-1, 1, len(expected))  # each token its own weight: mixed-up tokens would show
     (expected * weights).sum().backward()
     expected_gradient = gradient_of(policy.model)
-    found = response_likelihood(policy, sequences, chunk_tokens=chunk_tokens).logprobs
+    found = response_likelihood(policy, sequences).logprobs
     (found * weights).sum().backward()
     difference = (gradient_of(policy.model) - expected_gradient).norm() / expected_gradient.norm()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert difference <= 1e-5
 
 
-def test_no_more_logits_than_a_chunk_exist_at_once(new_policy: NewPolicy, ragged_sequences: Any) -> None:
-    policy = new_policy("qwen3")
-    rows_seen: list[int] = []
-    head = policy.model.get_output_embeddings()
-    head.register_forward_hook(lambda module, inputs, output: rows_seen.append(output.shape[0]))
-    sequences = ragged_sequences(6, vocabulary=vocabulary(policy))
-    num_tokens = sum(len(s.response_ids) for s in sequences)
-    saved: list[int] = []
-
-    def noting(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(_rows_of_logits(tensor, policy))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(noting, lambda tensor: tensor):
-        likelihood = response_likelihood(policy, sequences, chunk_tokens=5)
-    assert sum(rows_seen) == num_tokens  # only response tokens reach the head
-    assert max(rows_seen) == 5
-    assert max(saved) == 0  # nothing as wide as the vocabulary is kept for the backward pass
-    likelihood.logprobs.sum().backward()
-    assert max(rows_seen) == 5
-
-
-def _rows_of_logits(tensor: torch.Tensor, policy: Policy) -> int:
-    width = policy.model.get_input_embeddings().weight.shape[0]
-    return tensor.shape[0] if tensor.ndim == 2 and tensor.shape[1] == width else 0
-
-
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "mistral", "gpt2"])
 def test_padding_changes_nothing(family: str, new_policy: NewPolicy, ragged_sequences: Any) -> None:
     policy = new_policy(family)
     short = ragged_sequences(3, vocabulary=vocabulary(policy), longest=4)
-    long = Conditioned(prompt_ids=[5] * 20, response_ids=[6] * 30)
+    long = Conditioned(prompt_ids=(5,) * 20, response_ids=torch.tensor([6] * 30))
     num_tokens = sum(len(s.response_ids) for s in short)
     with torch.no_grad():
         alone = response_likelihood(policy, short)
@@ -113,55 +94,48 @@ def test_padding_changes_nothing(family: str, new_policy: NewPolicy, ragged_sequ
     torch.testing.assert_close(padded.entropy[:num_tokens], alone.entropy, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [5, 7])
 def test_logits_never_exist_for_more_than_a_chunk_of_tokens(
-    with_gradient: bool, new_policy: NewPolicy, ragged_sequences: Any
+    chunk_tokens: int,
+    with_gradient: bool,
+    dtype: str,
+    new_policy: NewPolicy,
+    ragged_sequences: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = new_policy()
-    sequences = ragged_sequences(8, vocabulary=vocabulary(policy))
+    policy = new_policy(dtype=dtype)
+    width = vocabulary(policy)
+    sequences = ragged_sequences(8, vocabulary=width)
     num_tokens = sum(len(s.response_ids) for s in sequences)
+    monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * width)
     rows: list[int] = []
-    policy.head.register_forward_hook(lambda module, inputs, output: rows.append(output.numel() // output.shape[-1]))
-    saved: list[int] = []
+    logits_of = Head.logits
+
+    def noting(head: Head, hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(head, hidden)
+        rows.append(logits.numel() // width)
+        return logits
+
+    monkeypatch.setattr(Head, "logits", noting)
+    weight = policy.head.weight
+    saved: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(tensor.numel())
+        saved.append(tensor)
         return tensor
 
     with torch.set_grad_enabled(with_gradient), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs = response_likelihood(policy, sequences, chunk_tokens=7).logprobs
-    assert max(rows) <= 7 and sum(rows) == num_tokens
+        logprobs = response_likelihood(policy, sequences).logprobs
+    num_chunks = -(-num_tokens // chunk_tokens)
+    assert max(rows) <= chunk_tokens and sum(rows) == num_tokens  # only response tokens reach the head
+    assert len(rows) == num_chunks  # no more of them than it takes
+    # Nothing kept for the backward pass is a row of the vocabulary's width, but the weights themselves.
+    kept = [tensor for tensor in saved if tensor.data_ptr() != weight.data_ptr()]
+    assert not [tensor.shape for tensor in kept if tensor.ndim and tensor.shape[-1] == width]
+    assert num_tokens * width not in [tensor.numel() for tensor in kept]
     if with_gradient:
-        # Nothing kept for the backward pass has a row for every token and a column for every word of the vocabulary.
-        assert num_tokens * vocabulary(policy) not in saved
         logprobs.sum().backward()
-        assert max(rows) <= 7 and sum(rows) == 2 * num_tokens  # recomputed, chunk by chunk
-
-
-@pytest.mark.parametrize("max_tokens", [1, 40, 200, 1000, 10**6])
-@pytest.mark.parametrize("seed", range(3))
-def test_micro_batches_hold_every_sequence_once_within_the_budget(max_tokens: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 90, (70,), generator=generator).tolist()
-    batches = micro_batches(lengths, max_tokens)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        padded = len(batch) * max(lengths[index] for index in batch)
-        assert padded <= max_tokens or len(batch) == 1
-    order = [lengths[index] for batch in batches for index in batch]
-    assert order == sorted(lengths, reverse=True)  # the longest first: out of memory at once or never
-
-
-def test_micro_batches_of_equal_lengths_fill_the_budget() -> None:
-    assert [len(batch) for batch in micro_batches([10] * 25, 100)] == [10, 10, 5]
-
-
-def test_micro_batches_of_nothing_are_none() -> None:
-    assert micro_batches([], 100) == []
-
-
-def test_much_padding_ends_a_micro_batch_early() -> None:
-    # Beside a sequence of 100 tokens the short ones would be nine tenths padding.
-    batches = micro_batches([10] * 50 + [100], 1600)
-    assert batches[0] == [50]
-    assert sum(len(b) * max(([10] * 50 + [100])[i] for i in b) for b in batches) == 600
+        assert max(rows) <= chunk_tokens and sum(rows) == 2 * num_tokens  # recomputed, chunk by chunk
+        assert len(rows) == 2 * num_chunks

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gspo.config import Model
 from gspo.errors import UserError
+from gspo.policy.head import Head
 from gspo.policy.model import Policy, load_policy, make_tokenizer
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
 
@@ -175,7 +176,7 @@ def test_an_architecture_that_cannot_be_is_refused(changes: dict[str, Any], fitt
 def test_logits_that_are_transformed_in_an_unknown_way_are_refused(
     new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Policy, "logits", lambda self, hidden: self.model.get_output_embeddings()(hidden).float())
+    monkeypatch.setattr(Head, "logits", lambda self, hidden: torch.nn.functional.linear(hidden, self.weight).float())
     new_policy("llama")
     for family in ("gemma2", "granite", "cohere"):
         with pytest.raises(UserError, match="transforms its logits"):

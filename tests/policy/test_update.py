@@ -10,9 +10,10 @@ import torch
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
 from gspo.objective import group_advantages
-from gspo.policy.likelihood import Conditioned, response_likelihood
+from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
 from gspo.policy.optimizer import Optimizer
+from gspo.policy.packing import Conditioned
 from gspo.policy.update import old_logprobs, trainable_items, update
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
@@ -58,8 +59,8 @@ def test_only_sequences_with_an_advantage_are_read(
     shapes = tokens_read(policy)
     optimizer = Optimizer(policy.model, Settings(), total_steps=1)
     reports = updated(policy, optimizer, batch, actor_of(micro_batch_tokens=1))
-    lengths = sorted((s.num_tokens - 1 for s in all_sequences(batch)[3:5]), reverse=True)
-    assert shapes == [(1, length) for length in lengths] * 2  # once for π_old, once for the update
+    # In their order and once: the update's forward pass of the first mini-batch is π_old's.
+    assert shapes == [(1, s.num_tokens - 1) for s in all_sequences(batch)[3:5]]
     assert sorted(item.index for item in reports[0].trained) == [3, 4]
 
 
@@ -129,7 +130,12 @@ def test_each_mini_batch_has_its_own_groups_whole_and_its_own_denominator(
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_old_logprobs_of_engine_and_of_recomputation_agree(
-    family: str, temperature: float, new_policy: NewPolicy, query_of: Any, actor_of: Any
+    family: str,
+    temperature: float,
+    new_policy: NewPolicy,
+    query_of: Any,
+    actor_of: Any,
+    recording_optimizer: Any,
 ) -> None:
     policy = new_policy(family)
     queries = [query_of(prompt, number) for number, prompt in enumerate([[4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10]])]
@@ -139,11 +145,18 @@ def test_old_logprobs_of_engine_and_of_recomputation_agree(
     batch = make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
     engine = old_logprobs(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
     for micro_batch_tokens in (1, 30, 10**6):
-        actor = actor_of(old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens)
+        actor = actor_of(old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens, mini_batches=3)
         recomputed = old_logprobs(policy, batch, actor, temperature=temperature)
-        assert recomputed.keys() == engine.keys() == {index for index, _ in trainable_items(batch)}
-        for index, values in recomputed.items():
-            assert values == pytest.approx(engine[index], abs=1e-5)
+        trainable = {index for index, _ in trainable_items(batch)}
+        assert engine.keys() == trainable
+        assert recomputed.keys() == {index for index in trainable if index >= 4}  # not of the first mini-batch
+        reports = update(policy, recording_optimizer(policy.model), batch, recomputed, actor, temperature=temperature)
+        used = {item.index: item.old_logprobs for report in reports for item in report.trained}
+        assert used.keys() == trainable
+        for index, values in used.items():
+            torch.testing.assert_close(values, engine[index], rtol=0, atol=1e-5)
+            if index in recomputed:
+                assert torch.equal(values, recomputed[index])
 
 
 @pytest.mark.parametrize("source", ["recompute", "engine"])
@@ -163,17 +176,17 @@ def test_the_first_mini_batch_has_ratio_one_and_later_ones_do_not(
 
 
 def test_recomputed_ratios_of_the_first_mini_batch_are_exactly_one_in_bfloat16_too(
-    new_policy: NewPolicy, query_of: Any, actor_of: Any
+    new_policy: NewPolicy, query_of: Any, actor_of: Any, recording_optimizer: Any
 ) -> None:
-    # Other shapes round differently, so π_old must be computed in the same cut as π_θ.
+    # Other shapes round differently, so π_old must be computed in the same cut as π_θ. No step moves the weights here:
+    # the later mini-batches' ratios are exactly one, too.
     policy = new_policy("qwen3", dtype="bfloat16", hidden_size=64, num_hidden_layers=4)
     queries = [query_of([4 + n % 5] * (3 + 5 * n), n) for n in range(8)]
     groups = sample_groups(policy, queries, Sampling(max_new_tokens=40), group_size=4, seed=0, policy_version=0)
     batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(32)])
-    optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=4)
     actor = actor_of(mini_batches=4, old_logprobs="recompute", micro_batch_tokens=200)
-    first = updated(policy, optimizer, batch, actor)[0]
-    assert [item.sequence_ratio for item in first.trained] == [1.0] * len(first.trained)
+    for report in updated(policy, recording_optimizer(policy.model), batch, actor):
+        assert [item.sequence_ratio for item in report.trained] == [1.0] * len(report.trained) != []
 
 
 @pytest.mark.parametrize("level", ["sequence", "sequence_token", "token"])
@@ -203,9 +216,10 @@ def test_clipped_sequences_do_not_move_the_policy(
     policy = new_policy()
     batch = batch_of([[1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(clip_low=0.1, clip_high=0.1)
-    now = old_logprobs(policy, batch, actor, temperature=1.0)
+    with torch.no_grad():
+        now = [response_likelihood(policy, [s]).logprobs for s in all_sequences(batch)]
     # π_old gave the good response less and the bad one more than the range allows: both have gone far enough.
-    old = {0: tuple(v - 0.2 for v in now[0]), 1: tuple(v + 0.2 for v in now[1])}
+    old = {0: now[0] - 0.2, 1: now[1] + 0.2}
     optimizer = recording_optimizer(policy.model)
     (report,) = update(policy, optimizer, batch, old, actor, temperature=1.0)
     assert not optimizer.gradients[0].any()
@@ -220,9 +234,10 @@ def test_the_temperature_of_the_rollout_is_that_of_the_update(
     with torch.no_grad():
         expected = plain_logprobs(policy, all_sequences(batch), 0.5)
     old = old_logprobs(policy, batch, actor_of(), temperature=0.5)
-    assert [*old[0], *old[1]] == pytest.approx(expected.tolist(), abs=1e-5)
     optimizer = Optimizer(policy.model, Settings(), total_steps=1)
     (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=0.5)
+    used = torch.cat([item.old_logprobs for item in report.trained])
+    torch.testing.assert_close(used, expected, rtol=0, atol=1e-5)
     assert [item.sequence_ratio for item in report.trained] == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
@@ -239,7 +254,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
     batch = batch_of([[1.0, 0.0], [1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2)
     old = old_logprobs(policy, batch, actor, temperature=1.0)
-    old[0] = tuple(float("nan") for _ in old[0])
+    old[0] = torch.full(batch.groups[0].rollouts[0].response_ids.shape, torch.nan)
     before = [p.detach().clone() for p in policy.model.parameters()]
     snapshots = []
     optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=2)

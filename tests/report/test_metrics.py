@@ -20,9 +20,9 @@ SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "to
 def rollout(length: int, *, cut: bool = False, logprob: float = -1.0) -> Rollout:
     reason: FinishReason = "length" if cut else "stop"
     return Rollout(
-        response_ids=(5,) * length,
+        response_ids=torch.full((length,), 5),
         text="x",
-        sampler_logprobs=(logprob,) * length,
+        sampler_logprobs=torch.full((length,), logprob),
         finish_reason=reason,
         policy_version=0,
     )
@@ -40,7 +40,15 @@ def batch(lengths: Sequence[Sequence[int]], rewards: Sequence[Sequence[float | N
     return Batch(groups=groups, scores=given.get("scores", scores), advantages=(0.0,) * len(scores))
 
 
-def trained(index: int, mini_batch: int, tokens: int, clipped: int, ratio: float, entropy: float = 1.0) -> Trained:
+def trained(
+    index: int,
+    mini_batch: int,
+    tokens: int,
+    clipped: int,
+    ratio: float,
+    entropy: float = 1.0,
+    old: Sequence[float] | None = None,
+) -> Trained:
     return Trained(
         index=index,
         mini_batch=mini_batch,
@@ -48,6 +56,7 @@ def trained(index: int, mini_batch: int, tokens: int, clipped: int, ratio: float
         num_clipped=clipped,
         sequence_ratio=ratio,
         entropy_sum=entropy * tokens,
+        old_logprobs=torch.full((tokens,), -1.0) if old is None else torch.tensor(old),
     )
 
 
@@ -58,18 +67,9 @@ def report(
     return MiniBatchReport(loss=loss, step=step, trained=items)
 
 
-def metrics(
-    batch: Batch, *reports: MiniBatchReport, old: dict[int, Sequence[float]] | None = None, late: int = 0
-) -> dict[str, Any]:
-    return dict(
-        step_metrics(
-            batch,
-            old or {},
-            reports,
-            SECONDS,
-            scored=Scored(scores=batch.scores, num_timed_out=late, seconds={"verifier": 0.5}),
-        )
-    )
+def metrics(batch: Batch, *reports: MiniBatchReport, late: int = 0) -> dict[str, Any]:
+    scored = Scored(scores=batch.scores, num_timed_out=late, seconds={"verifier": 0.5})
+    return dict(step_metrics(batch, reports, SECONDS, scored=scored))
 
 
 TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])
@@ -113,7 +113,9 @@ def test_the_clipped_token_fraction_weighs_a_response_by_its_tokens() -> None:
 
 
 def test_a_response_with_one_clipped_token_counts_as_clipped() -> None:
-    line = metrics(TWO_GROUPS, report(trained(0, 0, tokens=8, clipped=1, ratio=1.0), trained(1, 0, 8, 0, 1.0)))
+    line = metrics(
+        batch([[8, 8]], [[1.0, 0.0]]), report(trained(0, 0, tokens=8, clipped=1, ratio=1.0), trained(1, 0, 8, 0, 1.0))
+    )
     assert line["clip/sequence_fraction"] == 0.5
     assert line["clip/token_fraction"] == pytest.approx(1 / 16)
 
@@ -122,7 +124,7 @@ def test_the_ratios_are_a_mean_over_sequences_and_the_extremes() -> None:
     items = [
         trained(number, 0, tokens=number + 1, clipped=0, ratio=ratio) for number, ratio in enumerate([0.8, 1.0, 1.5])
     ]
-    line = metrics(TWO_GROUPS, report(*items))
+    line = metrics(batch([[1, 2, 3]], [[1.0, 0.0, 0.5]]), report(*items))
     assert line["ratio/sequence_mean"] == pytest.approx(1.1)
     assert (line["ratio/sequence_min"], line["ratio/sequence_max"]) == (0.8, 1.5)
 
@@ -138,7 +140,7 @@ def test_a_step_that_trained_nothing_has_no_ratio_and_nothing_clipped() -> None:
 def test_the_policys_numbers_are_means_over_updates_and_the_entropy_over_tokens() -> None:
     reports = [
         report(trained(0, 0, 2, 0, 1.0, entropy=1.0), loss=0.5, norm=2.0, rate=1e-4),
-        report(trained(3, 1, 6, 0, 1.0, entropy=3.0), loss=-0.1, norm=4.0, rate=3e-4, applied=False),
+        report(trained(2, 1, 6, 0, 1.0, entropy=3.0), loss=-0.1, norm=4.0, rate=3e-4, applied=False),
     ]
     line = metrics(TWO_GROUPS, *reports)
     assert line["policy/loss"] == pytest.approx(0.2)
@@ -149,7 +151,11 @@ def test_the_policys_numbers_are_means_over_updates_and_the_entropy_over_tokens(
 
 
 def test_the_mismatch_is_token_by_token_between_engine_and_policy() -> None:
-    line = metrics(TWO_GROUPS, report(), old={0: [-1.5, -1.0], 1: [-1.0, -1.0, -1.0, -0.8]})
+    line = metrics(
+        TWO_GROUPS,
+        report(trained(1, 0, 4, 0, 1.0, old=[-1.0, -1.0, -1.0, -0.8])),
+        report(trained(0, 1, 2, 0, 1.0, old=[-1.5, -1.0])),
+    )
     assert line["mismatch/logprob_gap_mean"] == pytest.approx((0.5 + 0.2) / 6)
     assert line["mismatch/logprob_gap_max"] == pytest.approx(0.5)
     assert metrics(TWO_GROUPS, report())["mismatch/logprob_gap_mean"] == 0

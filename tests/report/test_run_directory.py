@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gspo.config import Recipe
 from gspo.config_file import load_recipe, make_recipe
@@ -67,7 +68,13 @@ def test_numbers_that_are_not_finite_are_written_as_null(directory: RunDirectory
 def small_batch(reward: float | None = 1.0) -> Batch:
     query = Query(id="rows:1", prompt="p", text="rendered p", prompt_ids=(1,), columns={})
     rollouts = tuple(
-        Rollout(response_ids=(3, 4), text=text, sampler_logprobs=(-1.0, -1.0), finish_reason="stop", policy_version=8)
+        Rollout(
+            response_ids=torch.tensor([3, 4]),
+            text=text,
+            sampler_logprobs=torch.full((2,), -1.0),
+            finish_reason="stop",
+            policy_version=8,
+        )
         for text in ("line\nbreak", "second")
     )
     scores = (Score(reward=reward, parts={"f": reward}), Score(reward=0.0, parts={"f": 0.0}))
@@ -75,7 +82,15 @@ def small_batch(reward: float | None = 1.0) -> Batch:
 
 
 def one_trained(ratio: float) -> Trained:
-    return Trained(index=0, mini_batch=0, num_tokens=2, num_clipped=1, sequence_ratio=ratio, entropy_sum=1.0)
+    return Trained(
+        index=0,
+        mini_batch=0,
+        num_tokens=2,
+        num_clipped=1,
+        sequence_ratio=ratio,
+        entropy_sum=1.0,
+        old_logprobs=torch.full((2,), -1.0),
+    )
 
 
 def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: RunDirectory) -> None:

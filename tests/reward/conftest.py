@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from gspo.records import Group, Messages, Query, Rollout
 from gspo.reward.functions import RewardFunction
@@ -14,7 +15,13 @@ Functions = Callable[..., tuple[RewardFunction, ...]]
 
 def _group(number: int, texts: Sequence[str], prompt: str | Messages, columns: dict[str, Any]) -> Group:
     rollouts = tuple(
-        Rollout(response_ids=(7, 8), text=text, sampler_logprobs=(0.0, 0.0), finish_reason="stop", policy_version=0)
+        Rollout(
+            response_ids=torch.tensor([7, 8]),
+            text=text,
+            sampler_logprobs=torch.zeros(2),
+            finish_reason="stop",
+            policy_version=0,
+        )
         for text in texts
     )
     query = Query(id=f"data:{number}", prompt=prompt, text="", prompt_ids=(1,), columns=columns)

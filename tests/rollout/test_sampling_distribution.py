@@ -26,7 +26,7 @@ def probabilities(policy: Policy, temperature: float) -> list[float]:
 def first_tokens(policy: Policy, seed: int = 0, **settings: Any) -> Counter[int]:
     sampling = Sampling(max_new_tokens=1, max_rows=COUNT, **settings)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=seed)
-    return Counter(response.ids[0] for response in group)
+    return Counter(int(response.ids[0]) for response in group)
 
 
 def top_k_of(p: list[float], k: int) -> list[float]:
@@ -127,7 +127,7 @@ def test_later_tokens_are_drawn_given_the_ones_before(new_policy: NewPolicy) -> 
     policy = new_policy("gemma2")
     sampling = Sampling(max_new_tokens=2, max_rows=COUNT, temperature=0.7)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=1)
-    pairs = Counter(response.ids for response in group if len(response.ids) == 2)
+    pairs = Counter(tuple(response.ids.tolist()) for response in group if len(response.ids) == 2)
     (first,) = {ids[0] for ids, _ in pairs.most_common(1)}
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[*PROMPT, first]])).logits[0, -1].double()

@@ -12,7 +12,10 @@ from torch import Tensor
 from gspo.config import Model
 from gspo.errors import UserError
 from gspo.policy.architecture import load_config, max_positions, short, unloadable
+from gspo.policy.head import Head
+from gspo.policy.packing import Pack
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
+from gspo.policy.trunk import enable_packing, packed_states, padded_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +28,8 @@ class Policy:
     stop_ids: tuple[int, ...]
     pad_id: int
     trunk: Any  # the module that maps token ids to hidden states
-    head: Any  # and the one that maps those to raw logits
-    logit_scale: float | None = None  # Cohere multiplies, Granite divides
-    logit_cap: float | None = None  # Gemma: cap · tanh(logits / cap)
+    head: Head  # what maps those to logits
+    packs: bool  # its attention can be handed a pack
 
     @property
     def max_positions(self) -> int | None:
@@ -39,14 +41,18 @@ class Policy:
         """Trainable numbers, tied ones counted once."""
         return sum(p.numel() for p in self.model.parameters())
 
+    @property
+    def shared_hidden_size(self) -> int | None:
+        """What decides whether a group shares its prompt in a pack; None where it cannot."""
+        return self.head.weight.shape[1] if self.packs else None
+
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
-        """The model's logits in float32 from its last hidden states: head, scale and soft cap as its config says."""
-        logits = self.head(hidden).float()
-        if self.logit_scale is not None:
-            logits = logits * self.logit_scale
-        if self.logit_cap is not None:
-            logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
-        return logits
+        """The model's logits in float32 from its last hidden states."""
+        return self.head.logits(hidden)
+
+    def hidden_states(self, layout: Pack) -> Float[Tensor, "N H"]:
+        """The last hidden state of every token of a pack."""
+        return packed_states(self.trunk, layout) if self.packs else padded_states(self.trunk, layout, self.pad_id)
 
     def save(self, directory: Path) -> None:
         """Write weights and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them."""
@@ -75,11 +81,19 @@ def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequen
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-    policy = Policy(
-        model=model, tokenizer=tokenizer, device=device, stop_ids=stop_ids, pad_id=pad_id, **_parts_of(model)
+    trunk, head = _trunk_of(model), _head_of(model)
+    _check_head(model, trunk, head)
+    packs = enable_packing(model, trunk, head.weight.shape[1], tolerance=_tolerance(model))
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        trunk=trunk,
+        head=head,
+        packs=packs,
     )
-    _check_head(policy)
-    return policy
 
 
 def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
@@ -103,16 +117,20 @@ def checkpoint_gradients(policy: Policy) -> None:
     policy.model.train()
 
 
-def _parts_of(model: Any) -> dict[str, Any]:
-    config = model.config.get_text_config()
-    divisor = getattr(config, "logits_scaling", None)
+def _trunk_of(model: Any) -> Any:
     trunk = model.base_model
-    return {
-        "trunk": getattr(model, "model", model) if trunk is model else trunk,
-        "head": model.get_output_embeddings(),
-        "logit_scale": getattr(config, "logit_scale", None) if divisor is None else 1 / divisor,
-        "logit_cap": getattr(config, "final_logit_softcapping", None),
-    }
+    return getattr(model, "model", model) if trunk is model else trunk
+
+
+def _head_of(model: Any) -> Head:
+    config, linear = model.config.get_text_config(), model.get_output_embeddings()
+    if not isinstance(linear, torch.nn.Linear):
+        name = type(linear).__name__
+        raise UserError(f"{type(model).__name__} has no linear output layer but {name}", where="model.path")
+    divisor = getattr(config, "logits_scaling", None)
+    scale = getattr(config, "logit_scale", None) if divisor is None else 1 / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
 
 
 def _device(name: str) -> torch.device:
@@ -182,21 +200,24 @@ def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...
     return tuple(found)
 
 
+def _tolerance(model: Any) -> float:
+    """Differently shaped matrix products round differently, in bfloat16 visibly."""
+    return 1e-4 if next(model.parameters()).dtype == torch.float32 else 5e-2
+
+
 @torch.no_grad()
-def _check_head(policy: Policy) -> None:
-    """Prove that `Policy.logits` of the trunk's hidden states is what the model itself computes."""
-    ids = torch.arange(1, 9, device=policy.device)[None] % policy.model.get_input_embeddings().weight.shape[0]
-    expected = policy.model(input_ids=ids, use_cache=False).logits[0].float()
-    # Differently shaped matrix products round differently, in bfloat16 visibly.
-    tolerance = 1e-4 if next(policy.model.parameters()).dtype == torch.float32 else 5e-2
-    name = type(policy.model).__name__
+def _check_head(model: Any, trunk: Any, head: Head) -> None:
+    """Prove that the head's logits of the trunk's hidden states are what the model itself computes."""
+    ids = torch.arange(1, 9, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
+    expected = model(input_ids=ids, use_cache=False).logits[0].float()
+    tolerance, name = _tolerance(model), type(model).__name__
     try:
-        found = policy.logits(policy.trunk(input_ids=ids, use_cache=False).last_hidden_state[0])
+        found = head.logits(trunk(input_ids=ids, use_cache=False).last_hidden_state[0])
     except (AttributeError, TypeError) as error:
         raise UserError(f"{name} is not built as a trunk and a head: {short(error)}", where="model.path") from None
     if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         raise UserError(
             f"{name} transforms its logits in a way gspo does not know",
             where="model.path",
-            mend="add the transformation to Policy.logits in gspo/policy/model.py",
+            mend="add the transformation to Head.logits in gspo/policy/head.py",
         )

@@ -1,30 +1,33 @@
 """The update: a rollout batch cut into mini-batches, one optimiser step each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from gspo.config import Actor
 from gspo.objective import Surrogate, surrogate
-from gspo.policy.likelihood import Conditioned, micro_batches, response_likelihood
+from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
 from gspo.policy.optimizer import Optimizer, StepReport
+from gspo.policy.packing import Conditioned, micro_batches
 from gspo.records import Batch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Item:
     """One sequence of the update."""
 
     index: int  # of the rollout in the batch
     sequence: Conditioned
     advantage: float
-    old_logprobs: tuple[float, ...]
+    old_logprobs: Float[Tensor, "T"] | None  # None: the policy is π_old, its own forward pass gives them
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
     """What the update saw of one sequence, in the mini-batch that trained it."""
 
@@ -34,6 +37,7 @@ class Trained:
     num_clipped: int
     sequence_ratio: float
     entropy_sum: float
+    old_logprobs: Float[Tensor, "T"]  # on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,39 +59,33 @@ def trainable_items(batch: Batch) -> list[tuple[int, Conditioned]]:
     return [(index, sequences[index]) for index, advantage in enumerate(batch.advantages) if advantage != 0]
 
 
-def old_logprobs(policy: Policy, batch: Batch, actor: Actor, *, temperature: float) -> dict[int, tuple[float, ...]]:
-    """log π_old of the trainable rollouts' tokens, by rollout index: the policy's own, or the engine's (§5.4)."""
-    items = trainable_items(batch)
+def old_logprobs(policy: Policy, batch: Batch, actor: Actor, *, temperature: float) -> dict[int, Float[Tensor, "T"]]:
+    """log π_old of the trainable rollouts' tokens, by rollout index: the engine's, or the policy's own (§5.4).
+
+    The policy's own are not computed for the first mini-batch, whose forward pass in the update is π_old's.
+    """
+    sequences = dict(trainable_items(batch))
     if actor.old_logprobs == "engine":
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-        return {index: rollouts[index].sampler_logprobs for index, _ in items}
-    found: dict[int, tuple[float, ...]] = {}
-    sequences = dict(items)
-    for members in _mini_batches(batch, actor.mini_batches):
+        return {index: rollouts[index].sampler_logprobs for index in sequences}
+    found: dict[int, Tensor] = {}
+    for members in _mini_batches(batch, actor.mini_batches)[1:]:
         # Cut as the update cuts: other shapes round differently, in bfloat16 by as much as GSPO's clip range.
         indices = [index for index in members if index in sequences]
-        for part in micro_batches([sequences[index].num_tokens for index in indices], actor.micro_batch_tokens):
+        for part in _cut(policy, [sequences[index] for index in indices], actor):
             chosen = [indices[i] for i in part]
-            found |= _policy_logprobs(policy, {index: sequences[index] for index in chosen}, actor, temperature)
+            with torch.no_grad():
+                likelihood = response_likelihood(policy, [sequences[i] for i in chosen], temperature=temperature)
+            lengths = [len(sequences[index].response_ids) for index in chosen]
+            found |= dict(zip(chosen, likelihood.logprobs.cpu().split(lengths), strict=True))
     return found
-
-
-@torch.no_grad()
-def _policy_logprobs(
-    policy: Policy, sequences: dict[int, Conditioned], actor: Actor, temperature: float
-) -> dict[int, tuple[float, ...]]:
-    likelihood = response_likelihood(
-        policy, list(sequences.values()), temperature=temperature, chunk_tokens=actor.logprob_chunk_tokens
-    )
-    pieces = likelihood.logprobs.split([len(sequence.response_ids) for sequence in sequences.values()])
-    return {index: tuple(piece.tolist()) for index, piece in zip(sequences, pieces, strict=True)}
 
 
 def update(
     policy: Policy,
     optimizer: Optimizer,
     batch: Batch,
-    old: dict[int, tuple[float, ...]],
+    old: Mapping[int, Float[Tensor, "T"]],
     actor: Actor,
     *,
     temperature: float,
@@ -97,7 +95,7 @@ def update(
     The loss is −Σ_i per_sequence_i / (scored sequences of the mini-batch), whatever the cut into micro-batches.
     """
     items = {
-        index: Item(index=index, sequence=sequence, advantage=batch.advantages[index], old_logprobs=old[index])
+        index: Item(index=index, sequence=sequence, advantage=batch.advantages[index], old_logprobs=old.get(index))
         for index, sequence in trainable_items(batch)
     }
     reports = []
@@ -119,55 +117,67 @@ def accumulate_gradient(
     """
     trained: list[Trained] = []
     loss = 0.0
-    for part in micro_batches([item.sequence.num_tokens for item in items], actor.micro_batch_tokens):
+    for part in _cut(policy, [item.sequence for item in items], actor):
         chosen = [items[i] for i in part]
-        likelihood = response_likelihood(
-            policy,
-            [item.sequence for item in chosen],
-            temperature=temperature,
-            chunk_tokens=actor.logprob_chunk_tokens,
-        )
-        result = _surrogate(policy, chosen, likelihood.logprobs, actor)
+        likelihood = response_likelihood(policy, [item.sequence for item in chosen], temperature=temperature)
+        old = _old(chosen, likelihood.logprobs)
+        result = _surrogate(chosen, likelihood.logprobs, old, actor)
         part_loss = -result.per_sequence.sum() / num_sequences
-        part_loss.backward()
+        if not result.clipped.all():  # where everything is clipped there is no gradient to compute
+            part_loss.backward()
         loss += part_loss.item()
-        trained += _observed(chosen, result, likelihood.entropy, mini_batch)
+        trained += _observed(chosen, result, likelihood.entropy, old, mini_batch)
     return trained, loss
 
 
-def _surrogate(policy: Policy, items: Sequence[Item], logprobs: torch.Tensor, actor: Actor) -> Surrogate:
-    def tensor(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=policy.device)
+def _cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:
+    return micro_batches(sequences, actor.micro_batch_tokens, hidden_size=policy.shared_hidden_size)
 
+
+def _old(items: Sequence[Item], logprobs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    pieces = logprobs.detach().split([len(item.sequence.response_ids) for item in items])
+    return torch.cat(
+        [
+            piece if item.old_logprobs is None else item.old_logprobs.to(piece.device)
+            for item, piece in zip(items, pieces, strict=True)
+        ]
+    )
+
+
+def _surrogate(items: Sequence[Item], logprobs: Float[Tensor, "N"], old: Float[Tensor, "N"], actor: Actor) -> Surrogate:
+    device = logprobs.device
     return surrogate(
         logprobs,
-        tensor([value for item in items for value in item.old_logprobs]),
-        tensor([item.advantage for item in items]),
-        torch.tensor([len(item.sequence.response_ids) for item in items], device=policy.device),
+        old,
+        torch.tensor([item.advantage for item in items], dtype=torch.float32, device=device),
+        torch.tensor([len(item.sequence.response_ids) for item in items], device=device),
         level=actor.importance_sampling_level,
         clip_low=actor.clip_low,
         clip_high=actor.clip_high,
     )
 
 
-def _observed(items: Sequence[Item], result: Surrogate, entropy: torch.Tensor, mini_batch: int) -> list[Trained]:
+def _observed(
+    items: Sequence[Item],
+    result: Surrogate,
+    entropy: Float[Tensor, "N"],
+    old: Float[Tensor, "N"],
+    mini_batch: int,
+) -> list[Trained]:
     lengths = [len(item.sequence.response_ids) for item in items]
+    tensors = (result.clipped.cpu(), entropy.cpu(), old.cpu())
     return [
         Trained(
             index=item.index,
             mini_batch=mini_batch,
-            num_tokens=length,
+            num_tokens=len(token_entropy),
             num_clipped=int(clipped.sum()),
             sequence_ratio=ratio,
             entropy_sum=float(token_entropy.sum()),
+            old_logprobs=token_old,
         )
-        for item, length, clipped, ratio, token_entropy in zip(
-            items,
-            lengths,
-            result.clipped.cpu().split(lengths),
-            result.sequence_ratio.tolist(),
-            entropy.cpu().split(lengths),
-            strict=True,
+        for item, ratio, clipped, token_entropy, token_old in zip(
+            items, result.sequence_ratio.tolist(), *(tensor.split(lengths) for tensor in tensors), strict=True
         )
     ]
 

@@ -17,7 +17,6 @@ Metrics = dict[str, float | list[float]]
 
 def step_metrics(
     batch: Batch,
-    old_logprobs: Mapping[int, Sequence[float]],
     reports: Sequence[MiniBatchReport],
     seconds: Mapping[str, float],
     *,
@@ -32,7 +31,7 @@ def step_metrics(
         "response/truncated_fraction": statistics.fmean(rollout.finish_reason == "length" for rollout in rollouts),
         **_ratio_metrics(trained, len(reports)),
         **_policy_metrics(reports, trained),
-        **_mismatch_metrics(rollouts, old_logprobs),
+        **_mismatch_metrics(rollouts, trained),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in scored.seconds.items()},
         "throughput/generated_tokens_per_second": sum(len(rollout.response_ids) for rollout in rollouts)
@@ -100,11 +99,8 @@ def _policy_metrics(reports: Sequence[MiniBatchReport], trained: Sequence[Traine
     }
 
 
-def _mismatch_metrics(rollouts: Sequence[Rollout], old_logprobs: Mapping[int, Sequence[float]]) -> Metrics:
-    """Engine against policy, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
-    gaps = [
-        abs(old - sampler)
-        for index, values in old_logprobs.items()
-        for old, sampler in zip(values, rollouts[index].sampler_logprobs, strict=True)
-    ] or [0.0]
-    return {"mismatch/logprob_gap_mean": statistics.fmean(gaps), "mismatch/logprob_gap_max": max(gaps)}
+def _mismatch_metrics(rollouts: Sequence[Rollout], trained: Sequence[Trained]) -> Metrics:
+    """Engine against π_old, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
+    gaps = [(item.old_logprobs - rollouts[item.index].sampler_logprobs).abs() for item in trained]
+    gap = torch.cat(gaps) if gaps else torch.zeros(1)
+    return {"mismatch/logprob_gap_mean": float(gap.mean()), "mismatch/logprob_gap_max": float(gap.max())}

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from gspo.records import Group, Query, Rollout, Score
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
@@ -24,4 +26,5 @@ def probe(
 
 
 def _rollout(text: str) -> Rollout:
-    return Rollout(response_ids=(), text=text, sampler_logprobs=(), finish_reason="stop", policy_version=0)
+    ids, logprobs = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    return Rollout(response_ids=ids, text=text, sampler_logprobs=logprobs, finish_reason="stop", policy_version=0)

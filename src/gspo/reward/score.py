@@ -96,7 +96,7 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     there |= function.options
     there["prompts"] = [query.prompt] * size
     there["completions"] = texts if is_text else [[{"role": "assistant", "content": text}] for text in texts]
-    there["completion_ids"] = [list(rollout.response_ids) for rollout in group.rollouts]  # TRL hands them over too
+    there["completion_ids"] = [rollout.response_ids.tolist() for rollout in group.rollouts]  # TRL hands them over too
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in there]
     if missing:

@@ -1,8 +1,9 @@
-"""A key/value cache that is written in place, repeated for a group, and shrinks as responses end."""
+"""A key/value cache that is written in place, repeated for a group, shrinks as responses end and takes in new rows."""
 
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -11,7 +12,7 @@ _SPARE_TOKENS = 32  # room added beyond need at each growth, so that most steps 
 
 
 class InPlaceLayer(DynamicLayer):
-    """One attention layer's keys and values [B, heads, T, dim] in buffers with room to grow.
+    """One attention layer's keys and values [R, heads, T, dim] in buffers with room to grow.
 
     transformers' own layer concatenates, which copies the whole cache for every token.
     """
@@ -44,13 +45,30 @@ class InPlaceLayer(DynamicLayer):
         """Tokens held."""
         return self._length
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Int[Tensor, "K"]) -> None:
         """Keep the rows named, in that order; a row may be named several times."""
         if self._buffers is not None:
             # A longer cache is copied at every growth; a repeated one (prefill to group) gets its room then.
             keys, values = (b[:, :, : self._length].index_select(0, beam_idx) for b in self._buffers)
             self._buffers = (keys, values)
             self._expose()
+
+    def join(self, other: "InPlaceLayer", width: int) -> None:
+        """Take in the rows of another cache; both keep their last tokens, at most `width`, aligned at the end."""
+        assert self._buffers is not None and other._buffers is not None
+        joined = []
+        for own, theirs in zip(self._buffers, other._buffers, strict=True):
+            shape = (len(own) + len(theirs), own.shape[1], width + _SPARE_TOKENS, own.shape[3])
+            buffer = own.new_zeros(shape)  # what is padding must be finite: it is multiplied by 0
+            for rows, part, length in (
+                (slice(0, len(own)), own, self._length),
+                (slice(len(own), None), theirs, other._length),
+            ):
+                kept = min(length, width)
+                buffer[rows, :, width - kept : width] = part[:, :, length - kept : length]
+            joined.append(buffer)
+        self._buffers, self._length = (joined[0], joined[1]), width
+        self._expose()
 
     def _expose(self) -> None:
         assert self._buffers is not None
@@ -64,7 +82,14 @@ def in_place_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def _grown(states: Tensor, old: tuple[Tensor, Tensor] | None, length: int, room: int, which: int = 0) -> Tensor:
+def is_in_place(cache: DynamicCache) -> bool:
+    """Whether every layer keeps the whole past, in place."""
+    return all(type(layer) is InPlaceLayer for layer in cache.layers)
+
+
+def _grown(
+    states: Float[Tensor, "R h t d"], old: tuple[Tensor, Tensor] | None, length: int, room: int, which: int = 0
+) -> Float[Tensor, "R h T d"]:
     rows, heads, _, width = states.shape
     buffer = torch.empty(rows, heads, room, width, dtype=states.dtype, device=states.device)
     if old is not None:

@@ -1,4 +1,4 @@
-"""The embedded engine: decodes with the policy's own modules, in the process that trains them."""
+"""The embedded engine: decodes with the policy's own weights, in the process that trains them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,19 +11,16 @@ from torch import Tensor
 
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
-from gspo.records import FinishReason
-from gspo.rollout.cache import in_place_cache
+from gspo.rollout.cache import in_place_cache, is_in_place
+from gspo.rollout.one_token import Decoder, additive, decoder_of
+from gspo.rollout.sampling import sample
+from gspo.rollout.transcript import Response, Transcript
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
-
-
-@dataclass(frozen=True, kw_only=True)
-class Response:
-    """One sampled response; its log-likelihoods are those of softmax(logits / temperature) over all tokens."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
+# Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
+# its rows, so that taking in gains nothing over waiting until all have ended, and costs copies of the cache.
+_REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
+_UNCHECKED_STEPS = 16  # tokens between two looks at which rows have ended, where looking stalls the device
 
 
 def generate(
@@ -31,15 +28,32 @@ def generate(
 ) -> list[list[Response]]:
     """Sample `group_size` responses to each prompt; the same inputs and seed give the same responses.
 
-    Each prompt is read once for its whole group, and a finished response costs no further computation.
+    Each prompt is read once for its whole group, a finished response costs no further computation, and its row is
+    taken over by a prompt that waits (at most `sampling.max_rows` responses are decoded side by side).
     """
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    prompts_at_once = max(1, sampling.max_rows // group_size)
-    groups: list[list[Response]] = []
     with _inference_mode(policy.model):
-        for start in range(0, len(prompts), prompts_at_once):
-            groups += _decode_wave(policy, prompts[start : start + prompts_at_once], sampling, group_size, generator)
-    return groups
+        engine = _Engine(
+            policy=policy,
+            decoder=decoder_of(policy.trunk),
+            sampling=sampling,
+            group_size=group_size,
+            generator=torch.Generator(policy.device).manual_seed(seed),
+            transcript=Transcript(len(prompts) * group_size, sampling.max_new_tokens, policy.device),
+            stop_ids=torch.tensor(policy.stop_ids, device=policy.device),
+        )
+        rows: _Rows | None = None
+        num_read = 0
+        while num_read < len(prompts) or rows is not None:
+            if num_read < len(prompts) and _has_room(engine, rows):
+                room = sampling.max_rows - (0 if rows is None else len(rows.index))
+                number = max(1, room // group_size)  # a group larger than max_rows is decoded by itself
+                new = _prefill(policy, prompts[num_read : num_read + number], group_size, num_read * group_size)
+                rows = new if rows is None else _joined(rows, new)
+                num_read += number
+            assert rows is not None
+            rows = _decode(engine, rows, others_wait=num_read < len(prompts))
+    responses = engine.transcript.responses(engine.stop_ids)
+    return [responses[start : start + group_size] for start in range(0, len(responses), group_size)]
 
 
 @contextmanager
@@ -57,148 +71,144 @@ def _inference_mode(model: Any) -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class _Rows:
-    """The responses under way: what shrinks as they end."""
+    """The responses under way, each padded on the left to the same width."""
 
-    index: Int[Tensor, "R"]  # which response of the wave each row is
+    index: Int[Tensor, "R"]  # which response each row is
     cache: Any
-    mask: Int[Tensor, "R T"] | None  # 1 where a token is real; None: no row is padded
-    position: Int[Tensor, "R 1"]  # of the token to be read next
-    alive: Bool[Tensor, "R"]
+    position: Int[Tensor, "R 1"]  # of the token to be read next: as many tokens have been read
+    padding: Int[Tensor, "R 1"] | None  # columns before a row's first token; None: no row has any
     width: int  # columns read so far, padding included; not every kind of cache can tell
+    sampled: Int[Tensor, "R"]  # tokens of the response so far
+    alive: Bool[Tensor, "R"]
+    logits: Float[Tensor, "R V"]  # for the next token
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
-        self.index, self.position, self.alive = self.index[rows], self.position[rows], self.alive[rows]
-        self.mask = None if self.mask is None else self.mask[rows]
+        self.index, self.position, self.sampled = self.index[rows], self.position[rows], self.sampled[rows]
+        self.padding = None if self.padding is None else self.padding[rows]
+        self.alive = self.alive[rows]
         self.cache.reorder_cache(rows)
 
-
-class _Transcript:
-    """The tokens and log-likelihoods sampled so far; written in stretches between which the rows stay the same."""
-
-    def __init__(self, num_responses: int, max_new_tokens: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(num_responses, max_new_tokens, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(num_responses, max_new_tokens, device=device)
-        self._start = 0
-        self._stretch: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, token: Int[Tensor, "R"], logprob: Float[Tensor, "R"]) -> None:
-        self._stretch.append((token, logprob))
-
-    def write(self, index: Int[Tensor, "R"]) -> None:
-        """End a stretch, in which row r was response `index[r]`."""
-        columns = slice(self._start, self._start + len(self._stretch))
-        token, logprob = (torch.stack(values, dim=1) for values in zip(*self._stretch, strict=True))
-        self.tokens[index, columns], self.logprobs[index, columns] = token, logprob
-        self._start, self._stretch = columns.stop, []
+    @property
+    def mask(self) -> Bool[Tensor, "R T"] | None:
+        """True where a column is a token of the row."""
+        return None if self.padding is None else torch.arange(self.width, device=self.padding.device) >= self.padding
 
 
-def _decode_wave(
-    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, group_size: int, generator: torch.Generator
-) -> list[list[Response]]:
-    rows, logits = _prefill(policy, prompts, group_size, reserve=sampling.max_new_tokens)
-    stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
-    transcript = _Transcript(len(rows.index), sampling.max_new_tokens, policy.device)
-    for step in range(sampling.max_new_tokens):
-        token, logprob = _sample(logits, sampling, generator)
-        transcript.add(token, logprob)
-        rows.alive &= (token[:, None] != stop_ids).all(-1)
+@dataclass(frozen=True, kw_only=True)
+class _Engine:
+    """What does not change while responses are decoded."""
+
+    policy: Policy
+    decoder: Decoder | None
+    sampling: Sampling
+    group_size: int
+    generator: torch.Generator
+    transcript: Transcript
+    stop_ids: Int[Tensor, "S"]
+
+
+def _has_room(engine: _Engine, rows: _Rows | None) -> bool:
+    if rows is None:
+        return True
+    num_rows, max_rows = len(rows.index), engine.sampling.max_rows
+    few = num_rows < _REFILL_BELOW.get(rows.index.device.type, 0.0) * max_rows
+    return few and num_rows + engine.group_size <= max_rows and is_in_place(rows.cache)
+
+
+def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
+    """Sample until no row is left (None), or until there is room for prompts that wait."""
+    max_new_tokens, transcript = engine.sampling.max_new_tokens, engine.transcript
+    left = max_new_tokens - int(rows.sampled.max())  # tokens until the first row is full
+    while True:
+        until_look = 1 if rows.index.device.type == "cpu" else min(_UNCHECKED_STEPS, left)
+        for step in range(until_look):
+            token, logprob = sample(rows.logits, engine.sampling, engine.generator)
+            transcript.add(token, logprob)
+            rows.sampled += 1
+            rows.alive &= ~torch.isin(token, engine.stop_ids)
+            if step + 1 < until_look:
+                rows.logits = _advance(engine, rows, token)
+        left -= until_look
+        if left == 0:
+            rows.alive &= rows.sampled < max_new_tokens
         num_alive = int(rows.alive.sum())
-        if num_alive == 0 or step + 1 == sampling.max_new_tokens:
-            break
-        if num_alive < _COMPACT_BELOW * len(rows.alive):
+        if num_alive < _COMPACT_BELOW * len(rows.alive) or left == 0:
+            transcript.write(rows.index, rows.sampled)
+            if num_alive == 0:
+                return None
             kept = rows.alive.nonzero()[:, 0]
             token = token[kept]
-            transcript.write(rows.index)
             rows.keep(kept)
-        logits = _advance(policy, rows, token)
-    transcript.write(rows.index)
-    return _collect(transcript, set(policy.stop_ids), group_size)
+            left = max_new_tokens - int(rows.sampled.max())
+        rows.logits = _advance(engine, rows, token)
+        if others_wait and _has_room(engine, rows):
+            transcript.write(rows.index, rows.sampled)
+            return rows
 
 
-def _prefill(
-    policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, *, reserve: int
-) -> tuple[_Rows, Float[Tensor, "R V"]]:
+def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, first_index: int) -> _Rows:
     """Read every prompt once (padded on the left), then repeat its cache for the group."""
-    lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
+    device = policy.device
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
     width = int(lengths.max())
-    padded = [[policy.pad_id] * (width - len(p)) + list(p) for p in prompts]
-    ids = torch.tensor(padded, device=policy.device)
-    column = torch.arange(width, device=policy.device)[None]
-    is_real = column >= (width - lengths)[:, None]
-    uniform = bool(is_real.all())
+    padded = [[policy.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    padding = width - lengths
+    column = torch.arange(width, device=device)
+    uniform = min(map(len, prompts)) == width
     cache = in_place_cache(policy.model.config)
     output = policy.trunk(
-        input_ids=ids,
-        attention_mask=None if uniform else is_real.long(),
-        position_ids=(column - (width - lengths)[:, None]).clamp(min=0),
+        input_ids=torch.tensor(padded, device=device),
+        attention_mask=None if uniform else (column >= padding).long(),
+        position_ids=(column - padding).clamp(min=0),
         past_key_values=cache,
         use_cache=True,
     )
-    repeat = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)
+    repeat = torch.arange(len(prompts), device=device).repeat_interleave(group_size)
     cache.reorder_cache(repeat)
-    mask = None
-    if not uniform:
-        mask = torch.ones(len(repeat), width + reserve, dtype=torch.long, device=policy.device)
-        mask[:, :width] = is_real[repeat]
-    rows = _Rows(
-        index=torch.arange(len(repeat), device=policy.device),
+    return _Rows(
+        index=first_index + torch.arange(len(repeat), device=device),
         cache=cache,
-        mask=mask,
-        position=lengths[repeat][:, None],
-        alive=torch.ones(len(repeat), dtype=torch.bool, device=policy.device),
+        position=lengths[repeat],
+        padding=None if uniform else padding[repeat],
         width=width,
+        sampled=torch.zeros(len(repeat), dtype=torch.long, device=device),
+        alive=torch.ones(len(repeat), dtype=torch.bool, device=device),
+        logits=policy.logits(output.last_hidden_state[:, -1])[repeat],
     )
-    return rows, policy.logits(output.last_hidden_state[:, -1])[repeat]
 
 
-def _advance(policy: Policy, rows: _Rows, token: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
+def _joined(old: _Rows, new: _Rows) -> _Rows:
+    """Both as one, no wider than its longest row."""
+    position = torch.cat([old.position, new.position])
+    width = int(position.max())
+    for own, theirs in zip(old.cache.layers, new.cache.layers, strict=True):
+        own.join(theirs, width)
+    return _Rows(
+        index=torch.cat([old.index, new.index]),
+        cache=old.cache,
+        position=position,
+        padding=width - position,
+        width=width,
+        sampled=torch.cat([old.sampled, new.sampled]),
+        alive=torch.cat([old.alive, new.alive]),
+        logits=torch.cat([old.logits, new.logits]),
+    )
+
+
+def _advance(engine: _Engine, rows: _Rows, token: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
     """Read one more token a row and return the logits for the next."""
     rows.width += 1
-    mask = None if rows.mask is None else rows.mask[:, : rows.width]
-    output = policy.trunk(
-        input_ids=token[:, None],
-        attention_mask=mask,
-        position_ids=rows.position,
-        past_key_values=rows.cache,
-        use_cache=True,
-    )
+    mask = rows.mask
+    if engine.decoder is not None:
+        added = None if mask is None else additive(mask, engine.decoder.dtype)
+        hidden = engine.decoder.step(token, rows.position, rows.cache, added)
+    else:
+        hidden = engine.policy.trunk(
+            input_ids=token[:, None],
+            attention_mask=None if mask is None else mask.long(),
+            position_ids=rows.position,
+            past_key_values=rows.cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
     rows.position = rows.position + 1
-    return policy.logits(output.last_hidden_state[:, -1])
-
-
-def _sample(
-    logits: Float[Tensor, "R V"], sampling: Sampling, generator: torch.Generator
-) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
-    log_probabilities = (logits / sampling.temperature).log_softmax(-1)
-    kept = _truncate(log_probabilities, sampling)
-    # One uniform number a row through the cumulated probabilities, whatever they sum to; noise for every token of a
-    # large vocabulary would cost more than the model.
-    cumulated = kept.exp().cumsum(-1, dtype=torch.float64)  # float32 would lose the small ones of a large vocabulary
-    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device, dtype=torch.float64)
-    uniform = uniform * cumulated[:, -1:]
-    token = torch.searchsorted(cumulated, uniform, right=True).clamp_(max=logits.shape[-1] - 1)
-    return token[:, 0], log_probabilities.gather(-1, token)[:, 0]
-
-
-def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
-    """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
-    if 0 < sampling.top_k < log_probabilities.shape[-1]:
-        threshold = log_probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
-        log_probabilities = log_probabilities.masked_fill(log_probabilities < threshold, -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = log_probabilities.softmax(-1).sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before the token already suffices
-        outside = torch.zeros_like(outside).scatter(-1, order, outside)
-        log_probabilities = log_probabilities.masked_fill(outside, -torch.inf)
-    return log_probabilities
-
-
-def _collect(transcript: _Transcript, stop: set[int], group_size: int) -> list[list[Response]]:
-    """The responses, each up to its first stop token; what a finished row sampled after it is dropped here."""
-    responses = []
-    for ids, values in zip(transcript.tokens.tolist(), transcript.logprobs.tolist(), strict=True):
-        length = next((position for position, token in enumerate(ids, start=1) if token in stop), len(ids))
-        reason: FinishReason = "stop" if ids[length - 1] in stop else "length"
-        responses.append(Response(ids=tuple(ids[:length]), logprobs=tuple(values[:length]), finish_reason=reason))
-    return [responses[i : i + group_size] for i in range(0, len(responses), group_size)]
+    return engine.policy.logits(hidden)

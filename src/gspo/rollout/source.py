@@ -23,7 +23,7 @@ def sample_groups(
 def _rollout(policy: Policy, response: Response, policy_version: int) -> Rollout:
     return Rollout(
         response_ids=response.ids,
-        text=policy.tokenizer.decode(response.ids, skip_special_tokens=True),
+        text=policy.tokenizer.decode(response.ids.tolist(), skip_special_tokens=True),
         sampler_logprobs=response.logprobs,
         finish_reason=response.finish_reason,
         policy_version=policy_version,

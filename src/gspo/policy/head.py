@@ -1,0 +1,110 @@
+"""Log-likelihood and entropy from hidden states, a chunk of tokens at a time, forward and backward."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_MAX_LOGITS = 2**25  # logits that exist at once: 128 MiB in float32, whatever the vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The last linear layer of a causal LM and what its config does to the logits after it."""
+
+    weight: Tensor  # V x H
+    bias: Tensor | None = None
+    scale: float = 1.0  # Cohere multiplies, Granite divides
+    cap: float | None = None  # Gemma: cap · tanh(logits / cap)
+
+    def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
+        """Logits in float32."""
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def token_likelihood(
+    head: Head, hidden: Float[Tensor, "N H"], targets: Int[Tensor, "N"], temperature: float
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """log softmax(logits / temperature) at the targets, and the entropy in nats (which carries no gradient).
+
+    Memory does not depend on tokens × vocabulary: no more than a chunk's logits exist, in the backward pass neither.
+    """
+    logprobs, entropy = _TokenLikelihood.apply(hidden, head.weight, head.bias, targets, head, temperature)
+    return logprobs, entropy
+
+
+class _TokenLikelihood(torch.autograd.Function):
+    """By hand, for autograd would keep the probabilities of all tokens and add up one weight gradient a chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: Head,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.head, ctx.temperature = head, temperature
+        logprobs, entropy = hidden.new_empty(2, len(hidden), dtype=torch.float32)
+        for rows in _chunks(len(hidden), len(weight)):
+            log_probabilities = head.logits(hidden[rows]).div_(temperature)
+            log_probabilities -= log_probabilities.amax(-1, keepdim=True)  # or large logits would round the rest away
+            log_probabilities -= log_probabilities.logsumexp(-1, keepdim=True)
+            logprobs[rows] = log_probabilities.gather(-1, targets[rows, None])[:, 0]
+            probabilities = log_probabilities.exp()
+            # A token of probability 0 has entropy 0, not 0 · (-inf).
+            entropy[rows] = -torch.linalg.vecdot(probabilities, log_probabilities.clamp_(min=-1e4))
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden_gradient = torch.empty_like(hidden)
+        # Added up over chunks in float32: bfloat16 would lose the small ones.
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = ctx.head.logits(hidden[rows])
+            slope = ctx.head.scale / ctx.temperature
+            bend = None if ctx.head.cap is None else 1 - (logits / ctx.head.cap) ** 2
+            # d log p(y) / d logits = 1[y] - p
+            error = torch.softmax(logits.div_(ctx.temperature), dim=-1).mul_(-gradient[rows, None])
+            error[torch.arange(len(error), device=error.device), targets[rows]] += gradient[rows]
+            error *= slope
+            if bend is not None:
+                error *= bend
+            if bias_gradient is not None:
+                bias_gradient += error.sum(0)
+            error = error.to(weight.dtype)
+            torch.mm(error, weight, out=hidden_gradient[rows])
+            _add_product(weight_gradient, error.T, hidden[rows])
+        return (
+            hidden_gradient,
+            weight_gradient.to(weight.dtype),
+            None if bias_gradient is None else bias_gradient.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+    size = math.ceil(num_tokens / math.ceil(num_tokens * vocabulary / _MAX_LOGITS)) if num_tokens else 1
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]

@@ -1,0 +1,158 @@
+"""What an update computes and what it leaves out: forward passes for π_old, backward passes of what is clipped."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.config import Rollout as Sampling
+from gspo.policy.likelihood import response_likelihood
+from gspo.policy.model import Policy
+from gspo.policy.packing import Conditioned
+from gspo.policy.update import Item, accumulate_gradient, old_logprobs, trainable_items, update
+from gspo.records import Batch, Score
+from gspo.rollout.source import sample_groups
+from gspo.train import make_batch
+
+NewPolicy = Callable[..., Policy]
+LEVELS = ["sequence", "sequence_token", "token"]
+
+
+@pytest.fixture
+def sampled_batch(query_of: Any) -> Callable[[Policy], Batch]:
+    """Four queries with prompts of unequal length, four responses each, two of which the mean hits in the second."""
+
+    def build(policy: Policy) -> Batch:
+        queries = [query_of([4 + n] * (1 + 6 * n), n) for n in range(4)]
+        groups = sample_groups(policy, queries, Sampling(max_new_tokens=9), group_size=4, seed=0, policy_version=0)
+        rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 0.5, 1.0, *[0.0, 0.0, 1.0, 3.0] * 2]
+        return make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
+
+    return build
+
+
+def tokens_of(batch: Batch, members: range) -> list[tuple[int, int]]:
+    """The shapes that the trainable sequences have one by one, in their order."""
+    return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch) if index in members]
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2, 4])
+def test_the_first_mini_batch_is_read_once_and_the_others_twice(
+    mini_batches: int,
+    new_policy: NewPolicy,
+    sampled_batch: Any,
+    actor_of: Any,
+    tokens_read: Any,
+    recording_optimizer: Any,
+) -> None:
+    policy = new_policy()
+    batch = sampled_batch(policy)
+    assert batch.advantages[5] == batch.advantages[6] == 0
+    actor = actor_of(old_logprobs="recompute", mini_batches=mini_batches, micro_batch_tokens=1)
+    shapes = tokens_read(policy)
+    old = old_logprobs(policy, batch, actor, temperature=1.0)
+    later = tokens_of(batch, range(16 // mini_batches, 16))
+    assert shapes == later and len(old) == len(later)
+    shapes.clear()
+    update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0)
+    assert shapes == tokens_of(batch, range(16))
+
+
+def test_the_engines_log_likelihoods_cost_no_pass(
+    new_policy: NewPolicy, sampled_batch: Any, actor_of: Any, tokens_read: Any
+) -> None:
+    policy = new_policy()
+    batch = sampled_batch(policy)
+    shapes = tokens_read(policy)
+    old = old_logprobs(policy, batch, actor_of(old_logprobs="engine", mini_batches=2), temperature=1.0)
+    assert shapes == []
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    assert all(torch.equal(values, rollouts[index].sampler_logprobs) for index, values in old.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_made(
+    level: str, dtype: str, new_policy: NewPolicy, sampled_batch: Any, actor_of: Any, recording_optimizer: Any
+) -> None:
+    policy = new_policy(dtype=dtype)
+    batch, optimizer = sampled_batch(policy), recording_optimizer(policy.model)
+    for micro_batch_tokens in (1, 30, 10**6):
+        actor = actor_of(mini_batches=2, micro_batch_tokens=micro_batch_tokens, importance_sampling_level=level)
+        old = old_logprobs(policy, batch, actor, temperature=0.7)
+        for report in update(policy, optimizer, batch, old, actor, temperature=0.7):
+            assert {item.sequence_ratio for item in report.trained} == {1.0}
+            assert sum(item.num_clipped for item in report.trained) == 0
+
+
+@pytest.fixture
+def backward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one at every backward pass."""
+    passes: list[int] = []
+    backward = torch.Tensor.backward
+
+    def noting(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        passes.append(1)
+        return backward(tensor, *arguments, **options)
+
+    monkeypatch.setattr(torch.Tensor, "backward", noting)
+    return passes
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_only_a_micro_batch_that_is_clipped_throughout_has_no_backward_pass(
+    level: str,
+    new_policy: NewPolicy,
+    ragged_sequences: Any,
+    actor_of: Any,
+    gradient_of: Any,
+    plain_logprobs: Any,
+    backward_passes: list[int],
+) -> None:
+    policy = new_policy("qwen3_moe")
+    sequences: list[Conditioned] = ragged_sequences(9, vocabulary=len(policy.tokenizer))
+    with torch.no_grad():
+        now = [response_likelihood(policy, [sequence]).logprobs for sequence in sequences]
+    # Every third sequence has gone far enough, whichever way it was to go.
+    clipped = [index % 3 == 1 for index in range(9)]
+    items = [
+        Item(
+            index=index,
+            sequence=sequence,
+            advantage=(-1.0) ** index,
+            old_logprobs=now[index] - (0.2 * (-1) ** index if clipped[index] else 0.0),
+        )
+        for index, sequence in enumerate(sequences)
+    ]
+    expected = torch.zeros(())
+    for item, none in zip(items, clipped, strict=True):
+        if not none:
+            expected = expected - item.advantage * plain_logprobs(policy, [item.sequence]).mean() / 9  # Eq. 11 at s = 1
+    expected.backward()
+    gradient = gradient_of(policy.model)
+    for micro_batch_tokens, passes in ((1, 6), (10**6, 1)):
+        backward_passes.clear()
+        actor = actor_of(
+            importance_sampling_level=level, clip_low=0.1, clip_high=0.1, micro_batch_tokens=micro_batch_tokens
+        )
+        trained, _ = accumulate_gradient(policy, items, actor, 9, 0, temperature=1.0)
+        assert len(backward_passes) == passes
+        assert [item.num_clipped == item.num_tokens for item in sorted(trained, key=lambda t: t.index)] == clipped
+        assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
+
+
+def test_one_clipped_token_of_a_response_leaves_the_others_their_gradient(
+    new_policy: NewPolicy, actor_of: Any, gradient_of: Any, plain_logprobs: Any
+) -> None:
+    policy = new_policy()
+    sequence = Conditioned(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
+    logprobs = plain_logprobs(policy, [sequence])
+    (-logprobs[1:].sum() / 3).backward()
+    expected = gradient_of(policy.model)
+    old = logprobs.detach() - torch.tensor([0.5, 0, 0])
+    item = Item(index=0, sequence=sequence, advantage=1.0, old_logprobs=old)
+    actor = actor_of(importance_sampling_level="token", clip_low=0.1, clip_high=0.1)
+    trained, _ = accumulate_gradient(policy, [item], actor, 1, 0, temperature=1.0)
+    assert [item.num_clipped for item in trained] == [1]
+    assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
