@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+PEER := .venv-trl
 
 .PHONY: train test lint format bench install clean
 
@@ -20,8 +21,8 @@ format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: $(INSTALLED)  ## decoding speed against transformers' generate
-	$(VENV)/bin/python benchmarks/decode.py $(ARGS)
+bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (about 12 minutes on 2 quiet cores)
+	$(VENV)/bin/python -m benchmarks.peer.compare --trl-python $(PEER)/bin/python $(ARGS)
 
 install: $(INSTALLED)
 
@@ -32,5 +33,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,186 @@
+"""On a GPU: decoding, update and a whole step of a 0.5B-parameter Qwen3 in bf16, against `generate`, limits and TRL.
+
+    python -m benchmarks.gpu                                          # decode and update; about 5 minutes
+    python -m benchmarks.gpu --trl-python .venv-trl/bin/python        # and whole steps against TRL (without vLLM)
+    python -m benchmarks.gpu --quick                                  # a toy on whatever device there is: does it work?
+
+Goals: decode at least 8 times `generate`'s tokens/s, update at least 40 % of the measured bf16 matrix peak, a whole
+step at least 3 times as fast as TRL's.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.cost import Shape, decode_bytes, update_flops
+from benchmarks.machine import load, matmul_peak, memory_bandwidth, synchronize
+from benchmarks.peer import compare
+from gspo.config import Actor, Model
+from gspo.config import Optimizer as Settings
+from gspo.config import Rollout as Sampling
+from gspo.policy.likelihood import response_likelihood
+from gspo.policy.model import Policy, load_policy
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.packing import Conditioned
+from gspo.policy.tokenizer import fit_tokenizer
+from gspo.policy.update import Item, accumulate_gradient
+from gspo.rollout.embedded import Response, generate
+
+HALF_BILLION: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+}
+TOY = HALF_BILLION | {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1_000,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is decoded and trained: groups of 8."""
+
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    group_size: int = 8
+
+
+def main() -> None:
+    """Print the measurements, one a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trl-python", help="an interpreter that has TRL: compares whole steps, too")
+    options = parser.parse_args()
+    work = (
+        Work(prompts=2, prompt_tokens=16, new_tokens=16)
+        if options.quick
+        else Work(prompts=8, prompt_tokens=256, new_tokens=1024)
+    )
+    policy = _policy(TOY if options.quick else HALF_BILLION)
+    dtype = next(policy.model.parameters()).dtype
+    peak, bandwidth = matmul_peak(policy.device, dtype), memory_bandwidth(policy.device)
+    name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
+    print(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
+    print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
+    groups = _decode(policy, work, options.repeats, bandwidth)
+    _agreement(policy, work, groups)
+    _update(policy, work, groups, options.repeats, peak)
+    if options.trl_python:
+        compare.main(["--trl-python", options.trl_python, "--workloads", "half a billion", "--turns", "3"])
+
+
+def _policy(architecture: dict[str, Any]) -> Policy:
+    tokenizer = fit_tokenizer(["0123456789"])
+    policy = load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
+    policy.model.generation_config.eos_token_id = None
+    return replace(policy, stop_ids=(-1,))  # every response has its full length
+
+
+def _prompts(work: Work) -> list[list[int]]:
+    return [[1 + (number + row) % 9 for number in range(work.prompt_tokens)] for row in range(work.prompts)]
+
+
+def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[list[Response]]:
+    """Tokens a second of the engine and of `generate`, in turn."""
+    prompts = _prompts(work)
+    groups: list[list[Response]] = []
+    sampling = Sampling(max_new_tokens=work.new_tokens)
+    repeated = torch.tensor(prompts, device=policy.device).repeat_interleave(work.group_size, dim=0)
+
+    def engine() -> None:
+        groups[:] = generate(policy, prompts, sampling, group_size=work.group_size, seed=0)
+
+    def plain() -> None:
+        policy.model.generate(
+            repeated,
+            attention_mask=torch.ones_like(repeated),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=work.new_tokens,
+            pad_token_id=0,
+        )
+
+    ours, theirs = _alternating(policy.device, repeats, engine, plain)
+    tokens = work.prompts * work.group_size * work.new_tokens
+    lengths = [[work.new_tokens] * work.group_size] * work.prompts
+    shape, width = Shape.of(policy.model.config), repeated.new_empty(0, dtype=policy.head.weight.dtype).element_size()
+    least = decode_bytes(shape, [work.prompt_tokens] * work.prompts, lengths, width=width) / bandwidth
+    print(
+        f"decode: {tokens / ours:,.0f} tokens/s, generate {tokens / theirs:,.0f}, {theirs / ours:.2f} times (goal 8);"
+    )
+    print(f"        {least / ours:.0%} of what memory bandwidth allows")
+    return groups
+
+
+def _agreement(policy: Policy, work: Work, groups: list[list[Response]]) -> None:
+    """Log-likelihoods of the engine against the policy's packed pass: the same weights must say the same."""
+    sequences = _sequences(work, groups[:1])
+    with torch.no_grad():
+        logprobs = response_likelihood(policy, sequences).logprobs.cpu()
+    gap = (logprobs - torch.cat([response.logprobs for response in groups[0]])).abs()
+    print(f"engine against policy, log-likelihood of a token: mean gap {gap.mean():.1e}, largest {gap.max():.1e}")
+
+
+def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: int, peak: float) -> None:
+    """One mini-batch of all groups: forward, backward, optimiser step."""
+    optimizer, actor = Optimizer(policy.model, Settings(), total_steps=1), Actor()
+    sequences = _sequences(work, groups)
+    responses = [response for group in groups for response in group]
+    items = [
+        Item(index=index, sequence=sequence, advantage=(-1.0) ** index, old_logprobs=response.logprobs)
+        for index, (sequence, response) in enumerate(zip(sequences, responses, strict=True))
+    ]
+
+    def step() -> None:
+        accumulate_gradient(policy, items, actor, len(items), 0, temperature=1.0)
+        optimizer.step()
+
+    (duration,) = _alternating(policy.device, repeats, step)
+    lengths = [[work.new_tokens] * work.group_size] * work.prompts
+    flops = update_flops(Shape.of(policy.model.config), [work.prompt_tokens] * work.prompts, lengths)
+    tokens = len(items) * work.new_tokens
+    print(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
+
+
+def _sequences(work: Work, groups: list[list[Response]]) -> list[Conditioned]:
+    return [
+        Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids)
+        for prompt, group in zip(_prompts(work)[: len(groups)], groups, strict=True)
+        for response in group
+    ]
+
+
+def _alternating(device: torch.device, repeats: int, *sides: Callable[[], None]) -> list[float]:
+    """The fastest of each side's turns, after one that is not counted."""
+    found: list[list[float]] = [[] for _ in sides]
+    for _ in range(repeats + 1):
+        for side, durations in zip(sides, found, strict=True):
+            synchronize(device)
+            started = time.perf_counter()
+            side()
+            synchronize(device)
+            durations.append(time.perf_counter() - started)
+    return [min(durations[1:]) for durations in found]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What each lever gains: a whole step with it and without it, in turn, on the workloads of benchmarks/peer.
+
+    python -m benchmarks.levers            # the table of docs/performance.md, about 6 minutes
+    python -m benchmarks.levers --quick    # a small run that only shows that it works
+
+A step is a rollout batch, its old log-likelihoods and four mini-batches, as `gspo train` makes them. "without" changes
+one thing in the running code and nothing in what is computed.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.machine import load
+from benchmarks.peer.workloads import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    LEARNING_RATE,
+    MINI_BATCHES,
+    WORKLOADS,
+    equal_or_even,
+    rows,
+    write_model,
+)
+from gspo.config import Actor, Model
+from gspo.config import Optimizer as Settings
+from gspo.config import Rollout as Sampling
+from gspo.policy.likelihood import response_likelihood
+from gspo.policy.model import Policy, load_policy, make_tokenizer
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.update import old_logprobs, trainable_items, update
+from gspo.records import Batch, Query, Score
+from gspo.rollout import embedded
+from gspo.rollout.source import sample_groups
+from gspo.train import make_batch
+
+ACTOR = Actor(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, mini_batches=MINI_BATCHES)
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One workload's step, and the parts of it that a lever changes."""
+
+    policy: Policy
+    optimizer: Optimizer
+    queries: list[Query]
+    group_size: int
+    sampling: Sampling
+    actor: Actor
+    prefill_each: bool = False  # every response reads its prompt by itself
+    first_pass: bool = False  # old log-likelihoods of the first mini-batch get a pass of their own
+    train_all: bool = False  # sequences without an advantage are computed, too
+
+    def run(self, seed: int) -> float:
+        """Seconds of the step."""
+        started = time.perf_counter()
+        batch = self._batch(seed)
+        old = old_logprobs(self.policy, batch, self.actor, temperature=1.0)
+        if self.first_pass:
+            part = trainable_items(batch)[: len(batch.scores) // MINI_BATCHES]
+            with torch.no_grad():
+                response_likelihood(self.policy, [sequence for _, sequence in part])
+        update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0)
+        return time.perf_counter() - started
+
+    def _batch(self, seed: int) -> Batch:
+        each = self.group_size if self.prefill_each else 1
+        queries = [query for query in self.queries for _ in range(each)]
+        size = self.group_size // each
+        groups = sample_groups(self.policy, queries, self.sampling, group_size=size, seed=seed, policy_version=0)
+        whole = [
+            replace(groups[start], rollouts=tuple(r for group in groups[start : start + each] for r in group.rollouts))
+            for start in range(0, len(groups), each)
+        ]
+        rewards = [
+            reward
+            for group in whole
+            for reward in equal_or_even(
+                [], [r.text for r in group.rollouts], [group.query.columns["equal"]] * len(group.rollouts)
+            )
+        ]
+        batch = make_batch(whole, [Score(reward=reward, parts={}) for reward in rewards])
+        if self.train_all:
+            batch = replace(batch, advantages=tuple(value or 1e-30 for value in batch.advantages))
+        return batch
+
+
+def attribute(name: str, value: object) -> Callable[[Step], AbstractContextManager[object]]:
+    """Without: a name of a module stands for something else."""
+    return lambda step: patch(f"gspo.{name}", value)
+
+
+def setting(**values: Any) -> Callable[[Step], AbstractContextManager[object]]:
+    """Without: the step does something differently."""
+    return lambda step: patch.multiple(step, **values)
+
+
+def _padded(step: Step) -> AbstractContextManager[object]:
+    """Without: a pass for each block of sequences, padded to its longest; a prompt once a sequence."""
+    return patch.object(step, "policy", replace(step.policy, packs=False))
+
+
+LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[object]]]] = [
+    (
+        "decoding: the decoder written out",
+        ["short", "ragged"],
+        attribute("rollout.embedded.decoder_of", lambda _: None),
+    ),
+    ("decoding: finished rows dropped", ["short", "ragged"], attribute("rollout.embedded._COMPACT_BELOW", 1e-9)),
+    ("decoding: a prompt read once", ["short", "long prompt"], setting(prefill_each=True)),
+    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded._REFILL_BELOW", {})),
+    ("update: packed, no padding", ["short", "ragged"], _padded),
+    ("update: a prompt read once", ["short", "long prompt"], attribute("policy.packing._shares", lambda *_: False)),
+    ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
+    ("update: no advantage, no work", ["half equal"], setting(train_all=True)),
+    ("old_logprobs: engine", ["short", "ragged"], setting(actor=ACTOR)),
+    ("logits in chunks", ["vocabulary"], attribute("policy.head._MAX_LOGITS", 2**62)),
+]
+
+
+def main() -> None:
+    """Print a row for each lever and workload."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    turns = 1 if options.quick else options.turns
+    print(f"{load()}, {torch.get_num_threads()} threads; median (min–max) of {turns} pairs after one not counted\n")
+    print("| lever | workload | step, s | without it, s | without / with |\n|---|---|---|---|---|")
+    for lever, workloads, without in LEVERS[:1] if options.quick else LEVERS:
+        for name in workloads:
+            print(f"| {lever} | {name} | " + " | ".join(_pairs(lever, name, without, turns)) + " |", flush=True)
+
+
+def _pairs(
+    lever: str, workload: str, without: Callable[[Step], AbstractContextManager[object]], turns: int
+) -> list[str]:
+    step = _step(workload, lever)
+    pairs = []
+    if "refilled" in lever:  # which the engine does by itself on a GPU only
+        embedded._REFILL_BELOW["cpu"] = 0.75
+    for seed in range(turns + 1):
+        with_it = step.run(seed)
+        with without(step):
+            pairs.append((with_it, step.run(seed)))
+    del pairs[0]
+    ratios = [b / a for a, b in pairs]
+    medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+    return [f"{medians[0]:.2f}", f"{medians[1]:.2f}", spread]
+
+
+def _step(workload: str, lever: str) -> Step:
+    work = WORKLOADS[workload]
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(work, Path(folder))
+        recipe = Model(path=folder)
+        policy = load_policy(recipe, make_tokenizer(recipe, []), seed=0)
+    num_queries = work.sequences // work.group_size
+    queries = [
+        Query(
+            id=f"row:{number}",
+            prompt=row["prompt"],
+            text=row["prompt"],
+            prompt_ids=tuple(policy.tokenizer(row["prompt"]).input_ids),
+            columns=row,
+        )
+        for number, row in enumerate(rows(work)[:num_queries])
+    ]
+    max_rows = 16 if "16 at once" in lever else 512
+    return Step(
+        policy=policy,
+        optimizer=Optimizer(policy.model, Settings(lr=LEARNING_RATE), total_steps=1),
+        queries=queries,
+        group_size=work.group_size,
+        sampling=Sampling(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
+        actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever else ACTOR,
+    )
+
+
+if __name__ == "__main__":
+    main()

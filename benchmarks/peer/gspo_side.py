@@ -1,0 +1,86 @@
+"""gspo's side: the project's own `train`, which takes its turns through the display it is given."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gspo
+from benchmarks.peer.turns import Turns
+from benchmarks.peer.workloads import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    LEARNING_RATE,
+    MINI_BATCHES,
+    WORKLOADS,
+    equal_or_even,
+    rows,
+)
+from gspo.config import Recipe
+from gspo.report.display import Display
+
+
+class TakesTurns(Display):
+    """Ends a turn with every step: one rollout batch and its optimiser steps."""
+
+    def __init__(self, turns: Turns, sequences: int) -> None:
+        super().__init__(quiet=True)
+        self.turns, self.sequences = turns, sequences
+
+    def start(self, phase: str, total: int) -> None:
+        """The model is loaded, the loop begins."""
+        self.turns.next()
+
+    def step(self, step: int, line: Mapping[str, Any]) -> None:
+        """A rollout batch has been trained on."""
+        self.turns.add(
+            rollout=line["time/rollout_seconds"],
+            old=line["time/likelihood_seconds"],
+            update=line["time/update_seconds"],
+            sequences=self.sequences,
+            tokens=round(line["response/mean_tokens"] * self.sequences),
+            optimizer_steps=MINI_BATCHES,
+        )
+        self.turns.next()
+
+
+def main() -> None:
+    """Train until the turns end."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--old-logprobs", default="recompute")
+    parser.add_argument("--threads", type=int, default=None)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    turns, work = Turns(), WORKLOADS[options.workload]
+    recipe = Recipe.model_validate(
+        {
+            "name": "bench",
+            "steps": 10**6,
+            "output_dir": str(options.directory / f"run_{options.old_logprobs}"),
+            "model": {"path": str(options.directory / "model"), "device": "cuda" if work.gpu else "cpu"},
+            "rollout": {
+                "queries_per_step": work.sequences // work.group_size,
+                "group_size": work.group_size,
+                "max_new_tokens": work.max_new_tokens,
+            },
+            "actor": {
+                "clip_low": CLIP_LOW,
+                "clip_high": CLIP_HIGH,
+                "mini_batches": MINI_BATCHES,
+                "old_logprobs": options.old_logprobs,
+                "optimizer": {"lr": LEARNING_RATE},
+            },
+            "evaluation": {"num_queries": 0},
+            "report": {"rollouts": False},
+        }
+    )
+    gspo.train(recipe, queries=rows(work), reward=equal_or_even, display=TakesTurns(turns, work.sequences))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""TRL's side: its GRPOTrainer with GSPO's sequence-level ratio, which takes its turns through a callback."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.peer.turns import Turns
+from benchmarks.peer.workloads import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    LEARNING_RATE,
+    MINI_BATCHES,
+    WORKLOADS,
+    Workload,
+    equal_or_even,
+    rows,
+)
+
+
+class TakesTurns(TrainerCallback):
+    """A turn begins with every rollout batch."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called before every optimiser step."""
+        if state.global_step % MINI_BATCHES == 0:
+            self.turns.next()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called after every optimiser step."""
+        self.turns.add(optimizer_steps=1)
+
+
+def main() -> None:
+    """Train until the turns end."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--threads", type=int, default=None)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    turns, work = Turns(), WORKLOADS[options.workload]
+    trainer = _trainer(work, options.directory, turns)
+    trainer.train()
+
+
+def _trainer(work: Workload, directory: Path, turns: Turns) -> Any:
+    class Timed(GRPOTrainer):
+        def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+            output = turns.timed("rollout", super()._generate_single_turn)(*args, **kwargs)
+            turns.add(tokens=sum(len(ids) for ids in output[0]), sequences=len(output[0]))
+            return output
+
+        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+            function = super()._get_per_token_logps_and_entropies
+            return (function if torch.is_grad_enabled() else turns.timed("old", function))(*args, **kwargs)
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            return turns.timed("batch", super()._generate_and_score_completions)(inputs)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            return turns.timed("training_step", super().training_step)(*args, **kwargs)
+
+    arguments = GRPOConfig(
+        output_dir=str(directory / "trl"),
+        use_cpu=not work.gpu,
+        bf16=work.gpu,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=10**6,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        importance_sampling_level="sequence",
+        loss_type="grpo",
+        beta=0.0,
+        epsilon=CLIP_LOW,
+        epsilon_high=CLIP_HIGH,
+        per_device_train_batch_size=work.sequences // MINI_BATCHES,
+        steps_per_generation=MINI_BATCHES,
+        num_generations=work.group_size,
+        max_completion_length=work.max_new_tokens,
+        temperature=1.0,
+    )
+    return Timed(
+        model=AutoModelForCausalLM.from_pretrained(
+            directory / "model", dtype=torch.bfloat16 if work.gpu else torch.float32
+        ),
+        reward_funcs=equal_or_even,
+        args=arguments,
+        train_dataset=Dataset.from_list(rows(work)),
+        processing_class=AutoTokenizer.from_pretrained(directory / "model"),
+        callbacks=[TakesTurns(turns)],
+    )
+
+
+if __name__ == "__main__":
+    main()

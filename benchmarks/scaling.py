@@ -1,0 +1,119 @@
+"""How decoding and updating scale with response length, group size and vocabulary, against the cost model.
+
+    python -m benchmarks.scaling            # the tables of docs/performance.md, about 10 minutes
+    python -m benchmarks.scaling --quick    # a small run that only shows that it works
+
+Every response has its full length. "of peak" is the cost model's operations (benchmarks/cost.py) over the measured
+time, as a part of what this machine's matrix products reach; the rest is attention, norms, memory and overhead.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
+from benchmarks.machine import load, matmul_peak, memory_bandwidth
+from gspo.config import Actor, Model
+from gspo.config import Optimizer as Settings
+from gspo.config import Rollout as Sampling
+from gspo.policy.model import Policy, load_policy
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.packing import Conditioned
+from gspo.policy.tokenizer import fit_tokenizer
+from gspo.policy.update import Item, accumulate_gradient
+from gspo.rollout.embedded import generate
+
+LENGTHS = [64, 256, 1024, 4096]
+GROUPS = [4, 8, 16, 32, 64]
+VOCABULARIES = [1_000, 8_000, 32_000, 152_000]
+PROMPT = 64
+
+
+def main() -> None:
+    """Print three tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    cpu = torch.device("cpu")
+    peak, bandwidth = matmul_peak(cpu, torch.float32), memory_bandwidth(cpu)
+    print(
+        f"{torch.get_num_threads()} threads, matrix products {peak / 1e9:.0f} GFLOP/s, reads {bandwidth / 1e9:.0f} GB/s"
+    )
+    print(f"{load()}; the fastest of {repeats} after one that is not counted\n")
+    head = "decode, s | tokens/s | GB/s read | of peak | update, s | tokens/s | of peak |"
+    keep = slice(0, 1) if options.quick else slice(None)
+    for title, cases in (
+        ("response length (groups of 8)", [(n, _policy(1_000), 8, n) for n in LENGTHS[keep]]),
+        ("group size (256 tokens)", [(n, _policy(1_000), n, 256) for n in GROUPS[keep]]),
+        ("vocabulary (groups of 8, 256 tokens)", [(n, _policy(n), 8, 256) for n in VOCABULARIES[keep]]),
+    ):
+        print(f"| {title} | {head}\n" + "|---" * 8 + "|")
+        for value, policy, group_size, length in cases:
+            print(
+                f"| {value:,} | " + " | ".join(_measure(policy, group_size, length, repeats, peak)) + " |", flush=True
+            )
+        print()
+
+
+def _policy(vocabulary: int) -> Policy:
+    """An untrained Qwen3 of 1M parameters besides its embedding, whose responses never end by themselves."""
+    architecture: dict[str, Any] = {
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+    }
+    tokenizer = fit_tokenizer(["0123456789"])
+    policy = load_policy(Model(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
+    return replace(policy, stop_ids=(-1,))
+
+
+def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: float) -> list[str]:
+    prompt = [1 + number % 9 for number in range(PROMPT)]
+    sampling, actor = Sampling(max_new_tokens=length), Actor()
+    optimizer = Optimizer(policy.model, Settings(), total_steps=1)
+    decoding, updating = [], []
+    for seed in range(repeats + 1):
+        started = time.perf_counter()
+        (group,) = generate(policy, [prompt], sampling, group_size=group_size, seed=seed)
+        decoding.append(time.perf_counter() - started)
+        items = [
+            Item(
+                index=index,
+                sequence=Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids),
+                advantage=(-1.0) ** index,
+                old_logprobs=response.logprobs,
+            )
+            for index, response in enumerate(group)
+        ]
+        started = time.perf_counter()
+        accumulate_gradient(policy, items, actor, group_size, 0, temperature=1.0)
+        optimizer.step()
+        updating.append(time.perf_counter() - started)
+    shape, tokens = Shape.of(policy.model.config), group_size * length
+    lengths = [[length] * group_size]
+    decode, update = min(decoding[1:]), min(updating[1:])
+    return [
+        f"{decode:.2f}",
+        f"{tokens / decode:,.0f}",
+        f"{decode_bytes(shape, [PROMPT], lengths, width=4) / decode / 1e9:.1f}",
+        f"{decode_flops(shape, [PROMPT], lengths) / decode / peak:.0%}",
+        f"{update:.2f}",
+        f"{tokens / update:,.0f}",
+        f"{update_flops(shape, [PROMPT], lengths) / update / peak:.0%}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
