@@ -11,6 +11,7 @@ import torch
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
 from gspo.rollout.embedded import generate
+from gspo.rollout.sampling import sample
 
 NewPolicy = Callable[..., Policy]
 PROMPT = [4, 5, 6]
@@ -133,3 +134,30 @@ def test_later_tokens_are_drawn_given_the_ones_before(new_policy: NewPolicy) -> 
         logits = policy.model(input_ids=torch.tensor([[*PROMPT, first]])).logits[0, -1].double()
     seconds = Counter({ids[1]: count for ids, count in pairs.items() if ids[0] == first})
     check_drawn_from(seconds, (logits / 0.7).softmax(-1).tolist())
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.6}, {"temperature": 0.3}])
+@pytest.mark.parametrize("block", [1, 5, 37, 64])
+def test_a_large_vocabulary_drawn_from_block_by_block_gives_the_same_tokens(
+    block: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = 3 * torch.randn(400, 37, generator=torch.Generator().manual_seed(0))
+    sampling = Sampling(**settings)
+    expected = sample(logits, sampling, torch.Generator().manual_seed(1))
+    monkeypatch.setattr("gspo.rollout.sampling._LARGE", 0)
+    monkeypatch.setattr("gspo.rollout.sampling._BLOCK", block)
+    token, logprob = sample(logits, sampling, torch.Generator().manual_seed(1))
+    assert token.tolist() == expected[0].tolist()
+    torch.testing.assert_close(logprob, expected[1])
+    assert len(set(token.tolist())) > 10
+
+
+def test_a_token_of_probability_0_is_never_drawn_at_the_edge_of_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.ones(shape[0], 1, dtype=torch.float64))
+    logits = torch.full((3, 9), -torch.inf)
+    logits[:, 2], logits[:, 4] = 1.0, 0.5  # 5 and later: probability 0
+    for large in (4096, 0):
+        monkeypatch.setattr("gspo.rollout.sampling._LARGE", large)
+        monkeypatch.setattr("gspo.rollout.sampling._BLOCK", 3)
+        token, _ = sample(logits, Sampling(), torch.Generator())
+        assert token.tolist() == [4, 4, 4]

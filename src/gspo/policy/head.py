@@ -24,8 +24,8 @@ class Head:
         """Logits in float32."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
         if self.scale != 1:
-            logits = logits * self.scale
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+            logits *= self.scale
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
 
 def token_likelihood(
@@ -52,35 +52,41 @@ class _TokenLikelihood(torch.autograd.Function):
         head: Head,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.head, ctx.temperature = head, temperature
-        logprobs, entropy = hidden.new_empty(2, len(hidden), dtype=torch.float32)
+        logprobs, entropy, highest, total = hidden.new_empty(4, len(hidden), dtype=torch.float32)
+        held: Tensor | None = None  # memory that is fresh for every chunk costs more than the exponentials put in it
         for rows in _chunks(len(hidden), len(weight)):
-            log_probabilities = head.logits(hidden[rows]).div_(temperature)
-            log_probabilities -= log_probabilities.amax(-1, keepdim=True)  # or large logits would round the rest away
-            log_probabilities -= log_probabilities.logsumexp(-1, keepdim=True)
-            logprobs[rows] = log_probabilities.gather(-1, targets[rows, None])[:, 0]
-            probabilities = log_probabilities.exp()
+            scores = head.logits(hidden[rows]).div_(temperature)
+            highest[rows] = scores.amax(-1)
+            scores -= highest[rows, None]  # or large logits would round the rest away
+            chosen = scores.gather(-1, targets[rows, None])[:, 0]
+            held = torch.empty_like(scores) if held is None else held[: len(scores)]  # the last chunk may be smaller
+            weights = torch.exp(scores, out=held)
+            total[rows] = weights.sum(-1)
+            logprobs[rows] = chosen - total[rows].log()
             # A token of probability 0 has entropy 0, not 0 · (-inf).
-            entropy[rows] = -torch.linalg.vecdot(probabilities, log_probabilities.clamp_(min=-1e4))
+            mean = torch.bmm(weights[:, None], scores.clamp_(min=-1e4)[:, :, None])[:, 0, 0] / total[rows]
+            entropy[rows] = total[rows].log() - mean
+        ctx.save_for_backward(hidden, weight, bias, targets, highest, total)
+        ctx.head, ctx.temperature = head, temperature
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, targets, highest, total = ctx.saved_tensors
+        head, temperature = ctx.head, ctx.temperature
         hidden_gradient = torch.empty_like(hidden)
         # Added up over chunks in float32: bfloat16 would lose the small ones.
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for rows in _chunks(len(hidden), len(weight)):
-            logits = ctx.head.logits(hidden[rows])
-            slope = ctx.head.scale / ctx.temperature
-            bend = None if ctx.head.cap is None else 1 - (logits / ctx.head.cap) ** 2
+            error = head.logits(hidden[rows])
+            bend = None if head.cap is None else 1 - (error / head.cap) ** 2
             # d log p(y) / d logits = 1[y] - p
-            error = torch.softmax(logits.div_(ctx.temperature), dim=-1).mul_(-gradient[rows, None])
+            error.div_(temperature).sub_(highest[rows, None]).exp_().mul_(-(gradient / total)[rows, None])
             error[torch.arange(len(error), device=error.device), targets[rows]] += gradient[rows]
-            error *= slope
+            if head.scale != temperature:
+                error *= head.scale / temperature
             if bend is not None:
                 error *= bend
             if bias_gradient is not None:
@@ -88,14 +94,8 @@ class _TokenLikelihood(torch.autograd.Function):
             error = error.to(weight.dtype)
             torch.mm(error, weight, out=hidden_gradient[rows])
             _add_product(weight_gradient, error.T, hidden[rows])
-        return (
-            hidden_gradient,
-            weight_gradient.to(weight.dtype),
-            None if bias_gradient is None else bias_gradient.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        bias_gradient = None if bias is None or bias_gradient is None else bias_gradient.to(bias.dtype)
+        return hidden_gradient, weight_gradient.to(weight.dtype), bias_gradient, None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

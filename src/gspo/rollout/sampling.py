@@ -6,30 +6,64 @@ from torch import Tensor
 
 from gspo.config import Rollout as Sampling
 
+_BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any one of them is looked at
+_LARGE = 4096
+
 
 def sample(
     logits: Float[Tensor, "R V"], sampling: Sampling, generator: torch.Generator
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
     """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
-    log_probabilities = (logits / sampling.temperature).log_softmax(-1)
-    kept = _truncate(log_probabilities, sampling)
-    # One uniform number a row through the cumulated probabilities, whatever they sum to; noise for every token of a
-    # large vocabulary would cost more than the model.
-    cumulated = kept.exp().cumsum(-1, dtype=torch.float64)  # float32 would lose the small ones of a large vocabulary
-    uniform = torch.rand(len(logits), 1, generator=generator, device=logits.device, dtype=torch.float64)
-    uniform = uniform * cumulated[:, -1:]
-    token = torch.searchsorted(cumulated, uniform, right=True).clamp_(max=logits.shape[-1] - 1)
-    return token[:, 0], log_probabilities.gather(-1, token)[:, 0]
+    scores = logits / sampling.temperature
+    scores -= scores.amax(-1, keepdim=True)
+    kept = _truncate(scores, sampling)
+    token, total = _draw(kept, generator)
+    log_total = total.log() if kept is scores else scores.logsumexp(-1)
+    return token, scores.gather(-1, token[:, None])[:, 0] - log_total
 
 
-def _truncate(log_probabilities: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
+def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """A token a row with probability ∝ exp(score), and the sum of exp(score).
+
+    One uniform number a row finds the token; of a large vocabulary, first the block it is in: noise for every token, or
+    all cumulated probabilities, would cost more than a small model.
+    """
+    num_rows, vocabulary = scores.shape
+    uniform = torch.rand(num_rows, 1, generator=generator, device=scores.device, dtype=torch.float64)
+    if vocabulary <= _LARGE:
+        cumulated = scores.exp().cumsum(-1, dtype=torch.float64)
+        token = _first_above(cumulated, uniform * cumulated[:, -1:])
+        return token[:, 0], cumulated[:, -1].to(scores.dtype)
+    num_blocks = -(-vocabulary // _BLOCK)
+    weights = scores.new_zeros(num_rows, num_blocks * _BLOCK)
+    torch.exp(scores, out=weights[:, :vocabulary])
+    blocks = weights.view(num_rows, num_blocks, _BLOCK)
+    # In float64, or the small ones of a large vocabulary would be lost.
+    sums = blocks.sum(-1).double()
+    cumulated = sums.cumsum(-1)
+    point = uniform * cumulated[:, -1:]
+    block = _first_above(cumulated, point)
+    rest = point - (cumulated - sums).gather(-1, block)
+    inside = blocks[torch.arange(num_rows, device=scores.device), block[:, 0]].double().cumsum(-1)
+    token = block * _BLOCK + _first_above(inside, rest)
+    return token[:, 0], cumulated[:, -1].to(scores.dtype)
+
+
+def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -> Int[Tensor, "R 1"]:
+    """The first place whose cumulated weight is above the point: one of weight 0 is never it."""
+    # Rounding may put the point at or beyond the end, where places of weight 0 could follow.
+    point = torch.minimum(point, torch.nextafter(cumulated[:, -1:], torch.zeros_like(point)))
+    return torch.searchsorted(cumulated, point, right=True)
+
+
+def _truncate(scores: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
     """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
-    if 0 < sampling.top_k < log_probabilities.shape[-1]:
-        threshold = log_probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
-        log_probabilities = log_probabilities.masked_fill(log_probabilities < threshold, -torch.inf)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        threshold = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < threshold, -torch.inf)
     if sampling.top_p < 1:
-        ordered, order = log_probabilities.softmax(-1).sort(dim=-1, descending=True)
+        ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
         outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before the token already suffices
         outside = torch.zeros_like(outside).scatter(-1, order, outside)
-        log_probabilities = log_probabilities.masked_fill(outside, -torch.inf)
-    return log_probabilities
+        scores = scores.masked_fill(outside, -torch.inf)
+    return scores
