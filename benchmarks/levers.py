@@ -8,6 +8,7 @@ one thing in the running code and nothing in what is computed.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
@@ -59,6 +60,7 @@ class Step:
     prefill_each: bool = False  # every response reads its prompt by itself
     first_pass: bool = False  # old log-likelihoods of the first mini-batch get a pass of their own
     train_all: bool = False  # sequences without an advantage are computed, too
+    clip_half: bool = False  # every other sequence is made to be clipped, by other old log-likelihoods
 
     def run(self, seed: int) -> float:
         """Seconds of the step."""
@@ -69,6 +71,8 @@ class Step:
             part = trainable_items(batch)[: len(batch.scores) // MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [sequence for _, sequence in part])
+        for index in list(old)[::2] if self.clip_half else []:
+            old[index] = old[index] - math.copysign(0.01, batch.advantages[index])
         update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0)
         return time.perf_counter() - started
 
@@ -123,6 +127,7 @@ LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[objec
     ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
     ("update: no advantage, no work", ["half equal"], setting(train_all=True)),
     ("old_logprobs: engine", ["short", "ragged"], setting(actor=ACTOR)),
+    ("update: half clipped, left out", ["short", "ragged"], attribute("policy.update._FEW", 0.0)),
     ("logits in chunks", ["vocabulary"], attribute("policy.head._MAX_LOGITS", 2**62)),
 ]
 
@@ -183,7 +188,8 @@ def _step(workload: str, lever: str) -> Step:
         queries=queries,
         group_size=work.group_size,
         sampling=Sampling(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
-        actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever else ACTOR,
+        actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever or "clipped" in lever else ACTOR,
+        clip_half="clipped" in lever,
     )
 
 

@@ -100,22 +100,25 @@ def backward_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passes
 
 
+@pytest.mark.parametrize("rest", [(1,), (0, 2), (0, 1, 2)])  # a third, two thirds (most), all are clipped
 @pytest.mark.parametrize("level", LEVELS)
-def test_only_a_micro_batch_that_is_clipped_throughout_has_no_backward_pass(
+def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
     level: str,
+    rest: tuple[int, ...],
     new_policy: NewPolicy,
     ragged_sequences: Any,
     actor_of: Any,
     gradient_of: Any,
     plain_logprobs: Any,
+    tokens_read: Any,
     backward_passes: list[int],
 ) -> None:
     policy = new_policy("qwen3_moe")
     sequences: list[Conditioned] = ragged_sequences(9, vocabulary=len(policy.tokenizer))
     with torch.no_grad():
         now = [response_likelihood(policy, [sequence]).logprobs for sequence in sequences]
-    # Every third sequence has gone far enough, whichever way it was to go.
-    clipped = [index % 3 == 1 for index in range(9)]
+    # Some sequences have gone far enough, whichever way they were to go.
+    clipped = [index % 3 in rest for index in range(9)]
     items = [
         Item(
             index=index,
@@ -125,19 +128,22 @@ def test_only_a_micro_batch_that_is_clipped_throughout_has_no_backward_pass(
         )
         for index, sequence in enumerate(sequences)
     ]
-    expected = torch.zeros(())
+    expected = torch.zeros((), requires_grad=True)
     for item, none in zip(items, clipped, strict=True):
         if not none:
             expected = expected - item.advantage * plain_logprobs(policy, [item.sequence]).mean() / 9  # Eq. 11 at s = 1
     expected.backward()
     gradient = gradient_of(policy.model)
-    for micro_batch_tokens, passes in ((1, 6), (10**6, 1)):
+    tokens = tokens_read(policy)
+    for micro_batch_tokens, passes in ((1, clipped.count(False)), (10**6, int(len(rest) < 3))):
         backward_passes.clear()
+        tokens.clear()
         actor = actor_of(
             importance_sampling_level=level, clip_low=0.1, clip_high=0.1, micro_batch_tokens=micro_batch_tokens
         )
         trained, _ = accumulate_gradient(policy, items, actor, 9, 0, temperature=1.0)
         assert len(backward_passes) == passes
+        assert len(tokens) == (9 if micro_batch_tokens == 1 else 1 + (len(rest) == 2))  # most: a pass for the others
         assert [item.num_clipped == item.num_tokens for item in sorted(trained, key=lambda t: t.index)] == clipped
         assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
 
