@@ -10,7 +10,7 @@ step at least 3 times as fast as TRL's.
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,9 @@ from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.tokenizer import fit_tokenizer
 from gspo.policy.update import Item, accumulate_gradient
-from gspo.rollout.embedded import Response, generate
+from gspo.rollout.embedded import generate
+from gspo.rollout.one_token import decoder_of
+from gspo.rollout.transcript import Response
 
 HALF_BILLION: dict[str, Any] = {
     "model_type": "qwen3",
@@ -63,13 +65,13 @@ class Work:
     group_size: int = 8
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the measurements, one a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trl-python", help="an interpreter that has TRL: compares whole steps, too")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     work = (
         Work(prompts=2, prompt_tokens=16, new_tokens=16)
         if options.quick
@@ -80,11 +82,16 @@ def main() -> None:
     peak, bandwidth = matmul_peak(policy.device, dtype), memory_bandwidth(policy.device)
     name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
     print(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
+    with torch.inference_mode():
+        written_out = decoder_of(policy.trunk) is not None
+    print(f"packed: {policy.packs}, decoder written out: {written_out}")  # or the figures below are of the fallbacks
     print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
     groups = _decode(policy, work, options.repeats, bandwidth)
     _agreement(policy, work, groups)
     _update(policy, work, groups, options.repeats, peak)
-    if options.trl_python:
+    if options.trl_python and not options.quick:
+        del policy, groups  # what they hold of the GPU is the sides'
+        torch.cuda.empty_cache()
         compare.main(["--trl-python", options.trl_python, "--workloads", "half a billion", "--turns", "3"])
 
 
@@ -143,11 +150,9 @@ def _agreement(policy: Policy, work: Work, groups: list[list[Response]]) -> None
 def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: int, peak: float) -> None:
     """One mini-batch of all groups: forward, backward, optimiser step."""
     optimizer, actor = Optimizer(policy.model, Settings(), total_steps=1), Actor()
-    sequences = _sequences(work, groups)
-    responses = [response for group in groups for response in group]
-    items = [
-        Item(index=index, sequence=sequence, advantage=(-1.0) ** index, old_logprobs=response.logprobs)
-        for index, (sequence, response) in enumerate(zip(sequences, responses, strict=True))
+    items = [  # the policy is its own π_old: nothing is clipped, all of it is computed
+        Item(index=index, sequence=sequence, advantage=(-1.0) ** index, old_logprobs=None)
+        for index, sequence in enumerate(_sequences(work, groups))
     ]
 
     def step() -> None:

@@ -9,6 +9,7 @@ time, as a part of what this machine's matrix products reach; the rest is attent
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,12 +33,12 @@ VOCABULARIES = [1_000, 8_000, 32_000, 152_000]
 PROMPT = 64
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print three tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     repeats = 1 if options.quick else options.repeats
     cpu = torch.device("cpu")
     peak, bandwidth = matmul_peak(cpu, torch.float32), memory_bandwidth(cpu)
@@ -93,7 +94,7 @@ def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: f
                 index=index,
                 sequence=Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids),
                 advantage=(-1.0) ** index,
-                old_logprobs=response.logprobs,
+                old_logprobs=None,  # the policy is its own π_old: nothing is clipped
             )
             for index, response in enumerate(group)
         ]

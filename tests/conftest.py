@@ -45,6 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
     "phimoe": {"num_local_experts": 4},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "glm": {},
     "gemma3_text": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
 }
 

@@ -41,7 +41,7 @@ class TakesTurns(Display):
             update=line["time/update_seconds"],
             sequences=self.sequences,
             tokens=round(line["response/mean_tokens"] * self.sequences),
-            optimizer_steps=MINI_BATCHES,
+            optimizer_steps=MINI_BATCHES - round(line["policy/skipped_updates"]),
         )
         self.turns.next()
 

@@ -53,7 +53,7 @@ WORKLOADS = {
             vocabulary=151_936,
             hidden=256,
             may_end=False,
-            turns=3,
+            turns=2,
         ),
         Workload(
             name="half a billion",

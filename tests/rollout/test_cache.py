@@ -17,7 +17,7 @@ NewPolicy = Callable[..., Policy]
 @pytest.mark.parametrize("first", [1, 5, 40])
 def test_it_holds_what_transformers_own_layer_holds(first: int, new_policy: NewPolicy) -> None:
     config = new_policy("llama").model.config
-    ours, theirs = in_place_cache(config), DynamicCache(config=config)
+    ours, theirs = in_place_cache(config, most=100), DynamicCache(config=config)
     generator = torch.Generator().manual_seed(0)
     rows = 3
     events: list[Any] = [first, torch.arange(3).repeat_interleave(2), *[1] * 40]
@@ -39,7 +39,7 @@ def test_it_holds_what_transformers_own_layer_holds(first: int, new_policy: NewP
 
 
 def test_most_steps_copy_nothing(new_policy: NewPolicy) -> None:
-    cache = in_place_cache(new_policy("llama").model.config)
+    cache = in_place_cache(new_policy("llama").model.config, most=300)
     places = set()
     for _ in range(300):
         keys, _ = cache.update(torch.ones(2, 1, 1, 8), torch.ones(2, 1, 1, 8), 0)
@@ -48,5 +48,5 @@ def test_most_steps_copy_nothing(new_policy: NewPolicy) -> None:
 
 
 def test_windowed_layers_stay_transformers_own(new_policy: NewPolicy) -> None:
-    kinds = [type(layer) for layer in in_place_cache(new_policy("qwen2").model.config).layers]
+    kinds = [type(layer) for layer in in_place_cache(new_policy("qwen2").model.config, most=100).layers]
     assert kinds == [InPlaceLayer, DynamicSlidingWindowLayer]

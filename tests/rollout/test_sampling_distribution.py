@@ -161,3 +161,13 @@ def test_a_token_of_probability_0_is_never_drawn_at_the_edge_of_rounding(monkeyp
         monkeypatch.setattr("gspo.rollout.sampling._BLOCK", 3)
         token, _ = sample(logits, Sampling(), torch.Generator())
         assert token.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("large", [4096, 0])
+def test_logits_that_are_not_numbers_are_no_crash_of_the_sampler(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gspo.rollout.sampling._LARGE", large)
+    logits = torch.zeros(2, 1030)
+    logits[1] = torch.nan  # the run is stopped with its reason after the step
+    token, logprob = sample(logits, Sampling(), torch.Generator().manual_seed(0))
+    assert ((token >= 0) & (token < 1030)).all()
+    assert logprob[0].isfinite() and logprob[1].isnan()

@@ -82,9 +82,10 @@ def _additive_mask(
     width: int, prefix: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 1 s t"]:
     """0 where the query at prefix + i sees the key at j: j ≤ prefix + i, and within the sliding window; else -inf."""
-    distance = torch.arange(prefix, prefix + width)[:, None] - torch.arange(prefix + width)
+    keys = torch.arange(prefix + width, device=device)
+    distance = keys[prefix:, None] - keys
     seen = (distance >= 0) & (distance < (window or prefix + width + 1))
-    return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf).to(device, dtype)[None, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)[None, None]
 
 
 def _pad(states: Float[Tensor, "m h d"], block: Block) -> Float[Tensor, "r h s d"]:

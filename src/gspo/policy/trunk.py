@@ -32,7 +32,7 @@ def padded_states(trunk: Any, layout: Pack, pad_id: int) -> Float[Tensor, "N H"]
     return torch.cat(states)
 
 
-def enable_packing(model: Any, trunk: Any, hidden_size: int, *, tolerance: float) -> bool:
+def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
     """Hand the model an attention that knows packs; False, and nothing changed, where that is not proven right.
 
     Proven: on two packs, one with a shared prompt, it gives the hidden states of plain passes.
@@ -51,9 +51,16 @@ def enable_packing(model: Any, trunk: Any, hidden_size: int, *, tolerance: float
             model.set_attn_implementation(NAME)
             layout = pack(sequences, device=device, hidden_size=hidden_size)
             found = packed_states(trunk, layout)[layout.predictors]
-        proven = torch.allclose(found.float(), plain.float(), rtol=tolerance, atol=tolerance)
+        proven = same(found, plain)
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
         proven = False
     if not proven:
         model.set_attn_implementation(before)
     return proven
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Whether two computations of the same states differ by no more than rounding, in bfloat16 a visible amount."""
+    tolerance = 1e-4 if expected.dtype == torch.float32 else 5e-2
+    difference = (found.float() - expected.float()).norm() / expected.float().norm()
+    return bool(difference <= tolerance)  # NaN is not

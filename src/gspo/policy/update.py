@@ -96,13 +96,19 @@ def update(
 
     The loss is −Σ_i per_sequence_i / (scored sequences of the mini-batch), whatever the cut into micro-batches.
     """
-    items = {
-        index: Item(index=index, sequence=sequence, advantage=batch.advantages[index], old_logprobs=old.get(index))
-        for index, sequence in trainable_items(batch)
-    }
+    sequences = dict(trainable_items(batch))
     reports = []
     for number, members in enumerate(_mini_batches(batch, actor.mini_batches)):
-        chosen = [items[index] for index in members if index in items]
+        chosen = [
+            Item(
+                index=index,
+                sequence=sequences[index],
+                advantage=batch.advantages[index],
+                old_logprobs=old.get(index) if number == 0 else old[index],  # only there can the policy be π_old
+            )
+            for index in members
+            if index in sequences
+        ]
         num_sequences = sum(batch.scores[index].reward is not None for index in members)
         trained, loss = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
         step = optimizer.step(loss_is_finite=math.isfinite(loss))

@@ -15,9 +15,10 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
+    padded = "" if policy.packs else "; trained padded, for its attention cannot be handed packed sequences: slower"
     return "\n".join(
         [
-            f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}",
+            f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}{padded}",
             f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; "
             f"reward: {', '.join(function.name for function in functions)}",
             arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps),

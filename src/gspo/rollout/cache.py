@@ -19,8 +19,9 @@ class InPlaceLayer(DynamicLayer):
 
     _layer_type = None  # not the layer that transformers builds by itself
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
+        self._most = most  # tokens that will ever be held
         self._buffers: tuple[Tensor, Tensor] | None = None
         self._length = 0
 
@@ -29,7 +30,7 @@ class InPlaceLayer(DynamicLayer):
         end = self._length + key_states.shape[-2]
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             old = self._buffers
-            room = end if old is None else max(2 * self._length, end) + _SPARE_TOKENS
+            room = end if old is None else max(end, min(2 * self._length + _SPARE_TOKENS, self._most))
             self._buffers = (
                 _grown(key_states, old, self._length, room),
                 _grown(value_states, old, self._length, room, 1),
@@ -67,6 +68,7 @@ class InPlaceLayer(DynamicLayer):
                 kept = min(length, width)
                 buffer[rows, :, width - kept : width] = part[:, :, length - kept : length]
             joined.append(buffer)
+        self._most = width + max(self._most - self._length, other._most - other._length)
         self._buffers, self._length = (joined[0], joined[1]), width
         self._expose()
 
@@ -75,10 +77,13 @@ class InPlaceLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
 
 
-def in_place_cache(config: Any) -> DynamicCache:
-    """An empty cache for the model: full-attention layers are written in place, other kinds are transformers' own."""
+def in_place_cache(config: Any, *, most: int) -> DynamicCache:
+    """An empty cache for at most that many tokens a row.
+
+    Full-attention layers are written in place, other kinds are transformers' own.
+    """
     cache = DynamicCache(config=config)
-    cache.layers = [InPlaceLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [InPlaceLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 

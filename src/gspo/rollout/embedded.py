@@ -20,7 +20,7 @@ _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those 
 # Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
 # its rows, so that taking in gains nothing over waiting until all have ended, and costs copies of the cache.
 _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
-_UNCHECKED_STEPS = 16  # tokens between two looks at which rows have ended, where looking stalls the device
+_LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
 
 
 def generate(
@@ -47,7 +47,8 @@ def generate(
             if num_read < len(prompts) and _has_room(engine, rows):
                 room = sampling.max_rows - (0 if rows is None else len(rows.index))
                 number = max(1, room // group_size)  # a group larger than max_rows is decoded by itself
-                new = _prefill(policy, prompts[num_read : num_read + number], group_size, num_read * group_size)
+                read = prompts[num_read : num_read + number]
+                new = _prefill(policy, read, group_size, sampling.max_new_tokens, num_read * group_size)
                 rows = new if rows is None else _joined(rows, new)
                 num_read += number
             assert rows is not None
@@ -120,7 +121,7 @@ def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
     max_new_tokens, transcript = engine.sampling.max_new_tokens, engine.transcript
     left = max_new_tokens - int(rows.sampled.max())  # tokens until the first row is full
     while True:
-        until_look = 1 if rows.index.device.type == "cpu" else min(_UNCHECKED_STEPS, left)
+        until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), left)
         for step in range(until_look):
             token, logprob = sample(rows.logits, engine.sampling, engine.generator)
             transcript.add(token, logprob)
@@ -146,7 +147,9 @@ def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
             return rows
 
 
-def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, first_index: int) -> _Rows:
+def _prefill(
+    policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, max_new_tokens: int, first_index: int
+) -> _Rows:
     """Read every prompt once (padded on the left), then repeat its cache for the group."""
     device = policy.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
@@ -155,7 +158,7 @@ def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, 
     padding = width - lengths
     column = torch.arange(width, device=device)
     uniform = min(map(len, prompts)) == width
-    cache = in_place_cache(policy.model.config)
+    cache = in_place_cache(policy.model.config, most=width + max_new_tokens)
     output = policy.trunk(
         input_ids=torch.tensor(padded, device=device),
         attention_mask=None if uniform else (column >= padding).long(),

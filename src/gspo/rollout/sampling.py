@@ -43,17 +43,18 @@ def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int
     cumulated = sums.cumsum(-1)
     point = uniform * cumulated[:, -1:]
     block = _first_above(cumulated, point)
-    rest = point - (cumulated - sums).gather(-1, block)
+    rest = (point - (cumulated - sums).gather(-1, block)).clamp_(min=0)
     inside = blocks[torch.arange(num_rows, device=scores.device), block[:, 0]].double().cumsum(-1)
-    token = block * _BLOCK + _first_above(inside, rest)
+    token = (block * _BLOCK + _first_above(inside, rest)).clamp_(max=vocabulary - 1)
     return token[:, 0], cumulated[:, -1].to(scores.dtype)
 
 
 def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -> Int[Tensor, "R 1"]:
-    """The first place whose cumulated weight is above the point: one of weight 0 is never it."""
+    """The first place whose cumulated weight is above the point, so that it is one of weight above 0."""
     # Rounding may put the point at or beyond the end, where places of weight 0 could follow.
     point = torch.minimum(point, torch.nextafter(cumulated[:, -1:], torch.zeros_like(point)))
-    return torch.searchsorted(cumulated, point, right=True)
+    # NaN is above everything; a run whose weights are broken is stopped with its reason, not here.
+    return torch.searchsorted(cumulated, point, right=True).clamp_(max=cumulated.shape[-1] - 1)
 
 
 def _truncate(scores: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:

@@ -44,7 +44,8 @@ class Transcript:
         ends = torch.isin(self.tokens, stop_ids)
         stopped = ends.any(-1)
         lengths = torch.where(stopped, ends.int().argmax(-1) + 1, ends.shape[1]).tolist()
-        tokens, logprobs = self.tokens.cpu(), self.logprobs.cpu()
+        # Copies: what was made in inference mode may not be kept for a backward pass.
+        tokens, logprobs = self.tokens.cpu().clone(), self.logprobs.cpu().clone()
         return [
             Response(ids=ids[:length], logprobs=values[:length], finish_reason="stop" if stop else "length")
             for ids, values, length, stop in zip(tokens, logprobs, lengths, stopped.tolist(), strict=True)

@@ -1,0 +1,62 @@
+"""The benchmarks' cost model against a count of the real model's operations, and their small runs."""
+
+import re
+
+import pytest
+import torch
+from benchmarks import gpu, levers, scaling
+from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+ATTENTION = ("attention", "bmm")
+
+
+def counted(tokens: int) -> tuple[Shape, int, int]:
+    """Operations of a forward pass over one sequence: those of matrices, and those of attention (not halved)."""
+    config = Qwen3Config(**{key: value for key, value in gpu.TOY.items() if key != "model_type"})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=False)
+    counts = counter.get_flop_counts()["Global"]
+    attention = sum(count for name, count in counts.items() if any(part in str(name) for part in ATTENTION))
+    return Shape.of(config), sum(counts.values()) - attention, attention
+
+
+def test_the_cost_model_counts_what_the_model_computes() -> None:
+    tokens = 24
+    shape, matrices, attention = counted(tokens)
+    # The rotary embedding's product of positions and frequencies is left out of the model of costs.
+    assert shape.trunk_flops(tokens, 0) + shape.head_flops(tokens) == pytest.approx(matrices, rel=1e-3)
+    if attention:
+        assert shape.trunk_flops(0, tokens * tokens) == attention
+
+
+def test_costs_of_groups_add_up() -> None:
+    shape, _, _ = counted(4)
+    prompts, responses = [7, 3], [[5, 2], [1, 4]]
+    assert update_flops(shape, prompts, responses) == sum(
+        update_flops(shape, [prompt], [group]) for prompt, group in zip(prompts, responses, strict=True)
+    )
+    assert update_flops(shape, [7], [[5]]) == 3 * decode_flops(shape, [7], [[5]])
+    # A prompt is counted once, whatever the size of its group.
+    twice = 2 * decode_flops(shape, [7], [[5]]) - decode_flops(shape, [7], [[5, 5]])
+    assert twice == shape.trunk_flops(7, 7 * 8 // 2)
+    weights = shape.layers * shape.matrices + shape.hidden * shape.vocabulary
+    one, two = (decode_bytes(shape, [7], [[5] * n], width=4) for n in (1, 2))
+    assert two - one == one - 4 * 5 * weights  # a row more costs its own keys and values, not the weights
+
+
+def test_the_gpu_benchmark_runs_small_and_the_engine_agrees_with_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.main(["--quick", "--repeats", "1"])
+    shown = capsys.readouterr().out
+    assert "decode: " in shown and "update: " in shown
+    found = re.search(r"largest ([0-9.e+-]+)", shown)
+    assert found is not None and float(found[1]) < 1e-4
+
+
+@pytest.mark.parametrize("benchmark", [scaling, levers])
+def test_small_runs_print_their_tables(benchmark: object, capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark.main(["--quick"])  # type: ignore[attr-defined]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) >= 3 and len({row.count("|") for row in rows[:3]}) == 1
