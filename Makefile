@@ -21,7 +21,7 @@ format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (about 12 minutes on 2 quiet cores)
+bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (about 16 minutes on 2 quiet cores)
 	$(VENV)/bin/python -m benchmarks.peer.compare --trl-python $(PEER)/bin/python $(ARGS)
 
 install: $(INSTALLED)

@@ -1,6 +1,6 @@
 """What each lever gains: a whole step with it and without it, in turn, on the workloads of benchmarks/peer.
 
-    python -m benchmarks.levers            # the table of docs/performance.md, about 6 minutes
+    python -m benchmarks.levers            # the table of docs/performance.md, about 5 minutes
     python -m benchmarks.levers --quick    # a small run that only shows that it works
 
 A step is a rollout batch, its old log-likelihoods and four mini-batches, as `gspo train` makes them. "without" changes
@@ -8,7 +8,6 @@ one thing in the running code and nothing in what is computed.
 """
 
 import argparse
-import math
 import statistics
 import tempfile
 import time
@@ -60,7 +59,6 @@ class Step:
     prefill_each: bool = False  # every response reads its prompt by itself
     first_pass: bool = False  # old log-likelihoods of the first mini-batch get a pass of their own
     train_all: bool = False  # sequences without an advantage are computed, too
-    clip_half: bool = False  # every other sequence is made to be clipped, by other old log-likelihoods
 
     def run(self, seed: int) -> float:
         """Seconds of the step."""
@@ -71,8 +69,6 @@ class Step:
             part = trainable_items(batch)[: len(batch.scores) // MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [sequence for _, sequence in part])
-        for index in list(old)[::2] if self.clip_half else []:
-            old[index] = old[index] - math.copysign(0.01, batch.advantages[index])
         update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0)
         return time.perf_counter() - started
 
@@ -127,8 +123,6 @@ LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[objec
     ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
     ("update: no advantage, no work", ["half equal"], setting(train_all=True)),
     ("old_logprobs: engine", ["short", "ragged"], setting(actor=ACTOR)),
-    ("update: half clipped, left out", ["short", "ragged"], attribute("policy.update._FEW", 0.0)),
-    ("logits in chunks", ["vocabulary"], attribute("policy.head._MAX_LOGITS", 2**62)),
 ]
 
 
@@ -143,8 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| lever | workload | step, s | without it, s | without / with |\n|---|---|---|---|---|")
     for lever, workloads, without in LEVERS[:1] if options.quick else LEVERS:
         for name in workloads:
-            pairs = 1 if name == "vocabulary" else turns  # of a minute and a half each
-            print(f"| {lever} | {name} | " + " | ".join(_pairs(lever, name, without, pairs)) + " |", flush=True)
+            print(f"| {lever} | {name} | " + " | ".join(_pairs(lever, name, without, turns)) + " |", flush=True)
 
 
 def _pairs(
@@ -189,8 +182,7 @@ def _step(workload: str, lever: str) -> Step:
         queries=queries,
         group_size=work.group_size,
         sampling=Sampling(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
-        actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever or "clipped" in lever else ACTOR,
-        clip_half="clipped" in lever,
+        actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever else ACTOR,
     )
 
 

@@ -1,6 +1,6 @@
 """gspo against TRL's GSPO: same model, prompts, reward, clip range and mini-batches, taking turns.
 
-    make bench                                   # all workloads, about 10 minutes; the table of docs/performance.md
+    make bench                                   # all workloads, about 16 minutes; the table of docs/performance.md
     make bench ARGS="--workloads short --turns 3"
 
 Both sides are processes that hold their model throughout. They work in turn, one rollout batch and its four optimiser

@@ -131,9 +131,10 @@ def _blocks(sequences: Sequence[Conditioned], hidden_size: int | None) -> list[l
     blocks = [members for members in groups if _shares(sequences, members, hidden_size)]
     alone = [index for members in groups if not _shares(sequences, members, hidden_size) for index in members]
     longest = 0
+    short = 0 if hidden_size is None else _SHORT  # a model that cannot be handed a pack reads the padding, too
     for index in sorted(alone, key=lambda index: -sequences[index].num_tokens):
         length = sequences[index].num_tokens
-        if not longest or (longest > _SHORT and length < _MIN_FILL * longest):
+        if not longest or (longest > short and length < _MIN_FILL * longest):
             blocks.append([])
             longest = length
         blocks[-1].append(index)

@@ -16,8 +16,6 @@ from gspo.policy.optimizer import Optimizer, StepReport
 from gspo.policy.packing import Conditioned, micro_batches
 from gspo.records import Batch
 
-_FEW = 0.6  # of a micro-batch's tokens: less than 2/3, for a smaller pass uses the cores less well
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Item:
@@ -127,29 +125,15 @@ def accumulate_gradient(
     loss = 0.0
     for part in _cut(policy, [item.sequence for item in items], actor):
         chosen = [items[i] for i in part]
-        objective, seen = _objective(policy, chosen, actor, mini_batch, temperature)
-        loss -= objective.item() / num_sequences
-        trained += seen
-        # A clipped sequence has no gradient. Where most are, a pass over the others alone costs less than to go back
-        # through all of them: 3 parts of the work of a forward pass for each that is left, against 2 for each.
-        left = [item for item, one in zip(chosen, seen, strict=True) if one.num_clipped < one.num_tokens]
-        if sum(item.sequence.num_tokens for item in left) < _FEW * sum(item.sequence.num_tokens for item in chosen):
-            del objective  # and with it what was kept for its backward pass
-            if not left:
-                continue
-            objective, _ = _objective(policy, left, actor, mini_batch, temperature)
-        (-objective / num_sequences).backward()
+        likelihood = response_likelihood(policy, [item.sequence for item in chosen], temperature=temperature)
+        old = _old(chosen, likelihood.logprobs)
+        result = _surrogate(chosen, likelihood.logprobs, old, actor)
+        part_loss = -result.per_sequence.sum() / num_sequences
+        if not result.clipped.all():  # where everything is clipped there is no gradient to compute
+            part_loss.backward()
+        loss += part_loss.item()
+        trained += _observed(chosen, result, likelihood.entropy, old, mini_batch)
     return trained, loss
-
-
-def _objective(
-    policy: Policy, items: Sequence[Item], actor: Actor, mini_batch: int, temperature: float
-) -> tuple[Float[Tensor, ""], list[Trained]]:
-    """Σ_i per_sequence_i with its graph, and what was seen of each sequence."""
-    likelihood = response_likelihood(policy, [item.sequence for item in items], temperature=temperature)
-    old = _old(items, likelihood.logprobs)
-    result = _surrogate(items, likelihood.logprobs, old, actor)
-    return result.per_sequence.sum(), _observed(items, result, likelihood.entropy, old, mini_batch)
 
 
 def _cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:

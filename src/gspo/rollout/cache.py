@@ -30,7 +30,7 @@ class InPlaceLayer(DynamicLayer):
         end = self._length + key_states.shape[-2]
         if self._buffers is None or end > self._buffers[0].shape[-2]:
             old = self._buffers
-            room = end if old is None else max(end, min(2 * self._length + _SPARE_TOKENS, self._most))
+            room = end if old is None else self._room(end)
             self._buffers = (
                 _grown(key_states, old, self._length, room),
                 _grown(value_states, old, self._length, room, 1),
@@ -49,8 +49,9 @@ class InPlaceLayer(DynamicLayer):
     def reorder_cache(self, beam_idx: Int[Tensor, "K"]) -> None:
         """Keep the rows named, in that order; a row may be named several times."""
         if self._buffers is not None:
-            # A longer cache is copied at every growth; a repeated one (prefill to group) gets its room then.
-            keys, values = (b[:, :, : self._length].index_select(0, beam_idx) for b in self._buffers)
+            # The next token would copy a cache without room once more.
+            room = self._room(self._length + 1)
+            keys, values = (_picked(buffer, beam_idx, self._length, room) for buffer in self._buffers)
             self._buffers = (keys, values)
             self._expose()
 
@@ -72,6 +73,10 @@ class InPlaceLayer(DynamicLayer):
         self._buffers, self._length = (joined[0], joined[1]), width
         self._expose()
 
+    def _room(self, end: int) -> int:
+        """Columns to make room for where `end` are needed: twice as many, for growing copies, but never too many."""
+        return max(end, min(2 * self._length + _SPARE_TOKENS, self._most))
+
     def _expose(self) -> None:
         assert self._buffers is not None
         self.keys, self.values = (buffer[:, :, : self._length] for buffer in self._buffers)
@@ -90,6 +95,14 @@ def in_place_cache(config: Any, *, most: int) -> DynamicCache:
 def is_in_place(cache: DynamicCache) -> bool:
     """Whether every layer keeps the whole past, in place."""
     return all(type(layer) is InPlaceLayer for layer in cache.layers)
+
+
+def _picked(
+    buffer: Float[Tensor, "R h t d"], rows: Int[Tensor, "K"], length: int, room: int
+) -> Float[Tensor, "K h T d"]:
+    picked = buffer.new_empty(len(rows), buffer.shape[1], room, buffer.shape[3])
+    torch.index_select(buffer[:, :, :length], 0, rows, out=picked[:, :, :length])
+    return picked
 
 
 def _grown(
