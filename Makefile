@@ -9,7 +9,7 @@ PEER := .venv-trl
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## run the tests (about 1 minute on 2 cores)
+test: $(INSTALLED)  ## run the tests (about 2 minutes on 2 cores)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
