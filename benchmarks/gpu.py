@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trl-python", help="an interpreter that has TRL: compares whole steps, too")
     options = parser.parse_args(arguments)
+    if options.trl_python and options.quick:
+        parser.error("--trl-python compares whole steps on a GPU: not with --quick")
     work = (
         Work(prompts=2, prompt_tokens=16, new_tokens=16)
         if options.quick
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     groups = _decode(policy, work, options.repeats, bandwidth)
     _agreement(policy, work, groups)
     _update(policy, work, groups, options.repeats, peak)
-    if options.trl_python and not options.quick:
+    if options.trl_python:
         del policy, groups  # what they hold of the GPU is the sides'
         torch.cuda.empty_cache()
         compare.main(["--trl-python", options.trl_python, "--workloads", "half a billion", "--turns", "3"])

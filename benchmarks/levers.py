@@ -21,16 +21,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.machine import load
-from benchmarks.peer.workloads import (
-    CLIP_HIGH,
-    CLIP_LOW,
-    LEARNING_RATE,
-    MINI_BATCHES,
-    WORKLOADS,
-    equal_or_even,
-    rows,
-    write_model,
-)
+from benchmarks.peer import workloads
 from gspo.config import Actor, Model
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
@@ -43,7 +34,7 @@ from gspo.rollout import embedded
 from gspo.rollout.source import sample_groups
 from gspo.train import make_batch
 
-ACTOR = Actor(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, mini_batches=MINI_BATCHES)
+ACTOR = Actor(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 
 
 @dataclass(kw_only=True)
@@ -66,7 +57,7 @@ class Step:
         batch = self._batch(seed)
         old = old_logprobs(self.policy, batch, self.actor, temperature=1.0)
         if self.first_pass:
-            part = trainable_items(batch)[: len(batch.scores) // MINI_BATCHES]
+            part = trainable_items(batch)[: len(batch.scores) // workloads.MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [sequence for _, sequence in part])
         update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0)
@@ -84,7 +75,7 @@ class Step:
         rewards = [
             reward
             for group in whole
-            for reward in equal_or_even(
+            for reward in workloads.equal_or_even(
                 [], [r.text for r in group.rollouts], [group.query.columns["equal"]] * len(group.rollouts)
             )
         ]
@@ -135,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turns = 1 if options.quick else options.turns
     print(f"{load()}, {torch.get_num_threads()} threads; median (min–max) of {turns} pairs after one not counted\n")
     print("| lever | workload | step, s | without it, s | without / with |\n|---|---|---|---|---|")
-    for lever, workloads, without in LEVERS[:1] if options.quick else LEVERS:
-        for name in workloads:
+    for lever, names, without in LEVERS[:1] if options.quick else LEVERS:
+        for name in names:
             print(f"| {lever} | {name} | " + " | ".join(_pairs(lever, name, without, turns)) + " |", flush=True)
 
 
@@ -145,12 +136,12 @@ def _pairs(
 ) -> list[str]:
     step = _step(workload, lever)
     pairs = []
-    if "refilled" in lever:  # which the engine does by itself on a GPU only
-        embedded._REFILL_BELOW["cpu"] = 0.75
-    for seed in range(turns + 1):
-        with_it = step.run(seed)
-        with without(step):
-            pairs.append((with_it, step.run(seed)))
+    refill = {"cpu": 0.75} if "refilled" in lever else {}  # which the engine does by itself on a GPU only
+    with patch.dict(embedded._REFILL_BELOW, refill):
+        for seed in range(turns + 1):
+            with_it = step.run(seed)
+            with without(step):
+                pairs.append((with_it, step.run(seed)))
     del pairs[0]
     ratios = [b / a for a, b in pairs]
     medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
@@ -159,9 +150,9 @@ def _pairs(
 
 
 def _step(workload: str, lever: str) -> Step:
-    work = WORKLOADS[workload]
+    work = workloads.WORKLOADS[workload]
     with tempfile.TemporaryDirectory() as folder:
-        write_model(work, Path(folder))
+        workloads.write_model(work, Path(folder))
         recipe = Model(path=folder)
         policy = load_policy(recipe, make_tokenizer(recipe, []), seed=0)
     num_queries = work.sequences // work.group_size
@@ -173,12 +164,12 @@ def _step(workload: str, lever: str) -> Step:
             prompt_ids=tuple(policy.tokenizer(row["prompt"]).input_ids),
             columns=row,
         )
-        for number, row in enumerate(rows(work)[:num_queries])
+        for number, row in enumerate(workloads.rows(work)[:num_queries])
     ]
     max_rows = 16 if "16 at once" in lever else 512
     return Step(
         policy=policy,
-        optimizer=Optimizer(policy.model, Settings(lr=LEARNING_RATE), total_steps=1),
+        optimizer=Optimizer(policy.model, Settings(lr=workloads.LEARNING_RATE), total_steps=1),
         queries=queries,
         group_size=work.group_size,
         sampling=Sampling(max_new_tokens=work.max_new_tokens, max_rows=max_rows),

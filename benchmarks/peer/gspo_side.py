@@ -8,16 +8,8 @@ from typing import Any
 import torch
 
 import gspo
+from benchmarks.peer import workloads
 from benchmarks.peer.turns import Turns
-from benchmarks.peer.workloads import (
-    CLIP_HIGH,
-    CLIP_LOW,
-    LEARNING_RATE,
-    MINI_BATCHES,
-    WORKLOADS,
-    equal_or_even,
-    rows,
-)
 from gspo.config import Recipe
 from gspo.report.display import Display
 
@@ -41,7 +33,7 @@ class TakesTurns(Display):
             update=line["time/update_seconds"],
             sequences=self.sequences,
             tokens=round(line["response/mean_tokens"] * self.sequences),
-            optimizer_steps=MINI_BATCHES - round(line["policy/skipped_updates"]),
+            optimizer_steps=workloads.MINI_BATCHES - round(line["policy/skipped_updates"]),
         )
         self.turns.next()
 
@@ -56,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    turns, work = Turns(), WORKLOADS[options.workload]
+    turns, work = Turns(), workloads.WORKLOADS[options.workload]
     recipe = Recipe.model_validate(
         {
             "name": "bench",
@@ -69,17 +61,19 @@ def main() -> None:
                 "max_new_tokens": work.max_new_tokens,
             },
             "actor": {
-                "clip_low": CLIP_LOW,
-                "clip_high": CLIP_HIGH,
-                "mini_batches": MINI_BATCHES,
+                "clip_low": workloads.CLIP_LOW,
+                "clip_high": workloads.CLIP_HIGH,
+                "mini_batches": workloads.MINI_BATCHES,
                 "old_logprobs": options.old_logprobs,
-                "optimizer": {"lr": LEARNING_RATE},
+                "optimizer": {"lr": workloads.LEARNING_RATE},
             },
             "evaluation": {"num_queries": 0},
             "report": {"rollouts": False},
         }
     )
-    gspo.train(recipe, queries=rows(work), reward=equal_or_even, display=TakesTurns(turns, work.sequences))
+    gspo.train(
+        recipe, queries=workloads.rows(work), reward=workloads.equal_or_even, display=TakesTurns(turns, work.sequences)
+    )
 
 
 if __name__ == "__main__":

@@ -13,17 +13,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.peer import workloads
 from benchmarks.peer.turns import Turns
-from benchmarks.peer.workloads import (
-    CLIP_HIGH,
-    CLIP_LOW,
-    LEARNING_RATE,
-    MINI_BATCHES,
-    WORKLOADS,
-    Workload,
-    equal_or_even,
-    rows,
-)
 
 
 class TakesTurns(TrainerCallback):
@@ -34,7 +25,7 @@ class TakesTurns(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called before every optimiser step."""
-        if state.global_step % MINI_BATCHES == 0:
+        if state.global_step % workloads.MINI_BATCHES == 0:
             self.turns.next()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,12 +42,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    turns, work = Turns(), WORKLOADS[options.workload]
+    turns, work = Turns(), workloads.WORKLOADS[options.workload]
     trainer = _trainer(work, options.directory, turns)
     trainer.train()
 
 
-def _trainer(work: Workload, directory: Path, turns: Turns) -> Any:
+def _trainer(work: workloads.Workload, directory: Path, turns: Turns) -> Any:
     class Timed(GRPOTrainer):
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
             output = turns.timed("rollout", super()._generate_single_turn)(*args, **kwargs)
@@ -81,17 +72,17 @@ def _trainer(work: Workload, directory: Path, turns: Turns) -> Any:
         save_strategy="no",
         logging_steps=1,
         max_steps=10**6,
-        learning_rate=LEARNING_RATE,
+        learning_rate=workloads.LEARNING_RATE,
         lr_scheduler_type="constant",
         disable_tqdm=True,
         gradient_checkpointing=False,
         importance_sampling_level="sequence",
         loss_type="grpo",
         beta=0.0,
-        epsilon=CLIP_LOW,
-        epsilon_high=CLIP_HIGH,
-        per_device_train_batch_size=work.sequences // MINI_BATCHES,
-        steps_per_generation=MINI_BATCHES,
+        epsilon=workloads.CLIP_LOW,
+        epsilon_high=workloads.CLIP_HIGH,
+        per_device_train_batch_size=work.sequences // workloads.MINI_BATCHES,
+        steps_per_generation=workloads.MINI_BATCHES,
         num_generations=work.group_size,
         max_completion_length=work.max_new_tokens,
         temperature=1.0,
@@ -100,9 +91,9 @@ def _trainer(work: Workload, directory: Path, turns: Turns) -> Any:
         model=AutoModelForCausalLM.from_pretrained(
             directory / "model", dtype=torch.bfloat16 if work.gpu else torch.float32
         ),
-        reward_funcs=equal_or_even,
+        reward_funcs=workloads.equal_or_even,
         args=arguments,
-        train_dataset=Dataset.from_list(rows(work)),
+        train_dataset=Dataset.from_list(workloads.rows(work)),
         processing_class=AutoTokenizer.from_pretrained(directory / "model"),
         callbacks=[TakesTurns(turns)],
     )
