@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 
-.PHONY: train test lint format bench install clean
+.PHONY: train test lint format bench soak install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -23,6 +23,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (about 16 minutes on 2 quiet cores)
 	$(VENV)/bin/python -m benchmarks.peer.compare --trl-python $(PEER)/bin/python $(ARGS)
+
+soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroken run does (about a minute)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
 
 install: $(INSTALLED)
 

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,16 +60,24 @@ def fitted_tokenizer() -> Any:
     return fit_tokenizer(TEXTS)
 
 
+@pytest.fixture(params=FAMILIES)
+def each_family(request: pytest.FixtureRequest) -> str:
+    """The name of a family, all of them in turn."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
-    """A new policy of a family, the same weights at every call; other keys go to its configuration."""
+    """A policy of a family, the same new weights at every call or saved ones; other keys go to its configuration."""
     from gspo.config import Model
     from gspo.policy.model import load_policy
 
-    def build(family: str = "qwen3", dtype: Any = "float32", seed: int = 0, **changes: Any) -> "Policy":
+    def build(
+        family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
+    ) -> "Policy":
         architecture = {"model_type": family, **SHAPE, **FAMILIES[family], **changes}
         recipe = Model(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
-        return load_policy(recipe, fitted_tokenizer, seed=seed)
+        return load_policy(recipe, fitted_tokenizer, seed=seed, weights=weights)
 
     return build
 

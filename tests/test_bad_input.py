@@ -201,10 +201,11 @@ def test_an_existing_run_can_be_gone_on_from_as_the_message_says(failing: Failin
     run = ["steps=1", "evaluation.num_queries=0"]
     assert cli.main(["train", str(TINY), *run]) == 0
     message = failing("train", TINY, *run)
-    advice = [word.rstrip(",;.") for word in message.partition("to go on from its weights:")[2].split() if "=" in word]
-    assert "model.path=runs/tiny/model" in advice
-    assert cli.main(["train", str(TINY), *run, "name=further", *advice]) == 0
-    assert Path("runs/further/model").is_dir()
+    advice = message.partition("to go on with that run: gspo ")[2].partition(";")[0].split()
+    assert advice == ["resume", "runs/tiny"]
+    assert cli.main([*advice, "steps=2"]) == 0
+    steps = [json.loads(line)["step"] for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
 
 
 def test_an_empty_output_directory_is_used_and_one_behind_a_link_too() -> None:

@@ -4,7 +4,8 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
-from gspo.coldstart import cold_start, encode_demonstrations
-from gspo.config import ColdStart
+from gspo.coldstart import ColdStep, cold_start, encode_demonstrations
+from gspo.config import Actor, ColdStart
 from gspo.config import Optimizer as Settings
 from gspo.config_file import make_recipe
 from gspo.errors import UserError
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.queries.row import Row
 from gspo.train import train
@@ -32,12 +34,19 @@ def recipe_of(steps: int, rows_per_step: int, **optimizer: Any) -> ColdStart:
     return ColdStart(steps=steps, rows_per_step=rows_per_step, demonstrations="a:b", optimizer=settings)
 
 
+def learn(
+    policy: Policy, examples: Sequence[Conditioned], recipe: ColdStart, actor: Actor, *, seed: int = 0
+) -> Iterator[ColdStep]:
+    optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
+    return cold_start(policy, optimizer, examples, recipe, actor, seed=seed)
+
+
 def test_the_loss_falls_to_almost_nothing_on_a_few_rows(
     new_policy: NewPolicy, ragged_sequences: Any, actor_of: Any
 ) -> None:
     policy = new_policy("qwen3_moe", initializer_range=0.05, num_experts=2)
     examples = ragged_sequences(6, vocabulary=len(policy.tokenizer), longest=6)
-    steps = list(cold_start(policy, examples, recipe_of(120, 6), actor_of(), seed=0))
+    steps = list(learn(policy, examples, recipe_of(120, 6), actor_of()))
     assert [step.step for step in steps] == list(range(1, 121))
     assert steps[0].loss == pytest.approx(torch.tensor(len(policy.tokenizer)).log().item(), abs=0.5)
     assert steps[-1].loss < 0.1
@@ -50,7 +59,6 @@ def test_only_completion_tokens_carry_loss(
     actor_of: Any,
     plain_logprobs: Any,
     recording_optimizer: Any,
-    monkeypatch: Any,
 ) -> None:
     policy = new_policy("qwen3")
     examples = ragged_sequences(5, vocabulary=len(policy.tokenizer))
@@ -58,8 +66,7 @@ def test_only_completion_tokens_carry_loss(
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     policy.model.zero_grad()
-    monkeypatch.setattr("gspo.coldstart.Optimizer", recording_optimizer)
-    (step,) = cold_start(policy, examples, recipe_of(1, 5), actor_of(), seed=0)
+    (step,) = cold_start(policy, recording_optimizer(policy.model), examples, recipe_of(1, 5), actor_of(), seed=0)
     assert step.loss == pytest.approx(loss.item(), rel=1e-5)
     (found,) = recording_optimizer.gradients
     assert (found - expected).norm() / expected.norm() <= 1e-5
@@ -69,14 +76,13 @@ def test_only_completion_tokens_carry_loss(
 def test_the_gradient_does_not_depend_on_micro_batches_or_chunks(
     family: str, new_policy: NewPolicy, ragged_sequences: Any, actor_of: Any, recording_optimizer: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("gspo.coldstart.Optimizer", recording_optimizer)
     policy = new_policy(family)
     examples = ragged_sequences(12, vocabulary=len(policy.tokenizer))
     losses = []
     for micro_batch_tokens, chunk_tokens in [(10**6, 10**6), (1, 10**6), (50, 3), (10**6, 1)]:
         monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
         actor = actor_of(micro_batch_tokens=micro_batch_tokens)
-        (step,) = cold_start(policy, examples, recipe_of(1, 12), actor, seed=0)
+        (step,) = cold_start(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor, seed=0)
         losses.append(step.loss)
     whole, *others = recording_optimizer.gradients
     differences = [float((gradient - whole).norm() / whole.norm()) for gradient in others]
@@ -99,7 +105,7 @@ def test_every_row_comes_once_an_epoch(
         return response_likelihood(policy, rows, **arguments)
 
     monkeypatch.setattr("gspo.coldstart.response_likelihood", noting)
-    list(cold_start(policy, examples, recipe_of(2 * num_rows, rows_per_step), actor_of(), seed=0))
+    list(learn(policy, examples, recipe_of(2 * num_rows, rows_per_step), actor_of()))
     epochs = [seen[start : start + num_rows] for start in range(0, len(seen), num_rows)]
     assert len(epochs) >= 4
     # Rows of equal length keep their order within a step, so whole epochs can be read off.
@@ -111,10 +117,42 @@ def test_the_seed_decides_the_order(new_policy: NewPolicy, ragged_sequences: Any
     def losses(seed: int) -> list[float]:
         policy = new_policy()
         examples = ragged_sequences(8, vocabulary=len(policy.tokenizer))
-        return [step.loss for step in cold_start(policy, examples, recipe_of(4, 2), actor_of(), seed=seed)]
+        return [step.loss for step in learn(policy, examples, recipe_of(4, 2), actor_of(), seed=seed)]
 
     assert losses(0) == losses(0)
     assert losses(0) != losses(1)
+
+
+def test_a_cold_start_taken_up_sees_the_rows_that_were_left(
+    new_policy: NewPolicy, ragged_sequences: Any, actor_of: Any
+) -> None:
+    recipe = recipe_of(6, 3)
+    whole, broken = new_policy(), new_policy()
+    examples = ragged_sequences(8, vocabulary=len(whole.tokenizer))
+    expected = list(learn(whole, examples, recipe, actor_of()))
+    optimizer = Optimizer(broken.model, recipe.optimizer, total_steps=recipe.steps)
+    found = list(cold_start(broken, optimizer, examples, recipe_of(4, 3), actor_of(), seed=0))
+    found += cold_start(broken, optimizer, examples, recipe, actor_of(), seed=0, num_done=4)
+    assert found == expected
+    assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
+
+
+def test_the_gradient_may_be_broken_off_and_the_step_may_not(
+    new_policy: NewPolicy, ragged_sequences: Any, actor_of: Any, recording_optimizer: Any
+) -> None:
+    policy, stretches = new_policy(), []
+
+    @contextmanager
+    def may_stop() -> Iterator[None]:
+        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
+        yield
+        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
+
+    parameters = list(policy.model.parameters())
+    examples = ragged_sequences(4, vocabulary=len(policy.tokenizer))
+    optimizer = recording_optimizer(policy.model)
+    list(cold_start(policy, optimizer, examples, recipe_of(2, 2), actor_of(), seed=0, may_stop=may_stop))
+    assert stretches == [(0, False), (0, True), (1, False), (1, True)]
 
 
 def test_demonstrations_are_prompt_and_completion_closed_by_the_end_token(new_policy: NewPolicy, query_of: Any) -> None:

@@ -13,6 +13,7 @@ from gspo.config_file import load_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
 GSPO = Path(sys.executable).with_name("gspo")
+COMMANDS = ("train", "resume", "check")
 HEAVY = ("torch", "transformers", "datasets", "reasoning_gym", "pydantic", "rich")
 
 
@@ -26,7 +27,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
 def test_help_loads_nothing_heavy(arguments: list[str], environment: dict[str, str]) -> None:
     code = f"""
 import sys
@@ -43,7 +44,11 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 
 
 def test_help_names_every_command_and_how_to_override() -> None:
-    for arguments, named in [(["--help"], ["train", "check"]), (["train", "--help"], ["RECIPE", "key=value"])]:
+    for arguments, named in [
+        (["--help"], COMMANDS),
+        (["train", "--help"], ["RECIPE", "key=value", "--resume"]),
+        (["resume", "--help"], ["RUN_DIR", "key=value"]),
+    ]:
         ended = subprocess.run([GSPO, *arguments], capture_output=True, text=True, check=True)
         assert [word for word in named if word.lower() not in ended.stdout.lower()] == []
 
@@ -59,7 +64,7 @@ def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[s
 
 
 def test_without_a_command_or_a_recipe_the_usage_is_shown_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["train"], ["tarin", "x.yaml"]):
+    for arguments in ([], ["train"], ["resume"], ["tarin", "x.yaml"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
         assert ended.value.code == 2

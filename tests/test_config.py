@@ -32,6 +32,15 @@ def test_the_defaults_are_the_papers() -> None:
     assert recipe.run_dir == Path("runs/a")
 
 
+def test_a_checkpoint_is_made_every_ten_minutes_and_two_are_kept_where_nothing_is_said(minimal: Path) -> None:
+    checkpoint = make_recipe(MINIMAL).checkpoint
+    assert (checkpoint.every, checkpoint.seconds, checkpoint.keep) == (0, 600.0, 2)
+    assert load_recipe(minimal, ["checkpoint.seconds=null"]).checkpoint.seconds is None
+    for override in ("checkpoint.seconds=0", "checkpoint.every=-1", "checkpoint.keep=0"):
+        with pytest.raises(UserError, match=override.partition("=")[0]):
+            load_recipe(minimal, [override])
+
+
 def test_a_recipe_written_out_reads_back_equal(tmp_path: Path) -> None:
     for recipe in (make_recipe(MINIMAL), load_recipe(Path(__file__).with_name("tiny.yaml"))):
         assert load_recipe(write(tmp_path / "again.yaml", dump_recipe(recipe))) == recipe

@@ -1,6 +1,6 @@
-"""Ctrl-C: the first ends the run after its step, the second at once; the model is saved either way."""
+"""Signals: the first ends a run where its state is whole, in whatever it is doing; the second ends it at once."""
 
-import json
+import importlib
 import os
 import signal
 import subprocess
@@ -13,32 +13,96 @@ from typing import Any
 
 import pytest
 
-from gspo.interrupt import Interrupt
+from gspo import cli
+from gspo.checkpoint.store import Store
+from gspo.interrupt import Interrupt, Stopped
 
 TINY = Path(__file__).with_name("tiny.yaml")
 SECONDS = 120  # after which a test gives up; none takes nearly as long
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 STUCK_REWARD = """
 import pathlib, time
 
 
 def score(completions, **columns):
-    if pathlib.Path("runs/tiny/metrics.jsonl").exists():  # after the first step
+    if pathlib.Path("runs/tiny").exists():  # no trial call before the run
         pathlib.Path("stuck").touch()
         time.sleep(600)
-    return [float(number) for number in range(len(completions))]
+    return [0.0 for _ in completions]
+"""
+STUCK_SAVING = """
+import pathlib, sys, time
+
+from gspo import cli
+from gspo.checkpoint import snapshot
+
+snapshot.seal = lambda *_: (pathlib.Path("saving").touch(), time.sleep(600))
+sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def test_the_first_signal_is_a_request_and_the_second_an_interrupt(capfd: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Interrupt(print) as interrupt:
-        assert not interrupt.requested
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt.requested
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_a_request_and_says_so(number: signal.Signals) -> None:
+    said: list[str] = []
+    with Interrupt(said.append) as interrupt:
+        interrupt.check()
+        assert interrupt.signal is None
+        signal.raise_signal(number)
+        assert interrupt.signal is number
+        with pytest.raises(Stopped):
+            interrupt.check()
+    assert len(said) == 1 and said[0].startswith("saving and ending")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_second_signal_is_the_systems_whichever_came_first(number: signal.Signals) -> None:
+    with Interrupt(lambda text: None):
+        signal.raise_signal(number)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert "saving the model" in capfd.readouterr().out
+        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stretch_that_may_stop_is_cut_short_wherever_it_is(number: signal.Signals) -> None:
+    with Interrupt(lambda text: None) as interrupt:
+        with pytest.raises(Stopped), interrupt.may_stop():
+            try:
+                signal.raise_signal(number)
+            except Exception:  # nothing on the way takes it for an error
+                pytest.fail("caught")
+            pytest.fail("went on")
+        assert interrupt.signal is number
+
+
+def test_what_is_no_such_stretch_goes_on_and_the_next_one_is_not_begun() -> None:
+    with Interrupt(lambda text: None) as interrupt:
+        with interrupt.may_stop():
+            pass
+        with pytest.raises(ZeroDivisionError), interrupt.may_stop():
+            raise ZeroDivisionError
+        signal.raise_signal(signal.SIGTERM)  # neither stretch is open any more
+        with pytest.raises(Stopped), interrupt.may_stop():
+            pytest.fail("begun")
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        with Interrupt(lambda text: None) as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.signal is None
+            signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_outside_the_main_thread_the_signal_is_left_alone() -> None:
@@ -46,23 +110,99 @@ def test_outside_the_main_thread_the_signal_is_left_alone() -> None:
 
     def enter() -> None:
         with Interrupt(print) as interrupt:
-            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT)))
+            seen.append((interrupt.signal, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert seen == [(False, before)]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert seen == [(None, before)]
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: signal.Signals) -> list[str]:
+    """Send a signal at the `count`-th call of a place; what happens there afterwards grows by its name."""
+    module, _, name = place.rpartition(".")
+    owner = importlib.import_module(module)
+    original, calls, after = getattr(owner, name), [], []
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(name)
+        if len(calls) == count:
+            signal.raise_signal(number)
+        if len(calls) >= count:
+            after.append(name)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, wrapped)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "number", "checkpoint"),
+    [
+        ("gspo.coldstart.response_likelihood", 2, signal.SIGINT, "cold_000001"),
+        ("gspo.record.evaluate", 1, signal.SIGTERM, "step_000000"),
+        ("gspo.rollout.embedded.sample", 3, signal.SIGHUP, "step_000000"),
+        ("gspo.train.score", 1, signal.SIGINT, "step_000000_sampled"),
+        ("gspo.train.old_logprobs", 2, signal.SIGTERM, "step_000001_scored"),
+        ("gspo.record.evaluate", 2, signal.SIGINT, "step_000001_update_4"),
+    ],
+)
+def test_a_run_ends_in_the_middle_of_what_it_does_with_a_checkpoint_of_that_instant(
+    place: str,
+    count: int,
+    number: signal.Signals,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    after = signal_at(monkeypatch, place, count, number)
+    assert cli.main(["train", str(TINY)]) == 128 + number
+    assert after == []
+    run = tmp_path / "runs" / "tiny"
+    said, error = capfd.readouterr()
+    assert not (run / "model").exists()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [checkpoint]
+    found = Store(run / "checkpoints").newest()
+    assert found is not None and found.path.name == checkpoint
+    model = Path("runs", "tiny", "checkpoints", checkpoint, "model")
+    assert f'AutoModelForCausalLM.from_pretrained("{model}")' in said
+    assert "gspo resume runs/tiny" in said and f"by {number.name}" in said
+    assert "saving and ending" in said + error and "Traceback" not in error
+    assert AutoModelForCausalLM.from_pretrained(model).num_parameters() > 0
+    assert len(AutoTokenizer.from_pretrained(model)) > 0
+
+
+def test_a_signal_when_all_steps_are_done_leaves_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    signal_at(monkeypatch, "gspo.record.sha256", 2, signal.SIGTERM)  # of the last step's rollouts
+    assert cli.main(["train", str(TINY), "evaluation.num_queries=0"]) == 0
+    assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").is_file()
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Start `gspo train` in a directory and a session of its own; it is ended with the test."""
+    """Start `gspo train` with a reward that is stuck, in a session of its own; it is ended with the test."""
     processes: list[subprocess.Popen[str]] = []
+    (tmp_path / "stuck_reward.py").write_text(STUCK_REWARD, encoding="utf-8")
+    reward = "reward=[{function: 'stuck_reward.py:score', time_limit_seconds: 600}]"
 
-    def start(*overrides: str) -> "subprocess.Popen[str]":
+    def start(*python: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-m", "gspo.cli", "train", str(TINY), "steps=1000000", *overrides],
+            [sys.executable, *python, "train", str(TINY), reward, "evaluation.num_queries=0", "cold_start.steps=0"],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.DEVNULL,
@@ -79,63 +219,16 @@ def started(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def steps_written(directory: Path) -> list[dict[str, Any]]:
-    path = directory / "runs" / "tiny" / "metrics.jsonl"
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-    return [line for line in map(json.loads, whole.splitlines()) if line["step"] > 0]
-
-
-def test_ctrl_c_ends_a_run_after_its_step_with_code_130_and_a_model_that_loads(
+def test_one_ctrl_c_ends_a_reward_that_is_stuck_and_a_second_one_a_saving_that_is(
     tmp_path: Path, started: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    process = started()
-    wait_for(lambda: bool(steps_written(tmp_path)), process)
+    process = started("-c", STUCK_SAVING)
+    wait_for(tmp_path / "stuck", process)
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "saving", process)
+    assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, error
-    assert "Traceback" not in error and "saving the model" in error
-    model = tmp_path / "runs" / "tiny" / "model"
-    assert AutoModelForCausalLM.from_pretrained(model).num_parameters() > 0
-    assert len(AutoTokenizer.from_pretrained(model)) > 0
-    last = steps_written(tmp_path)[-1]["step"]
-    assert (tmp_path / "runs" / "tiny" / "rollouts" / f"step_{last:06d}.jsonl").exists()
-    assert not (tmp_path / "runs" / "tiny" / "rollouts" / f"step_{last + 1:06d}.jsonl").exists()
-
-
-def test_a_second_ctrl_c_ends_a_step_that_is_stuck_and_still_saves_the_model(
-    tmp_path: Path, started: Callable[..., "subprocess.Popen[str]"]
-) -> None:
-    (tmp_path / "stuck_reward.py").write_text(STUCK_REWARD, encoding="utf-8")
-    reward = "reward=[{function: 'stuck_reward.py:score', time_limit_seconds: 600}]"
-    process = started(reward, "evaluation.num_queries=0", "cold_start.steps=0")
-    wait_for((tmp_path / "stuck").exists, process)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "saving the model" not in process.stderr.readline():
-        assert process.poll() is None
-    assert process.poll() is None  # the step goes on
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, error
-    assert "Traceback" not in error
-    assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").is_file()
-    assert [line["step"] for line in steps_written(tmp_path)] == [1]
-
-
-def test_a_held_stretch_is_not_cut_short_by_control_c() -> None:
-    with Interrupt(print) as interrupt:
-        with interrupt.held():
-            os.kill(os.getpid(), signal.SIGINT)
-        assert not interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.requested  # the handler is back
+    assert "saving and ending (Ctrl-C again: end at once)" in error and "Traceback" not in error
+    assert Store(tmp_path / "runs" / "tiny" / "checkpoints").positions() == []

@@ -10,18 +10,22 @@ import pytest
 import torch
 
 from gspo import cli
+from gspo.checkpoint.store import Store
+from gspo.checkpoint.writer import Writer
 from gspo.config_file import load_recipe
 from gspo.errors import RunError
 from gspo.interrupt import Interrupt
-from gspo.policy.optimizer import Optimizer
+from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.policy.update import old_logprobs, update
 from gspo.prepare import Prepared, prepare
+from gspo.progress import Progress
+from gspo.record import record_step
 from gspo.records import Batch, Score
 from gspo.report.display import Display
 from gspo.report.run_directory import RunDirectory
 from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
-from gspo.run import MAX_SKIPPED_IN_A_ROW, Run
+from gspo.run import Run
 from gspo.train import make_batch
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -73,21 +77,24 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
     parts = prepare(recipe)
     optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
+    directory = RunDirectory.create(recipe)
     run = Run(
         recipe=recipe,
         parts=parts,
-        directory=RunDirectory.create(recipe),
+        directory=directory,
         display=Display(quiet=True),
         interrupt=Interrupt(print),
-        seconds=dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0),
+        writer=Writer(Store(directory.checkpoints), recipe.checkpoint),
+        progress=Progress(num_cold_steps=0),
     )
     batch = varied_batch(parts, recipe)
     poison(parts)
 
     def take(step: int) -> None:
+        run.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
         old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
-        reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-        run.record(step, batch, reports, scored=Scored(scores=batch.scores, num_timed_out=0, seconds={}))
+        reports = list(update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0))
+        record_step(run, step, batch, reports, scored=Scored(scores=batch.scores, seconds={}))
 
     return run, take
 
@@ -128,12 +135,14 @@ def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() ->
 
 
 @pytest.mark.parametrize("rate", ["actor.optimizer.lr=3e38", "cold_start.optimizer.lr=3e38"])
-def test_a_learning_rate_that_wrecks_the_weights_ends_the_run_with_exit_code_1(
+def test_a_learning_rate_that_wrecks_the_weights_ends_the_run_with_exit_code_1_and_saves_no_wreck(
     rate: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = cli.main(["train", str(TINY), rate, "steps=20", "cold_start.steps=8", "evaluation.num_queries=0"])
-    error = capsys.readouterr().err
+    said, error = capsys.readouterr()
     assert code == 1
     assert error.startswith("failed: ") and "Traceback" not in error
     assert rate.partition("=")[0] in error
-    assert Path("runs/tiny/model/config.json").is_file()
+    assert "to go on: gspo resume runs/tiny" in said
+    assert not Path("runs/tiny/model").exists()
+    assert not list(Path("runs/tiny").glob("checkpoints/*"))

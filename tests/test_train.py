@@ -50,6 +50,7 @@ METRICS = {  # DESIGN.md
     "time/reward_seconds",
     "time/likelihood_seconds",
     "time/update_seconds",
+    "time/checkpoint_seconds",
     "time/total_seconds",
     "throughput/generated_tokens_per_second",
     "throughput/trained_tokens_per_second",
@@ -103,6 +104,7 @@ def test_a_run_exits_with_0_and_leaves_exactly_the_run_directory(finished: Finis
     assert finished.exit_code == 0
     assert {entry.name for entry in finished.path.iterdir()} - {"report.html"} == {
         "recipe.yaml",
+        "lock",
         "cold_start.jsonl",
         "metrics.jsonl",
         "rollouts",

@@ -106,7 +106,7 @@ def test_rows_and_a_function_give_metrics_and_a_model_that_loads() -> None:
     assert [json.loads(line) for line in written.splitlines()] == outcome.metrics
     assert AutoModelForCausalLM.from_pretrained(outcome.model).num_parameters() > 0
     assert sum("evaluation/held_out/pass_at_1" in line for line in outcome.metrics) == 2
-    assert not outcome.interrupted and outcome.seconds > 0
+    assert outcome.signal is None and outcome.seconds > 0
 
 
 def test_a_recipe_made_in_code_trains_like_its_yaml() -> None:
@@ -282,7 +282,12 @@ def test_input_that_cannot_be_used_is_a_user_error_and_leaves_nothing() -> None:
     assert not Path("runs").exists()
 
 
-def test_a_function_that_raises_ends_the_run_with_the_model_saved() -> None:
+def test_a_function_that_raises_ends_the_run_with_a_checkpoint_from_which_it_goes_on_once_mended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    recipe = make_recipe({**recipe_of().model_dump(), "steps": 5})
     calls: list[int] = []
 
     def fails_later(completions: Sequence[str], **columns: Any) -> list[float]:
@@ -292,8 +297,13 @@ def test_a_function_that_raises_ends_the_run_with_the_model_saved() -> None:
         return [float(number) for number in range(len(completions))]
 
     with pytest.raises(gspo.UserError, match=r"fails_later.*ZeroDivisionError: too late"):
-        run(make_recipe({**recipe_of().model_dump(), "steps": 5}), queries=ROWS, reward=fails_later)
-    assert Path("runs/tiny/model/model.safetensors").is_file()
+        run(recipe, queries=ROWS, reward=fails_later)
+    (saved,) = Path("runs/tiny/checkpoints").iterdir()
+    assert AutoModelForCausalLM.from_pretrained(saved / "model").num_parameters() > 0
+    assert cli.main(["resume", "runs/tiny"]) == 2  # which has neither the queries nor the reward
+    assert "gspo.train(recipe, queries=…, reward=…, resume=True)" in capsys.readouterr().err
+    outcome = run(recipe, queries=ROWS, reward=length_of, resume=True)
+    assert [line["step"] for line in outcome.metrics] == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_python_stands_in_for_is_not_written_as_the_runs_recipe() -> None:

@@ -21,7 +21,7 @@ class TakesTurns(Display):
         super().__init__(quiet=True)
         self.turns, self.sequences = turns, sequences
 
-    def start(self, phase: str, total: int) -> None:
+    def start(self, phase: str, total: int, *, done: int = 0) -> None:
         """The model is loaded, the loop begins."""
         self.turns.next()
 
@@ -69,6 +69,7 @@ def main() -> None:
             },
             "evaluation": {"num_queries": 0},
             "report": {"rollouts": False},
+            "checkpoint": {"seconds": None},  # the other side saves nothing either
         }
     )
     gspo.train(

@@ -1,16 +1,24 @@
 """The command line; nothing heavy is imported before a command runs."""
 
 import argparse
+import json
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gspo.errors import RunError, UserError
 
-_INTERRUPTED = 130  # what a shell reports for a program ended by SIGINT
+if TYPE_CHECKING:
+    from gspo.config import Recipe
+
+_SIGNALLED = 128  # what a shell adds to the number of the signal that has ended a program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 2 the input is wrong, 1 anything else, 130 after Ctrl-C."""
+    """Run a command; returns the exit code: 0 done, 2 the input is wrong, 1 anything else, 128 + n
+    after signal n."""
     options, rest = _parser().parse_known_args(arguments)
     overrides = [*options.overrides, *rest]
     try:
@@ -18,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if override.startswith("-") or "=" not in override:
                 mend = f"write {override.lstrip('-')}" if "=" in override else None
                 raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", mend=mend)
-        return int(options.command(options.recipe, overrides))
+        return int(options.command(options, overrides))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -26,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _SIGNALLED + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,39 +42,64 @@ def _parser() -> argparse.ArgumentParser:
         prog="gspo", description="Reinforcement learning of language models by Group Sequence Policy Optimization."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command, text in [
-        ("train", _train, "run a recipe: cold start, GSPO, evaluation"),
-        ("check", _check, "validate a recipe, its data, model and rewards without training"),
+    a_recipe = "a YAML file, such as recipes/arithmetic.yaml"
+    for name, command, text, what in [
+        ("train", _train, "run a recipe: cold start, GSPO, evaluation", a_recipe),
+        (
+            "resume",
+            _resume,
+            "go on with a run that has ended before its time",
+            "its directory, such as runs/arithmetic",
+        ),
+        ("check", _check, "validate a recipe, its data, model and rewards without training", a_recipe),
     ]:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("recipe", help="a YAML file, such as recipes/arithmetic.yaml")
+        sub.add_argument("target", metavar="RUN_DIR" if name == "resume" else "RECIPE", help=what)
         sub.add_argument(
             "overrides", nargs="*", metavar="key=value", help="dotted recipe keys, such as actor.clip_low=1e-3"
         )
+        if name == "train":
+            text = "go on with the run in the recipe's directory; from the start where there is none"
+            sub.add_argument("--resume", action="store_true", help=text)
         sub.set_defaults(command=command)
     return parser
 
 
-def _train(path: str, overrides: Sequence[str]) -> int:
+def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.config_file import load_recipe
+
+    return _run(load_recipe(options.target, overrides), resume=options.resume)
+
+
+def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from gspo.config_file import load_recipe
+
+    directory = Path(options.target)
+    if not (directory / "recipe.yaml").is_file():
+        mend = "name the directory that a run has made, such as runs/arithmetic"
+        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(directory), mend=mend)
+    recipe = load_recipe(directory / "recipe.yaml", [*overrides, f"output_dir={json.dumps(str(directory))}"])
+    if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
+        mend = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
+        raise UserError("this run took its queries or its reward from Python", where=str(directory), mend=mend)
+    return _run(recipe, resume=True)
+
+
+def _run(recipe: "Recipe", *, resume: bool) -> int:
     from gspo.report.display import Display
     from gspo.report.summary import summary
-
-    recipe = load_recipe(path, overrides)
-    display = Display()
     from gspo.train import train
 
-    outcome = train(recipe, display=display)
-    display.note(
-        summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, interrupted=outcome.interrupted)
-    )
-    return _INTERRUPTED if outcome.interrupted else 0
+    display = Display()
+    outcome = train(recipe, display=display, resume=resume)
+    display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, signal=outcome.signal))
+    return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 
-def _check(path: str, overrides: Sequence[str]) -> int:
+def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.config_file import load_recipe
 
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(options.target, overrides)
     from gspo.check import check
 
     for line in check(recipe):

@@ -2,16 +2,17 @@
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from gspo.config import Actor, ColdStart
-from gspo.errors import RunError, UserError
+from gspo.errors import UserError
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
-from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
+from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned, micro_batches
 from gspo.queries.row import Row
 from gspo.records import Query
@@ -24,6 +25,7 @@ class ColdStep:
     step: int
     loss: float  # mean negative log-likelihood of a completion token, in nats
     learning_rate: float
+    applied: bool  # False: loss or gradient was not finite, the weights are unchanged
 
 
 def encode_demonstrations(
@@ -50,25 +52,29 @@ def encode_demonstrations(
 
 
 def cold_start(
-    policy: Policy, examples: Sequence[Conditioned], recipe: ColdStart, actor: Actor, *, seed: int
+    policy: Policy,
+    optimizer: Optimizer,
+    examples: Sequence[Conditioned],
+    recipe: ColdStart,
+    actor: Actor,
+    *,
+    seed: int,
+    num_done: int = 0,
+    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[ColdStep]:
-    """Maximise the mean log-likelihood of the completions' tokens; yields after every optimiser step."""
-    optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
+    """Maximise the mean log-likelihood of the completions' tokens; yields after every optimiser step after `num_done`.
+
+    Within `may_stop` nothing but gradients changes.
+    """
     order = _epochs(len(examples), recipe.rows_per_step, random.Random(f"cold start order {seed}"))
-    skipped_in_a_row = 0
-    try:
-        for step in range(1, recipe.steps + 1):
-            loss = _accumulate_gradient(policy, [examples[index] for index in next(order)], actor)
-            report = optimizer.step(loss_is_finite=math.isfinite(loss))
-            skipped_in_a_row = 0 if report.applied else skipped_in_a_row + 1
-            if skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                raise RunError(
-                    f"cold start, step {step}: loss or gradient was not finite {skipped_in_a_row} times in a row\n"
-                    "  mend: lower cold_start.optimizer.lr"
-                )
-            yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate)
-    finally:
-        optimizer.close()
+    for step in range(1, recipe.steps + 1):
+        indices = next(order)
+        if step <= num_done:
+            continue
+        with may_stop():
+            loss = _accumulate_gradient(policy, [examples[index] for index in indices], actor)
+        report = optimizer.step(loss_is_finite=math.isfinite(loss))
+        yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate, applied=report.applied)
 
 
 def _accumulate_gradient(policy: Policy, rows: Sequence[Conditioned], actor: Actor) -> float:

@@ -119,6 +119,7 @@ class Reward(Section):
     function: str  # built-in name, module:name, or file.py:name
     weight: Finite = 1.0
     time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
+    concurrent_calls: Positive | None = None  # at the same time; default: a process a core, at most 8; async: 32 in one
     options: dict[str, Any] = {}  # keyword arguments of the function
 
 
@@ -135,8 +136,11 @@ class Actor(Section):
 
 
 class Checkpoint(Section):
-    every: Natural = 0  # steps between saved models; 0: only the final one
-    keep: Positive = 2
+    """A run is saved, too, when a signal asks it to end, and at its end."""
+
+    every: Natural = 0  # steps between checkpoints; 0: as the seconds say
+    seconds: PositiveFloat | None = 600.0  # at most between two checkpoints; null: as `every` says
+    keep: Positive = 2  # the newest ones
 
 
 class Evaluation(Section):

@@ -16,3 +16,7 @@ class UserError(Exception):
 
 class RunError(Exception):
     """The run cannot go on though the input was right; the message says why and what was saved (exit code 1)."""
+
+
+class DivergedError(RunError):
+    """The run's numbers are no longer numbers: its state is not worth saving, an earlier one is."""

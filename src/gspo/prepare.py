@@ -17,7 +17,7 @@ from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
-from gspo.report.run_directory import check_absent
+from gspo.resume import Saved, check_rows, rows_digest
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import probe
 
@@ -30,6 +30,7 @@ class Prepared:
     queries: QuerySet
     functions: Sequence[RewardFunction]
     demonstrations: Sequence[Conditioned]
+    rows_sha256: str  # of the data as it was before the tokenizer
 
 
 def prepare(
@@ -37,16 +38,27 @@ def prepare(
     *,
     queries: Iterable[Mapping[str, Any]] | None = None,
     reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    saved: Saved | None = None,
 ) -> Prepared:
-    """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault."""
-    check_absent(recipe)
+    """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault.
+
+    Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
+    """
     functions = load_functions(recipe.reward, reward)
     rows = load_rows(recipe, queries)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
+    if saved is not None:
+        check_rows(saved, rows, pairs)
     with quiet_transformers():
         load_config(recipe.model)  # so that a path that is wrong is the first thing said
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
-        policy = load_policy(recipe.model, tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
+        policy = load_policy(
+            recipe.model,
+            tokenizer,
+            seed=recipe.seed,
+            stop_tokens=recipe.rollout.stop_tokens,
+            weights=None if saved is None else saved.path / "model",
+        )
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
@@ -58,6 +70,7 @@ def prepare(
         queries=rendered,
         functions=functions,
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
+        rows_sha256=rows_digest(rows, pairs),
     )
 
 

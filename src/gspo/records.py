@@ -9,6 +9,7 @@ from torch import Tensor
 
 Messages = list[dict[str, Any]]
 FinishReason = Literal["stop", "length"]
+FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,20 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a reward function has no say on a rollout."""
+
+    kind: FailureKind
+    message: str  # with the function's name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """What the reward functions said of one rollout."""
 
     reward: float | None  # weighted sum of the parts that apply; None where none applies: no part in the update
-    parts: Mapping[str, float | None]  # by function name, unweighted
+    parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
+    failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
 
 
 @dataclass(frozen=True, kw_only=True)

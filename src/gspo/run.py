@@ -1,27 +1,31 @@
 """A run under way: its parts, its clock, and what it records of each step."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from torch import Tensor
+
+from gspo.checkpoint.random_state import random_state
+from gspo.checkpoint.snapshot import Snapshot, take_snapshot
+from gspo.checkpoint.writer import Writer
 from gspo.config import Recipe
+from gspo.config_file import dump_recipe
 from gspo.errors import RunError
-from gspo.evaluation.held_out import evaluate
-from gspo.evaluation.pass_at_1 import PassRate
 from gspo.interrupt import Interrupt
-from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW
+from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import MiniBatchReport
 from gspo.prepare import Prepared
+from gspo.progress import Progress
 from gspo.queries.order import query_indices
-from gspo.records import Batch, Query
-from gspo.report.diagnoses import WINDOW, diagnoses
+from gspo.records import Query
 from gspo.report.display import Display
-from gspo.report.metrics import step_metrics
 from gspo.report.run_directory import RunDirectory
-from gspo.reward.score import Scored
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -33,17 +37,131 @@ class Run:
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
+    writer: Writer
+    progress: Progress
     lines: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
+    optimizer: Optimizer | None = None  # of the phase under way
+    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)  # of a resumed phase, until it has begun
     seconds: dict[str, float] = field(default_factory=dict)  # of the step under way, by stage
-    diagnoses: dict[str, str] = field(default_factory=dict)  # every one named so far
-    skipped_in_a_row: int = 0
+    started: float = field(default_factory=time.monotonic)
+    random: Mapping[str, Tensor] = field(default_factory=random_state)  # at the last safe point, as is the next
+    log_bytes: Mapping[str, int] = field(default_factory=dict)
+    new_rollouts: tuple[Path, ...] = ()  # files written since the last checkpoint
+    about: Mapping[str, Any] = field(default_factory=dict)  # what the manifests of its checkpoints say
 
     @contextmanager
     def clock(self, stage: str) -> Iterator[None]:
-        """Time a stage of the step under way."""
+        """Time a stage of the step under way; what it took before a resume counts too."""
         started = time.perf_counter()
-        yield
-        self.seconds[stage] = time.perf_counter() - started
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+    def stage(self, name: str, compute: Callable[[], T]) -> T:
+        """What the stage has given already, in a resumed step; else compute it, and it is in hand."""
+        if (known := getattr(self.progress.in_hand, name)) is not None:
+            return cast(T, known)
+        with self.interrupt.may_stop(), self.clock(name):
+            found = compute()
+        setattr(self.progress.in_hand, name, found)
+        self.reached()
+        return found
+
+    def updates(self, reports: Iterator[MiniBatchReport]) -> Sequence[MiniBatchReport]:
+        """Take the optimiser steps that are left of this step; all of the step's reports."""
+        hand = self.progress.in_hand
+        while True:
+            with self.clock("update"):
+                report = next(reports, None)
+            if report is None:
+                return hand.reports
+            hand.reports = (*hand.reports, report)
+            self.reached()
+
+    def reached(self) -> None:
+        """A safe point, the state having moved on: save where that is due, stop where that is asked.
+
+        Raises RunError where an earlier checkpoint could not be written, and Stopped.
+        """
+        self.random = random_state()
+        self.log_bytes = self.directory.log_bytes()
+        self.writer.raise_failure()
+        if self.writer.is_due(self.progress.position):
+            self.save()
+        if self.progress.steps < self.recipe.steps:  # else only the final model is left, which is written all the same
+            self.interrupt.check()
+
+    def save(self) -> None:
+        """Have the state of the last safe point written, in the background."""
+        with self.clock("checkpoint"):
+            self.progress.in_hand.seconds = dict(self.seconds)
+            self.writer.save(self.progress.position, self._snapshot)
+
+    def save_and_wait(self) -> Path:
+        """Save the state of the last safe point and wait until it is on the disk; says how to go on from it."""
+        self.display.stop()
+        self.save()
+        self.writer.wait()
+        self.display.note(f"saved: {self.progress.position}")
+        self.note_resume()
+        return self.writer.store.path(self.progress.position)
+
+    def save_if_whole(self) -> None:
+        """As `save_and_wait`, on the way out of an error; says why where there is nothing that could be saved."""
+        if self.optimizer is not None and not self.optimizer.is_whole:
+            self.display.note("the error came in the middle of an optimiser step: its state is not saved")
+            return self.settle()
+        try:
+            self.save_and_wait()
+        except RunError as error:  # the one under way is what is to be heard of first
+            self.display.note(str(error))
+            self.note_resume()
+
+    def settle(self) -> None:
+        """On the way out of a state that is not worth saving: have the last one that is written to its end."""
+        try:
+            self.writer.wait()
+        except RunError as error:
+            self.display.note(str(error))
+        self.note_resume()
+
+    def finish(self) -> Path:
+        """The last checkpoint and the final model, written; where the model lies."""
+        self.save()
+        self.directory.save_model(self.parts.policy)
+        self.writer.wait()
+        return self.directory.model
+
+    def note_resume(self) -> None:
+        """Say how a run that ends here goes on."""
+        self.display.stop()
+        self.display.note(f"to go on: gspo resume {self.directory.path}")
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before a resume too."""
+        return self.progress.seconds + time.monotonic() - self.started
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that ended the run before its last step."""
+        signal = self.interrupt.signal
+        return None if signal is None or self.progress.steps >= self.recipe.steps else int(signal)
+
+    def _snapshot(self) -> Snapshot:
+        rollouts, self.new_rollouts = self.new_rollouts, ()
+        return take_snapshot(
+            policy=self.parts.policy,
+            optimizer=self.optimizer,
+            progress=replace(self.progress, seconds=self.elapsed),
+            random=self.random,
+            home=self.directory.path,
+            rollouts=rollouts,
+            log_bytes=self.log_bytes,
+            recipe=dump_recipe(self.recipe),
+            about=self.about,
+        )
 
     def queries(self, step: int) -> list[Query]:
         """The step's queries, a function of step and seed alone."""
@@ -61,91 +179,7 @@ class Run:
         """The sampler's seed of a step: far apart for neighbouring recipe seeds."""
         return (self.recipe.seed * 1_000_003 + step) % 2**63
 
-    def record(
-        self,
-        step: int,
-        batch: Batch,
-        reports: Sequence[MiniBatchReport],
-        *,
-        scored: Scored,
-    ) -> None:
-        """Write a finished step to disk and screen.
-
-        Raises RunError where updates have been skipped too often in a row.
-        """
-        recipe, trained = self.recipe, [item for report in reports for item in report.trained]
-        metrics = step_metrics(batch, reports, self.seconds, scored=scored)
-        line: dict[str, Any] = {"step": step, **metrics}
-        self.display.step(step, line)
-        due = recipe.evaluation.every and step % recipe.evaluation.every == 0
-        if due or step == recipe.steps:
-            line |= self._evaluation_metrics(step)
-        self._append(line)
-        if recipe.report.rollouts:
-            self.directory.write_rollouts(step, batch, trained)
-        if recipe.checkpoint.every and step % recipe.checkpoint.every == 0:
-            self.directory.save_checkpoint(step, self.parts.policy, keep=recipe.checkpoint.keep)
-        if step >= WINDOW or step == recipe.steps:
-            self._name_diagnoses()
-        self._stop_if_broken(step, batch, reports)
-
-    def record_start(self) -> None:
-        """Evaluate before the first step: line 0 of the metrics."""
-        if not self.interrupt.requested and (metrics := self._evaluation_metrics(0)):
-            self._append({"step": 0, **metrics})
-
-    @property
-    def set_name(self) -> str:
-        """The name of the evaluated set in metric names."""
-        path = self.recipe.evaluation.path
-        return Path(path).stem if path else "held_out"
-
-    def _evaluation_metrics(self, step: int) -> dict[str, float]:
-        queries = self.parts.queries.held_out
-        if not queries:
-            return {}
-        if step == 0:
-            self.display.note(f"evaluating on {len(queries)} held-out queries …")
-        rate: PassRate = evaluate(self.parts.policy, queries, self.parts.functions, self.recipe)
-        score = f"{rate.pass_at_1:.3f} ± {rate.standard_error:.3f} on {rate.num_queries} held-out queries"
-        self.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before GSPO: {score}")
-        prefix = f"evaluation/{self.set_name}"
-        return {
-            f"{prefix}/pass_at_1": rate.pass_at_1,
-            f"{prefix}/standard_error": rate.standard_error,
-            f"{prefix}/mean_tokens": rate.mean_response_tokens,
-            f"{prefix}/truncated_fraction": rate.truncated_fraction,
-        }
-
-    def _append(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        self.directory.append("metrics.jsonl", line)
-
-    def _name_diagnoses(self) -> None:
-        actor = self.recipe.actor
-        steps = [line for line in self.lines if line["step"] > 0]
-        level = actor.importance_sampling_level
-        found = diagnoses(steps, level=level, mini_batches=actor.mini_batches)
-        for name, sentence in found.items():
-            if name not in self.diagnoses:
-                self.display.note(f"diagnosis: {sentence}", style="yellow")
-        self.diagnoses |= found
-
-    def _stop_if_broken(self, step: int, batch: Batch, reports: Sequence[MiniBatchReport]) -> None:
-        rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-        if not all(rollout.sampler_logprobs.isfinite().all() for rollout in rollouts):
-            raise RunError(
-                f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
-                "  mend: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
-            )
-        for report in reports:
-            if report.step.applied and not report.trained:
-                continue  # nothing had an advantage: no sign of health
-            self.skipped_in_a_row = 0 if report.step.applied else self.skipped_in_a_row + 1
-            if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                trained = [item for report in reports for item in report.trained]
-                where = self.directory.write_rollouts(step, batch, trained)
-                raise RunError(
-                    f"step {step}: loss or gradient was not finite in {self.skipped_in_a_row} updates in a row; "
-                    f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards"
-                )
+    def count_update(self, *, applied: bool) -> int:
+        """How many updates in a row have now been skipped."""
+        self.progress.skipped_in_a_row = 0 if applied else self.progress.skipped_in_a_row + 1
+        return self.progress.skipped_in_a_row

@@ -1,24 +1,26 @@
 """The loop: queries, rollout, reward, advantage, update, and back."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gspo.begin import begun
 from gspo.coldstart import cold_start
+from gspo.config import Optimizer as OptimizerSettings
 from gspo.config import Recipe
+from gspo.errors import DivergedError
 from gspo.inert import inert_settings
-from gspo.interrupt import Interrupt
+from gspo.interrupt import Stopped
 from gspo.objective import group_advantages
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import old_logprobs, update
-from gspo.prepare import prepare
+from gspo.record import record_cold_step, record_start, record_step
 from gspo.records import Batch, Group, Score
 from gspo.report.display import Display
-from gspo.report.run_directory import RunDirectory
 from gspo.report.summary import introduction
 from gspo.reward.score import score
 from gspo.rollout.source import sample_groups
@@ -31,9 +33,9 @@ class Outcome:
 
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     model: Path  # loads with AutoModelForCausalLM.from_pretrained
-    diagnoses: dict[str, str]  # by name, in words
-    interrupted: bool
-    seconds: float
+    diagnoses: Mapping[str, str]  # by name, in words
+    signal: int | None  # that ended the run before its last step; it can be resumed
+    seconds: float  # in all, those before a resume too
 
 
 def train(
@@ -42,42 +44,39 @@ def train(
     queries: Iterable[Mapping[str, Any]] | None = None,
     reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     display: Display | None = None,
+    resume: bool = False,
 ) -> Outcome:
     """Train as the recipe says; `queries` (rows) and `reward` (functions) given here stand in for the recipe's.
 
-    Raises UserError for input that cannot be used; whatever ends the run, the model reached by then is saved.
+    With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
+    cannot be used, RunError where a run cannot go on. Whatever ends a run but a second signal leaves a checkpoint.
     """
-    started = time.monotonic()
     display = display or Display()
     recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
     for sentence in inert_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
-    parts = prepare(recipe, queries=queries, reward=reward)
-    with Interrupt(display.alert) as interrupt:
-        directory = RunDirectory.create(recipe)
-        run = Run(recipe=recipe, parts=parts, directory=directory, display=display, interrupt=interrupt)
-        display.note(introduction(recipe, parts.policy, parts.queries, parts.functions))
+    with begun(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
+        display.note(introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions))
         try:
             _cold_start(run)
-            run.record_start()
-            _loop(run, _optimizer(run))
-        except KeyboardInterrupt:
-            interrupt.requested = True
-        except Exception:
-            display.stop()
-            display.note(f"the run ends here; the model it reached is saved in {directory.model}")
+            record_start(run)
+            _loop(run)
+            model = run.finish()
+        except Stopped:
+            model = run.save_and_wait() / "model"
+        except DivergedError:
+            run.settle()
             raise
-        finally:
-            display.stop()
-            with interrupt.held():
-                directory.save_model(parts.policy)
-    return Outcome(
-        metrics=run.lines,
-        model=directory.model,
-        diagnoses=run.diagnoses,
-        interrupted=interrupt.requested,
-        seconds=time.monotonic() - started,
-    )
+        except Exception:
+            run.save_if_whole()
+            raise
+        return Outcome(
+            metrics=run.lines,
+            model=model,
+            diagnoses=run.progress.diagnoses,
+            signal=run.stopped_by,
+            seconds=run.elapsed,
+        )
 
 
 def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Display) -> Recipe:
@@ -90,30 +89,37 @@ def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Di
     return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
 
 
-def _loop(run: Run, optimizer: Optimizer) -> None:
+def _loop(run: Run) -> None:
     recipe, policy, temperature = run.recipe, run.parts.policy, run.recipe.rollout.temperature
-    run.display.start("GSPO", recipe.steps)
-    for step in range(1, recipe.steps + 1):
-        if run.interrupt.requested:
-            return
+    optimizer = _optimizer(run, recipe.actor.optimizer, recipe.steps * recipe.actor.mini_batches)
+    run.display.start("GSPO", recipe.steps, done=run.progress.steps)
+    for step in range(run.progress.steps + 1, recipe.steps + 1):
         with run.clock("total"):
-            with run.clock("rollout"):
-                groups = sample_groups(
-                    policy,
-                    run.queries(step),
-                    recipe.rollout,
-                    group_size=recipe.rollout.group_size,
-                    seed=run.sampling_seed(step),
-                    policy_version=optimizer.steps_taken,
-                )
-            with run.clock("reward"):
-                scored = score(groups, run.parts.functions)
+            sample = partial(
+                sample_groups,
+                policy,
+                run.queries(step),
+                recipe.rollout,
+                group_size=recipe.rollout.group_size,
+                seed=run.sampling_seed(step),
+                policy_version=optimizer.steps_taken,
+            )
+            groups = run.stage("rollout", sample)
+            scored = run.stage("reward", partial(score, groups, run.parts.functions))
             batch = make_batch(groups, scored.scores)
-            with run.clock("likelihood"):
-                old = old_logprobs(policy, batch, recipe.actor, temperature=temperature)
-            with run.clock("update"):
-                reports = update(policy, optimizer, batch, old, recipe.actor, temperature=temperature)
-        run.record(step, batch, reports, scored=scored)
+            old = run.stage("likelihood", partial(old_logprobs, policy, batch, recipe.actor, temperature=temperature))
+            left = update(
+                policy,
+                optimizer,
+                batch,
+                old,
+                recipe.actor,
+                temperature=temperature,
+                num_done=len(run.progress.in_hand.reports),
+                may_stop=run.interrupt.may_stop,
+            )
+            reports = run.updates(left)
+        record_step(run, step, batch, reports, scored=scored)
 
 
 def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:
@@ -125,22 +131,35 @@ def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:
     return Batch(groups=tuple(groups), scores=tuple(scores), advantages=tuple(advantages))
 
 
-def _optimizer(run: Run) -> Optimizer:
-    """Made after the cold start, whose weights its masters start from."""
-    num_updates = run.recipe.steps * run.recipe.actor.mini_batches
-    return Optimizer(run.parts.policy.model, run.recipe.actor.optimizer, total_steps=num_updates)
+def _optimizer(run: Run, settings: OptimizerSettings, num_updates: int) -> Optimizer:
+    """A phase's own, begun with it or taken up; its masters start from the weights as they are now."""
+    run.optimizer = Optimizer(run.parts.policy.model, settings, total_steps=num_updates)
+    if run.optimizer_state:
+        run.optimizer.restore(run.optimizer_state)
+        run.optimizer_state = {}
+    return run.optimizer
 
 
 def _cold_start(run: Run) -> None:
-    recipe = run.recipe
-    if not recipe.cold_start.steps:
+    recipe, progress = run.recipe, run.progress
+    if not progress.in_cold_start:
         return
-    run.display.start("cold start", recipe.cold_start.steps)
+    optimizer = _optimizer(run, recipe.cold_start.optimizer, recipe.cold_start.steps)
+    run.display.start("cold start", recipe.cold_start.steps, done=progress.cold_steps)
     for done in cold_start(
-        run.parts.policy, run.parts.demonstrations, recipe.cold_start, recipe.actor, seed=recipe.seed
+        run.parts.policy,
+        optimizer,
+        run.parts.demonstrations,
+        recipe.cold_start,
+        recipe.actor,
+        seed=recipe.seed,
+        num_done=progress.cold_steps,
+        may_stop=run.interrupt.may_stop,
     ):
-        run.display.cold_step(done.step, done.loss)
-        run.directory.append("cold_start.jsonl", vars(done))
-        if run.interrupt.requested:
-            break
+        record_cold_step(run, done)
+        if progress.in_cold_start:
+            run.reached()
+    optimizer.close()
+    run.optimizer = None  # the next phase has its own
     run.display.stop()
+    run.reached()

@@ -1,6 +1,7 @@
 """Evaluation on held-out queries: what counts as passed, and that nothing else changes the number."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,25 @@ def test_a_response_passes_where_the_function_reaches_the_threshold(
     found = evaluate(new_policy(), queries, load_functions((), giving(value)), recipe_of())
     assert found.pass_at_1 == rate
     assert found.num_queries == len(queries)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_response_the_function_fails_on_is_left_out_and_one_it_does_not_apply_to_counts_as_not_passed(
+    new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe], weight: float
+) -> None:
+    seen: list[str] = []
+
+    def fails_on_the_first_query(prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
+        if prompts[0] == "first":
+            seen.extend(completions)
+            raise ValueError("unreadable")
+        return [None if prompts[0] == "second" else 1.0] * len(completions)
+
+    some = [replace(query, prompt=name) for query, name in zip(queries, ["first", "second", *"abcd"], strict=True)]
+    functions = [replace(function, weight=weight) for function in load_functions((), fails_on_the_first_query)]
+    found = evaluate(new_policy(), some, functions, recipe_of(samples=2))
+    assert found.num_queries == 5 and found.pass_at_1 == 4 / 5
+    assert len(seen) == 4  # the group's two, and each of them by itself
 
 
 def test_the_threshold_is_the_recipes(

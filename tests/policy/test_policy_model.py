@@ -55,6 +55,41 @@ def test_a_saved_policy_loads_again_and_computes_the_same(family: str, new_polic
     assert ours.num_parameters == policy.num_parameters
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_weights_stand_in_for_the_recipes_bit_by_bit(
+    each_family: str, dtype: str, new_policy: NewPolicy, tmp_path: Path
+) -> None:
+    policy = new_policy(each_family, dtype)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    policy.save(tmp_path, policy.weights())
+    again = new_policy(each_family, dtype, seed=1, weights=tmp_path)
+    expected, found = policy.model.state_dict(), again.model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, weight in found.items():
+        assert weight.dtype == expected[name].dtype and weight.equal(expected[name]), name
+    assert {p.dtype for p in again.model.parameters()} == {getattr(torch, dtype)}
+    assert len(list(again.model.parameters())) == len(list(policy.model.parameters()))  # tied ones stay tied
+    ids = torch.arange(100)[None] % 8 + 3  # far enough for every rotary frequency to count
+    with torch.no_grad():
+        assert torch.equal(*(one.model(input_ids=ids).logits for one in (again, policy)))
+    assert (again.stop_ids, again.pad_id, again.packs) == (policy.stop_ids, policy.pad_id, policy.packs)
+
+
+def test_saved_weights_stand_in_for_those_of_a_directory_too(
+    saved: Path, new_policy: NewPolicy, tmp_path: Path
+) -> None:
+    policy = load(saved, dtype="bfloat16")
+    with torch.no_grad():
+        policy.model.model.norm.weight.add_(1)
+    policy.save(tmp_path / "trained", policy.weights())
+    recipe = Model(path=str(saved), device="cpu", dtype="bfloat16")
+    again = load_policy(recipe, policy.tokenizer, seed=0, weights=tmp_path / "trained")
+    assert torch.equal(logits(again.model), logits(policy.model))
+    assert not torch.equal(logits(again.model), logits(load(saved, dtype="bfloat16").model))
+
+
 def test_the_same_seed_makes_the_same_new_model_and_another_seed_another(new_policy: NewPolicy) -> None:
     assert torch.equal(logits(new_policy(seed=1).model), logits(new_policy(seed=1).model))
     assert not torch.equal(logits(new_policy(seed=1).model), logits(new_policy(seed=2).model))

@@ -33,7 +33,7 @@ def all_sequences(batch: Batch) -> list[Conditioned]:
 
 def updated(policy: Policy, optimizer: Optimizer, batch: Batch, actor: Any) -> list[Any]:
     old = old_logprobs(policy, batch, actor, temperature=1.0)
-    return update(policy, optimizer, batch, old, actor, temperature=1.0)
+    return list(update(policy, optimizer, batch, old, actor, temperature=1.0))
 
 
 def test_groups_of_equal_rewards_cost_no_forward_pass(

@@ -1,14 +1,17 @@
 """What an update computes and what it leaves out: forward passes for π_old, backward passes of what is clipped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.update import Item, accumulate_gradient, old_logprobs, trainable_items, update
 from gspo.records import Batch, Score
@@ -55,7 +58,7 @@ def test_the_first_mini_batch_is_read_once_and_the_others_twice(
     later = tokens_of(batch, range(16 // mini_batches, 16))
     assert shapes == later and len(old) == len(later)
     shapes.clear()
-    update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0)
+    list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0))
     assert shapes == tokens_of(batch, range(16))
 
 
@@ -84,6 +87,42 @@ def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_ma
         for report in update(policy, optimizer, batch, old, actor, temperature=0.7):
             assert {item.sequence_ratio for item in report.trained} == {1.0}
             assert sum(item.num_clipped for item in report.trained) == 0
+
+
+def test_an_update_taken_up_makes_the_steps_that_are_left(
+    new_policy: NewPolicy, sampled_batch: Any, actor_of: Any
+) -> None:
+    whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
+    batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
+    old = old_logprobs(whole, batch, actor, temperature=1.0)
+    one, two = (Optimizer(policy.model, Settings(lr=1e-2), total_steps=4) for policy in (whole, broken))
+    expected = list(update(whole, one, batch, old, actor, temperature=1.0))
+    begun = update(broken, two, batch, old, actor, temperature=1.0)
+    found = [next(begun), next(begun)]
+    del begun
+    assert two.steps_taken == 2
+    found += update(broken, two, batch, old, actor, temperature=1.0, num_done=2)
+    assert [report.step for report in found] == [report.step for report in expected]
+    assert [report.loss for report in found] == [report.loss for report in expected]
+    assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
+
+
+def test_a_gradient_may_be_broken_off_and_an_optimiser_step_may_not(
+    new_policy: NewPolicy, sampled_batch: Any, actor_of: Any, recording_optimizer: Any
+) -> None:
+    policy, stretches = new_policy(), []
+
+    @contextmanager
+    def may_stop() -> Iterator[None]:
+        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
+        yield
+        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
+
+    parameters = list(policy.model.parameters())
+    batch, actor = sampled_batch(policy), actor_of(mini_batches=2)
+    old = old_logprobs(policy, batch, actor, temperature=1.0)
+    list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0, may_stop=may_stop))
+    assert stretches == [(0, False), (0, True), (1, False), (1, True)]
 
 
 @pytest.fixture

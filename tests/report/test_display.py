@@ -85,6 +85,22 @@ def test_a_long_phase_prints_few_plain_lines_with_the_first_and_the_last_among_t
         assert f" 1/{total} " in lines[0] and f" {total}/{total} " in lines[-1]
 
 
+def test_a_phase_taken_up_shows_its_first_step_and_reckons_with_its_own_time_alone(monkeypatch: Any) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("gspo.report.display.time.monotonic", lambda: clock[0])
+    display, text = plain()
+    display.start("cold start", 1000, done=601)
+    clock[0] += 3.0
+    for step in range(602, 605):  # a second each, 396 left; the second and third are not due
+        display.cold_step(step, 1.0)
+    (line,) = text.getvalue().splitlines()
+    assert "602/1000" in line and "left 19:54" in line  # 3 s for the one step that has been shown
+    display, text = terminal()
+    display.start("GSPO", 9, done=4)
+    display.stop()
+    assert "4/9" in text.getvalue()
+
+
 def test_text_in_brackets_is_not_taken_for_markup() -> None:
     display, text = plain()
     display.note("the key [bold] and [/bold]")

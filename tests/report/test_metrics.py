@@ -10,7 +10,7 @@ import torch
 
 from gspo.policy.optimizer import StepReport
 from gspo.policy.update import MiniBatchReport, Trained
-from gspo.records import Batch, FinishReason, Group, Query, Rollout, Score
+from gspo.records import Batch, Failure, FailureKind, FinishReason, Group, Query, Rollout, Score
 from gspo.report.metrics import peak_bytes, step_metrics
 from gspo.reward.score import Scored
 
@@ -67,8 +67,8 @@ def report(
     return MiniBatchReport(loss=loss, step=step, trained=items)
 
 
-def metrics(batch: Batch, *reports: MiniBatchReport, late: int = 0) -> dict[str, Any]:
-    scored = Scored(scores=batch.scores, num_timed_out=late, seconds={"verifier": 0.5})
+def metrics(batch: Batch, *reports: MiniBatchReport) -> dict[str, Any]:
+    scored = Scored(scores=batch.scores, seconds={"verifier": 0.5})
     return dict(step_metrics(batch, reports, SECONDS, scored=scored))
 
 
@@ -76,11 +76,25 @@ TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])
 
 
 def test_rewards_are_averaged_over_scored_responses() -> None:
-    line = metrics(batch([[1, 1], [1, 1]], [[1.0, None], [0.0, 0.25]]), report(), late=3)
+    line = metrics(batch([[1, 1], [1, 1]], [[1.0, None], [0.0, 0.25]]), report())
     assert line["reward/mean"] == pytest.approx(1.25 / 3)
     assert line["reward/std"] == pytest.approx(statistics.stdev([1.0, 0.0, 0.25]))
     assert line["reward/unscored_fraction"] == 0.25
-    assert line["reward/timed_out_calls"] == 3
+
+
+def test_masked_responses_are_counted_by_what_failed_and_are_unscored_too() -> None:
+    kinds: list[FailureKind | None] = ["raised", "crashed", "timed_out", "invalid", "invalid", None, None, None]
+    scores = tuple(
+        Score(
+            reward=None if kind or number == 7 else 1.0,
+            parts={"f": None},
+            failure=kind and Failure(kind=kind, message="f"),
+        )
+        for number, kind in enumerate(kinds)
+    )
+    line = metrics(batch([[1] * 8], [[None] * 8], scores=scores), report())
+    assert line["reward/masked_fraction"] == 5 / 8 and line["reward/unscored_fraction"] == 6 / 8
+    assert [line[f"reward/{kind}_rollouts"] for kind in ("raised", "crashed", "timed_out", "invalid")] == [1, 1, 1, 2]
 
 
 def test_a_group_has_zero_variance_where_its_scored_rewards_are_equal() -> None:

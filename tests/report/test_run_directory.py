@@ -1,5 +1,6 @@
 """The run directory: created once, written line by line, readable as JSON whatever the numbers."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.checkpoint.files import sha256
 from gspo.config import Recipe
 from gspo.config_file import load_recipe, make_recipe
-from gspo.errors import UserError
+from gspo.errors import RunError, UserError
 from gspo.policy.model import Policy
 from gspo.policy.update import Trained
-from gspo.records import Batch, Group, Query, Rollout, Score
+from gspo.records import Batch, Failure, Group, Query, Rollout, Score
 from gspo.report.run_directory import RunDirectory, check_absent
 
 
@@ -81,6 +83,14 @@ def small_batch(reward: float | None = 1.0) -> Batch:
     return Batch(groups=(Group(query=query, rollouts=rollouts),), scores=scores, advantages=(0.5, 0.0))
 
 
+def test_a_rollout_says_why_it_has_no_reward(directory: RunDirectory) -> None:
+    batch = small_batch(reward=None)
+    failed = dataclasses.replace(batch.scores[0], failure=Failure(kind="crashed", message="f: ended with signal 11"))
+    path = directory.write_rollouts(1, dataclasses.replace(batch, scores=(failed, batch.scores[1])))
+    found = [strict(line)["failure"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert found == ["f: ended with signal 11", None]
+
+
 def one_trained(ratio: float) -> Trained:
     return Trained(
         index=0,
@@ -103,6 +113,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
         "completion": "line\nbreak",
         "reward": 1.0,
         "rewards": {"f": 1.0},
+        "failure": None,
         "advantage": 0.5,
         "sequence_ratio": 1.25,
         "clipped": 0.5,
@@ -119,10 +130,94 @@ def test_rollouts_are_json_too_where_a_ratio_is_not_finite_or_a_reward_is_none(d
     assert first["reward"] is None and first["sequence_ratio"] is None
 
 
-def test_only_the_newest_checkpoints_are_kept(directory: RunDirectory, new_policy: Callable[..., Policy]) -> None:
-    policy = new_policy()
-    for step in (5, 10, 15):
-        directory.save_checkpoint(step, policy, keep=2)
-    names = [path.name for path in sorted((directory.path / "checkpoints").iterdir())]
-    assert names == ["step_000010", "step_000015"]
-    assert (directory.path / "checkpoints" / "step_000015" / "model" / "model.safetensors").is_file()
+def test_a_directory_is_one_runs_until_that_run_has_closed_it(recipe: Recipe, directory: RunDirectory) -> None:
+    with pytest.raises(UserError, match="is writing to this directory"):
+        RunDirectory.reopen(directory.path)
+    directory.close()
+    again = RunDirectory.reopen(directory.path)
+    assert again.path == directory.path and load_recipe(again.path / "recipe.yaml") == recipe
+    again.close()
+
+
+def test_a_directory_that_exists_is_refused_with_how_to_go_on_where_it_is_a_runs(
+    recipe: Recipe, directory: RunDirectory
+) -> None:
+    directory.close()
+    with pytest.raises(UserError, match=f"gspo resume {directory.path};"):
+        check_absent(recipe)
+    (directory.path / "recipe.yaml").unlink()
+    with pytest.raises(UserError, match="never overwrites") as caught:
+        check_absent(recipe)
+    assert "resume" not in str(caught.value)
+
+
+def test_the_recipe_is_replaced_by_the_one_the_run_goes_on_with(recipe: Recipe, directory: RunDirectory) -> None:
+    further = recipe.model_copy(update={"steps": 7})
+    directory.rewrite_recipe(further)
+    assert load_recipe(directory.path / "recipe.yaml") == further
+    assert not list(directory.path.glob("unfinished_*"))
+
+
+def test_metrics_read_back_are_the_lines_that_were_written_with_nan_for_what_was_not_finite(
+    directory: RunDirectory,
+) -> None:
+    assert directory.metrics() == []
+    directory.append("metrics.jsonl", {"step": 1, "a": 0.1 + 0.2, "b": [1.0, 2.0]})
+    directory.append("metrics.jsonl", {"step": 2, "a": math.inf, "b": [math.nan, 1.0]})
+    one, two = directory.metrics()
+    assert one == {"step": 1, "a": 0.1 + 0.2, "b": [1.0, 2.0]}
+    assert math.isnan(two["a"]) and math.isnan(two["b"][0]) and two["b"][1] == 1.0
+
+
+def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDirectory, tmp_path: Path) -> None:
+    assert directory.log_bytes() == {}
+    directory.append("cold_start.jsonl", {"step": 1, "text": "é"})
+    sizes = directory.log_bytes()
+    assert sizes == {"cold_start.jsonl": (directory.path / "cold_start.jsonl").stat().st_size}
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "cold_start.jsonl").write_bytes((directory.path / "cold_start.jsonl").read_bytes())
+    directory.append("cold_start.jsonl", {"step": 2})
+    directory.append("metrics.jsonl", {"step": 0})
+    for step in (1, 2, 10):
+        directory.write_rollouts(step, small_batch())
+    directory.cut_back(steps=2, logs=logs)
+    assert directory.log_bytes() == sizes  # metrics.jsonl was not there
+    assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
+        "step_000001.jsonl",
+        "step_000002.jsonl",
+    ]
+    directory.cut_back(steps=0, logs=None)
+    assert directory.log_bytes() == {} and not list((directory.path / "rollouts").iterdir())
+
+
+def test_rollouts_that_are_not_as_they_were_written_are_named(directory: RunDirectory) -> None:
+    paths = [directory.write_rollouts(step, small_batch()) for step in (1, 2, 3, 4)]
+    files = {path.name: [path.stat().st_size, sha256(path)] for path in paths}
+    assert directory.damaged_rollouts(files) == []
+    contents = paths[0].read_bytes()
+    paths[1].write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
+    paths[2].write_bytes(contents[:-1])
+    paths[3].unlink()
+    assert directory.damaged_rollouts(files) == [path.name for path in paths[1:]]
+
+
+def test_the_final_model_is_replaced_whole_by_that_of_a_run_with_more_steps(
+    directory: RunDirectory, new_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, further = new_policy(seed=1), new_policy(seed=2)
+    directory.save_model(policy)
+    first = (directory.model / "model.safetensors").read_bytes()
+
+    def half(self: Policy, path: Path, weights: Any = None) -> None:
+        path.mkdir()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "save", half)
+        with pytest.raises(RunError, match=r"model could not be written: (.|\n)*No space"):
+            directory.save_model(further)
+    assert (directory.model / "model.safetensors").read_bytes() == first
+    directory.save_model(further)
+    assert (directory.model / "model.safetensors").read_bytes() != first
+    assert [path.name for path in sorted(directory.path.iterdir())] == ["lock", "model", "recipe.yaml"]

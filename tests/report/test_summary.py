@@ -1,5 +1,6 @@
 """The words at the end of a run: scores before and after, where the model lies, how to load it."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_a_run_that_ended_before_its_first_step_or_evaluation_has_a_table_too() 
     assert "runs/a/model" in shown([])
     only_before = shown([LINES[0]])
     assert "after" not in only_before and "runs/a/model" in only_before
+
+
+def test_a_run_that_a_signal_has_ended_says_so_and_names_its_checkpoint_and_its_own_metrics() -> None:
+    model = Path("runs/a/checkpoints/step_000003_sampled/model")
+    text = summary(LINES, {}, model, 125.0, signal=signal.SIGTERM)
+    assert "by SIGTERM after 3 steps of GSPO" in text.splitlines()[0]
+    assert f'from_pretrained("{model}")' in text
+    assert "runs/a/metrics.jsonl" in text
+    assert "ended early" not in shown(LINES)
+    assert "by SIGINT after 0 steps" in summary([], {}, model, 1.0, signal=2)
 
 
 def test_the_arithmetic_of_a_recipe_is_said_in_a_sentence() -> None:

@@ -1,13 +1,18 @@
 """Groups of rollouts made by hand, and functions as a recipe or a notebook gives them."""
 
-from collections.abc import Callable, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
+from gspo.config import Reward
 from gspo.records import Group, Messages, Query, Rollout
-from gspo.reward.functions import RewardFunction
+from gspo.reward.functions import RewardFunction, close_functions, load_functions
 
 Groups = Callable[..., list[Group]]
 Functions = Callable[..., tuple[RewardFunction, ...]]
@@ -49,3 +54,36 @@ def functions() -> Functions:
         return tuple(RewardFunction(name=f"f{number}", call=call, **settings) for number, call in enumerate(calls))
 
     return build
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RewardFunction]]:
+    """Functions of a source text, written to a file in the working directory and named as a recipe does."""
+    monkeypatch.chdir(tmp_path)
+    made: list[RewardFunction] = []
+
+    def build(source: str, name: str = "f", **settings: Any) -> RewardFunction:
+        path = tmp_path / f"mine_{len(made)}.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        made.extend(load_functions([Reward(function=f"{path.name}:{name}", **settings)]))
+        return made[-1]
+
+    yield build
+    close_functions(made)
+
+
+@pytest.fixture
+def gone() -> Callable[[int], bool]:
+    """Whether a process ends within seconds; an orphan may stay as a zombie where nobody waits for it."""
+
+    def wait(pid: int) -> bool:
+        for _ in range(500):
+            try:
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    return True
+            except psutil.NoSuchProcess:
+                return True
+            time.sleep(0.02)
+        return False
+
+    return wait

@@ -1,4 +1,4 @@
-"""Calls run at the same time, each within its limit, and a stuck one harms no other."""
+"""Functions from Python: calls run at the same time, each within its limit, and a stuck one harms no other."""
 
 import asyncio
 import threading
@@ -10,10 +10,15 @@ import pytest
 from gspo.errors import UserError
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
+from gspo.reward.threads import Threads
 
 
 def rewards(scored: Any) -> list[float | None]:
     return [one.reward for one in scored.scores]
+
+
+def kinds(scored: Any) -> list[str | None]:
+    return [one.failure and one.failure.kind for one in scored.scores]
 
 
 def by_length(completions: list[str], **columns: Any) -> list[float]:
@@ -25,7 +30,7 @@ async def by_length_later(completions: list[str], **columns: Any) -> list[float]
     return by_length(completions)
 
 
-def test_calls_over_their_limit_give_none_and_are_counted(groups: Any, functions: Any) -> None:
+def test_a_call_over_its_limit_masks_its_group(groups: Any, functions: Any) -> None:
     released = threading.Event()
 
     def stuck_once(completions: list[str], **columns: Any) -> list[float]:
@@ -38,10 +43,10 @@ def test_calls_over_their_limit_give_none_and_are_counted(groups: Any, functions
     finally:
         released.set()
     assert rewards(scored) == [None, None] + [1.0] * 18
-    assert scored.num_timed_out == 1
+    assert kinds(scored) == ["timed_out", "timed_out"] + [None] * 18
 
 
-def test_a_stuck_coroutine_is_cancelled_and_counted(groups: Any, functions: Any) -> None:
+def test_a_stuck_coroutine_is_cancelled_and_masks_its_group(groups: Any, functions: Any) -> None:
     cancelled = threading.Event()
 
     async def stuck_once(completions: list[str], **columns: Any) -> list[float]:
@@ -53,7 +58,7 @@ def test_a_stuck_coroutine_is_cancelled_and_counted(groups: Any, functions: Any)
         return [1.0] * len(completions)
 
     scored = score(groups(["stuck"], *[["b"]] * 9), functions(stuck_once, time_limit_seconds=0.2))
-    assert (rewards(scored), scored.num_timed_out) == ([None] + [1.0] * 9, 1)
+    assert (rewards(scored), kinds(scored)) == ([None] + [1.0] * 9, ["timed_out"] + [None] * 9)
     assert cancelled.wait(5)
 
 
@@ -65,7 +70,7 @@ def test_too_many_timeouts_end_the_run(groups: Any, functions: Any) -> None:
         return [1.0]
 
     try:
-        with pytest.raises(UserError, match="ran over their time limit"):
+        with pytest.raises(UserError, match=r"ran over its time limit of 0\.1 s"):
             score(groups(*[["a"]] * 4), functions(stuck, time_limit_seconds=0.1))
         # More stuck threads than places, and the next step is scored all the same.
         with pytest.raises(UserError):
@@ -140,7 +145,7 @@ def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(gr
         at_once[0] -= 1
         return [1.0] * len(completions)
 
-    one_at_a_time.max_concurrent_calls = 1  # type: ignore[attr-defined]
-    slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3)
+    places = Threads(concurrent_calls=1)
+    slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3, host=places)
     scored = score(groups(*[["x"]] * 20), [slow])  # 0.6 s in all: twice the limit of one call
-    assert most == [1] and scored.num_timed_out == 0
+    assert most == [1] and rewards(scored) == [1.0] * 20

@@ -1,6 +1,6 @@
 """The policy: a causal language model, its tokenizer, and how its hidden states become logits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,20 @@ class Policy:
         """The last hidden state of every token of a pack."""
         return packed_states(self.trunk, layout) if self.packs else padded_states(self.trunk, layout, self.pad_id)
 
-    def save(self, directory: Path) -> None:
-        """Write weights and tokenizer so that AutoModelForCausalLM and AutoTokenizer load them."""
-        self.model.save_pretrained(directory)
+    def weights(self) -> dict[str, Tensor]:
+        """A copy on the CPU of everything the model saves, by name; what is tied stays tied."""
+        copies: dict[tuple[int, torch.Size], Tensor] = {}
+        found = {}
+        for name, tensor in self.model.state_dict().items():
+            place = (tensor.data_ptr(), tensor.shape)
+            if place not in copies:
+                copies[place] = tensor.to("cpu", copy=True)
+            found[name] = copies[place]
+        return found
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write weights (its own unless given) and tokenizer for AutoModelForCausalLM and AutoTokenizer to load."""
+        self.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
         self.tokenizer.save_pretrained(directory)
 
 
@@ -69,13 +80,20 @@ def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
     return load_tokenizer(recipe.tokenizer or str(recipe.path))
 
 
-def load_policy(recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = ()) -> Policy:
-    """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible."""
+def load_policy(
+    recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = (), weights: Path | None = None
+) -> Policy:
+    """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible.
+
+    `weights`, a directory that `Policy.save` wrote, stand in for the recipe's own.
+    """
     device = _device(recipe.device)
     dtype = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(recipe.dtype)
     dtype = dtype or getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
-    model = _pretrained(recipe, dtype) if recipe.path else _untrained(recipe, tokenizer, dtype)
+    config = load_config(recipe) if recipe.path else _fitting_config(recipe, tokenizer)
+    source = str(weights or recipe.path)
+    model = _pretrained(source, config, dtype) if weights or recipe.path else _untrained(config, dtype)
     model = model.to(device).eval()
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
@@ -142,11 +160,9 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def _pretrained(recipe: Model, dtype: torch.dtype) -> Any:
+def _pretrained(path: str, config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    path = str(recipe.path)
-    config = load_config(recipe)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
     except Exception as error:
@@ -154,18 +170,28 @@ def _pretrained(recipe: Model, dtype: torch.dtype) -> Any:
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
+    for parameter in model.parameters():
+        # Loaded ones lie in the file's pages, wherever its header ends: kernels round by how memory is aligned.
+        parameter.data = parameter.data.clone()
     return model
 
 
-def _untrained(recipe: Model, tokenizer: Any, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
+def _fitting_config(recipe: Model, tokenizer: Any) -> Any:
+    """The architecture's configuration, with the tokenizer's numbers where it names none."""
     config, architecture = load_config(recipe), recipe.architecture or {}
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     for name, value in {**ids, "bos_token_id": None}.items():
         setattr(config, name, architecture.get(name, value))
+    return config
+
+
+def _untrained(config: Any, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
     try:
-        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
+            parameter.data = parameter.data.to(dtype)
         model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit show only here
     except Exception as error:
         raise UserError(f"no model can be made: {short(error)}", where="model.architecture") from None

@@ -1,6 +1,7 @@
 """AdamW with a schedule, gradient clipping, fp32 master weights, and steps that a bad gradient cannot take."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from gspo.config import Optimizer as Settings
 
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 
@@ -31,7 +33,9 @@ class Optimizer:
         self.settings = settings
         self.total_steps = total_steps
         self.steps_taken = 0
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.is_whole = True  # False within a step, where an error leaves weights and moments half updated
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._names, self._parameters = [name for name, _ in named], [p for _, p in named]
         self._masters = [p if p.dtype == torch.float32 else _master_of(p) for p in self._parameters]
         self._hooks = [
             p.register_post_accumulate_grad_hook(_adder(m))
@@ -64,6 +68,7 @@ class Optimizer:
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
         """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing."""
+        self.is_whole = False
         for master in self._masters:
             if master.grad is None:  # every optimiser step is one: a gradient of zero lets the moments decay
                 master.grad = torch.zeros_like(master)
@@ -79,7 +84,30 @@ class Optimizer:
             self._publish()
         self._adamw.zero_grad(set_to_none=True)
         self.steps_taken += 1
+        self.is_whole = True
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
+        found = {"steps_taken": torch.tensor(self.steps_taken)}
+        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+            found |= {f"{key}/{name}": value for key, value in self._adamw.state[master].items()}
+            if master is not parameter:
+                found[f"master/{name}"] = master.detach()
+        return found
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put everything back to where `state` found it; the parameters themselves are the model's to restore."""
+        self.steps_taken = int(state["steps_taken"])
+        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                master.copy_(state[f"master/{name}"])
+            keys = [key for key in _MOMENTS if f"{key}/{name}" in state]  # none before the first step that applied
+            self._adamw.state[master] = {
+                key: torch.empty_like(state[f"{key}/{name}"], device=master.device).copy_(state[f"{key}/{name}"])
+                for key in keys
+            }
 
     def close(self) -> None:
         """Take the hooks off the parameters, so that another optimiser can have them."""

@@ -1,7 +1,8 @@
 """The update: a rollout batch cut into mini-batches, one optimiser step each."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -89,14 +90,18 @@ def update(
     actor: Actor,
     *,
     temperature: float,
-) -> list[MiniBatchReport]:
-    """One optimiser step for each of the actor's mini-batches; groups stay whole within a mini-batch.
+    num_done: int = 0,
+    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[MiniBatchReport]:
+    """One optimiser step for each of the actor's mini-batches after `num_done`; groups stay whole within one.
 
     The loss is −Σ_i per_sequence_i / (scored sequences of the mini-batch), whatever the cut into micro-batches.
+    Within `may_stop` nothing but gradients changes: there, a mini-batch may be broken off and begun again.
     """
     sequences = dict(trainable_items(batch))
-    reports = []
     for number, members in enumerate(_mini_batches(batch, actor.mini_batches)):
+        if number < num_done:
+            continue
         chosen = [
             Item(
                 index=index,
@@ -108,10 +113,10 @@ def update(
             if index in sequences
         ]
         num_sequences = sum(batch.scores[index].reward is not None for index in members)
-        trained, loss = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
+        with may_stop():
+            trained, loss = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
         step = optimizer.step(loss_is_finite=math.isfinite(loss))
-        reports.append(MiniBatchReport(loss=loss, step=step, trained=tuple(trained)))
-    return reports
+        yield MiniBatchReport(loss=loss, step=step, trained=tuple(trained))
 
 
 def accumulate_gradient(

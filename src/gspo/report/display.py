@@ -24,7 +24,7 @@ class Display:
         self._rows: list[Sequence[str]] = []
         self._progress = _bar()
         self._task: Any = None
-        self._total = 0
+        self._total, self._done = 0, 0
         self._started = time.monotonic()
 
     def note(self, text: str, style: str = "") -> None:
@@ -38,13 +38,13 @@ class Display:
         else:
             os.write(2, f"\n{text}\n".encode())  # not print: a handler may run in the middle of another one
 
-    def start(self, phase: str, total: int) -> None:
-        """Begin a phase of `total` steps."""
+    def start(self, phase: str, total: int, *, done: int = 0) -> None:
+        """Begin a phase of `total` steps, or take it up after `done` of them."""
         self.stop()
-        self._total, self._started = total, time.monotonic()
+        self._total, self._done, self._started = total, done, time.monotonic()
         if self.console.is_terminal:
             self._progress, self._rows = _bar(), []
-            self._task = self._progress.add_task(phase, total=total)
+            self._task = self._progress.add_task(phase, total=total, completed=done)
             self._live = Live(self._progress, console=self.console, refresh_per_second=4, transient=False)
             self._live.start()
 
@@ -73,10 +73,10 @@ class Display:
             self._live = None
 
     def _is_due(self, step: int) -> bool:
-        return step == 1 or step == self._total or step % max(1, -(-self._total // _PLAIN_LINES)) == 0
+        return step == self._done + 1 or step == self._total or step % max(1, -(-self._total // _PLAIN_LINES)) == 0
 
     def _time_left(self, step: int) -> str:
-        seconds = (time.monotonic() - self._started) / step * (self._total - step)
+        seconds = (time.monotonic() - self._started) / (step - self._done) * (self._total - step)
         return f"left {int(seconds // 60)}:{int(seconds % 60):02d}"
 
 

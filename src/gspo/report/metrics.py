@@ -4,12 +4,14 @@ import math
 import resource
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 
 from gspo.policy.update import MiniBatchReport, Trained
-from gspo.records import Batch, Rollout
+from gspo.records import Batch, FailureKind, Rollout
 from gspo.reward.score import Scored
 
 Metrics = dict[str, float | list[float]]
@@ -26,7 +28,8 @@ def step_metrics(
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     trained = [item for report in reports for item in report.trained]
     return {
-        **_reward_metrics(batch, scored.num_timed_out),
+        **_reward_metrics(batch),
+        **_failure_metrics(batch),
         "response/mean_tokens": statistics.fmean(len(rollout.response_ids) for rollout in rollouts),
         "response/truncated_fraction": statistics.fmean(rollout.finish_reason == "length" for rollout in rollouts),
         **_ratio_metrics(trained, len(reports)),
@@ -49,7 +52,7 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
+def _reward_metrics(batch: Batch) -> Metrics:
     rewards = [score.reward for score in batch.scores if score.reward is not None]
     scores, varied = iter(batch.scores), 0
     for group in batch.groups:
@@ -58,7 +61,6 @@ def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
         "reward/mean": statistics.fmean(rewards) if rewards else math.nan,
         "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
         "reward/unscored_fraction": 1 - len(rewards) / len(batch.scores),
-        "reward/timed_out_calls": float(num_timed_out),
         "group/zero_variance_fraction": 1 - varied / len(batch.groups),
     }
     for name in batch.scores[0].parts:
@@ -66,6 +68,14 @@ def _reward_metrics(batch: Batch, num_timed_out: int) -> Metrics:
         if applied and len(batch.scores[0].parts) > 1:
             metrics[f"reward/{name}/mean"] = statistics.fmean(applied)
     return metrics
+
+
+def _failure_metrics(batch: Batch) -> Metrics:
+    masked = Counter(score.failure.kind for score in batch.scores if score.failure is not None)
+    return {
+        "reward/masked_fraction": masked.total() / len(batch.scores),
+        **{f"reward/{kind}_rollouts": float(masked[kind]) for kind in get_args(FailureKind)},
+    }
 
 
 def _ratio_metrics(trained: Sequence[Trained], num_mini_batches: int) -> Metrics:

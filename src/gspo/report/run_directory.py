@@ -3,23 +3,31 @@
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from gspo.checkpoint.files import replace_text, sha256, sync
 from gspo.config import Recipe
 from gspo.config_file import dump_recipe
-from gspo.errors import UserError
+from gspo.errors import RunError, UserError
+from gspo.lock import Lock
 from gspo.policy.model import Policy
 from gspo.policy.update import Trained
 from gspo.records import Batch
 
+LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
+
 
 class RunDirectory:
-    """Writes recipe.yaml, metrics.jsonl, cold_start.jsonl, rollouts/, checkpoints/ and model/ of one run."""
+    """Writes recipe, metrics, cold start, rollouts and final model of one run; locked against any other."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: Lock) -> None:
         self.path = path
+        self._lock = lock
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunDirectory":
@@ -28,36 +36,60 @@ class RunDirectory:
         path = recipe.run_dir
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+            lock = Lock(path)
+            replace_text(path / "recipe.yaml", dump_recipe(recipe))
+            sync(path.parent)
         except OSError as error:
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
-        return cls(path)
+        return cls(path, lock)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunDirectory":
+        """Lock the directory of a run that is to be taken up."""
+        return cls(path, Lock(path))
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        self._lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
 
     @property
     def model(self) -> Path:
         """Where the final model and tokenizer lie."""
         return self.path / "model"
 
+    @property
+    def _rollouts(self) -> Path:
+        return self.path / "rollouts"
+
     def append(self, file_name: str, line: Mapping[str, Any]) -> None:
         """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null."""
-        with (self.path / file_name).open("a", encoding="utf-8") as file:
+        path = self.path / file_name
+        with _written(path), path.open("a", encoding="utf-8") as file:
             file.write(_json(line))
 
     def write_rollouts(self, step: int, batch: Batch, trained: Sequence[Trained] = ()) -> Path:
         """One line a rollout: prompt, completion, reward, advantage, ratio, clipped, finish reason, policy version."""
-        path = self.path / "rollouts" / f"step_{step:06d}.jsonl"
-        path.parent.mkdir(exist_ok=True)
+        path = self._rollouts / f"step_{step:06d}.jsonl"
         seen = {item.index: item for item in trained}
-        with path.open("w", encoding="utf-8") as file:
+        with _written(path):
+            path.parent.mkdir(exist_ok=True)
+        with _written(path), path.open("w", encoding="utf-8") as file:
             index = 0
             for group in batch.groups:
                 for rollout in group.rollouts:
+                    score = batch.scores[index]
                     line = {
                         "query": group.query.id,
                         "prompt": group.query.text,
                         "completion": rollout.text,
-                        "reward": batch.scores[index].reward,
-                        "rewards": dict(batch.scores[index].parts),
+                        "reward": score.reward,
+                        "rewards": dict(score.parts),
+                        "failure": score.failure.message if score.failure else None,
                         "advantage": batch.advantages[index],
                         **_ratio_of(seen.get(index)),
                         "tokens": len(rollout.response_ids),
@@ -70,18 +102,50 @@ class RunDirectory:
 
     def save_model(self, policy: Policy) -> None:
         """Write the final model, under its name only once it is whole."""
-        unfinished = self.path / "unfinished_model"
-        policy.save(unfinished)
-        unfinished.rename(self.model)
+        unfinished, replaced = self.path / "unfinished_model", self.path / "replaced_model"
+        for rest in (unfinished, replaced):
+            shutil.rmtree(rest, ignore_errors=True)
+        with _written(self.model):
+            policy.save(unfinished)
+            if self.model.exists():  # of a run that has since been given more steps
+                self.model.rename(replaced)
+            unfinished.rename(self.model)
+        shutil.rmtree(replaced, ignore_errors=True)
 
-    def save_checkpoint(self, step: int, policy: Policy, *, keep: int) -> None:
-        """Write checkpoints/step_<step>/model, then remove all but the newest `keep`."""
-        root = self.path / "checkpoints"
-        unfinished = root / f"unfinished_step_{step:06d}"
-        policy.save(unfinished / "model")
-        unfinished.rename(root / f"step_{step:06d}")
-        for old in sorted(root.glob("step_*"))[:-keep]:
-            shutil.rmtree(old)
+    def rewrite_recipe(self, recipe: Recipe) -> None:
+        """Replace recipe.yaml by the recipe that the run goes on with."""
+        replace_text(self.path / "recipe.yaml", dump_recipe(recipe))
+
+    def cut_back(self, *, steps: int, logs: Path | None) -> None:
+        """Take metrics and cold start back to their copies in `logs`, and remove the rollouts of later steps."""
+        for name in LOGS:
+            copy = None if logs is None else logs / name
+            if copy is not None and copy.is_file():
+                replace_text(self.path / name, copy.read_text(encoding="utf-8"))
+            else:
+                (self.path / name).unlink(missing_ok=True)
+        for path in self._rollouts.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > steps:
+                path.unlink()
+
+    def log_bytes(self) -> dict[str, int]:
+        """How long metrics and cold start are by now."""
+        return {name: (self.path / name).stat().st_size for name in LOGS if (self.path / name).exists()}
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, null read as NaN."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [{key: _number(value) for key, value in json.loads(line).items()} for line in lines]
+
+    def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
+        """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
+
+        def is_whole(name: str, size: int, digest: str) -> bool:
+            path = self._rollouts / name
+            return path.is_file() and path.stat().st_size == size and sha256(path) == digest
+
+        return [name for name, (size, digest) in files.items() if not is_whole(name, size, digest)]
 
 
 def check_absent(recipe: Recipe) -> None:
@@ -89,11 +153,18 @@ def check_absent(recipe: Recipe) -> None:
     path = recipe.run_dir
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         mend = "give this run another name=… or output_dir=…, or remove the directory"
-        if (path / "model").is_dir():
-            mend += f"; to go on from its weights: model.path={path / 'model'} cold_start.steps=0"
-            if recipe.model.architecture is not None:
-                mend += " model.architecture=null model.tokenizer=null"
+        if (path / "recipe.yaml").is_file():
+            mend = f"to go on with that run: gspo resume {path}; else {mend}"
         raise UserError("this output directory exists, and a run never overwrites another", where=str(path), mend=mend)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """RunError, naming the file, where it cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} could not be written: {error}\n  mend: make room or the directory writable") from error
 
 
 def _ratio_of(item: Trained | None) -> dict[str, Any]:
@@ -111,3 +182,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    return math.nan if value is None else value

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from gspo.config import Recipe
@@ -42,16 +43,17 @@ def summary(
     model: Path,
     seconds: float,
     *,
-    interrupted: bool = False,
+    signal: int | None = None,
 ) -> str:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
     done = max((line["step"] for line in lines), default=0)
-    rows = [("ended early", f"interrupted after {done} steps of GSPO")] if interrupted else []
+    rows = [] if signal is None else [("ended early", f"by {Signals(signal).name} after {done} steps of GSPO")]
     rows += [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
     rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
     if lines:
-        rows.append(("metrics", str(model.parent / "metrics.jsonl")))
+        home = model.parent if signal is None else model.parents[2]
+        rows.append(("metrics", str(home / "metrics.jsonl")))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 

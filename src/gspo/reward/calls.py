@@ -1,130 +1,152 @@
 """Many calls at once, each with a time limit that a stuck one cannot make others pay for."""
 
-import asyncio
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-MAX_CONCURRENT_CALLS = 32
-LOOP_ANSWER_SECONDS = 1.0
+from gspo.reward.reply import Reply
+
+LONGEST_WAIT_SECONDS = 3600.0  # a queue takes no timeout of any length
 
 
-@dataclass(frozen=True, kw_only=True)
+class Host(Protocol):
+    """Where a function's calls are made; all its methods are called by one thread."""
+
+    def begin(self, events: "Events") -> None:
+        """End what an interrupted step has left running; from now on events go to this queue."""
+
+    def start(self, number: int, call: "Call") -> bool:
+        """Start a call under a number of its own; False where there is no place for it now."""
+
+    def grow(self, num_waiting: int) -> None:
+        """Make places, as far as may be, for calls that wait; an event tells when one is there."""
+
+    def settle(self, event: Any) -> Sequence[tuple[int, Reply | None]]:
+        """The calls that an event of this host ends; None for one that must be made again, with no other beside it."""
+
+    def cancel(self, number: int) -> float:
+        """End a call; the seconds within which an event says that it is over, 0 where it is over now."""
+
+    def kill(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
+        """End a call that cancelling has not ended, and those beside it: the calls at fault, and the others."""
+
+    def end(self) -> None:
+        """End whatever runs; no events come any more."""
+
+    def close(self) -> None:
+        """End the host's processes too; a later call starts new ones."""
+
+
+Events = SimpleQueue[tuple[Host, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """A call to be made: a function of no arguments; where `is_async`, it gives a coroutine."""
+    """A call to be made, of a function for `size` completions."""
 
-    function: Callable[[], Any]
+    key: Any  # what its maker knows it by
+    host: Host
+    function: Callable[..., Any]
     is_async: bool
+    arguments: Mapping[str, Any]
+    size: int
     time_limit_seconds: float
-    lane: str = ""  # calls of one lane share `at_once` places
-    at_once: int = MAX_CONCURRENT_CALLS
+    alone: bool = False  # with no other call in its process
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a call went: its value, or its error, or neither where it ran over its time limit."""
+class Finished(NamedTuple):
+    """A call, what came of it, and the seconds it ran."""
 
+    call: Call
+    reply: Reply
     seconds: float
-    value: Any = None
-    error: BaseException | None = None
-    timed_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
+    call: Call
+    started: float
     deadline: float
-    cancel: Callable[[], Any]
+    cancelled: bool = False
+
+    def finished(self, reply: Reply) -> Finished:
+        limit = self.call.time_limit_seconds
+        late = Reply(kind="timed_out", what=f"it ran over its time limit of {limit:g} s")
+        return Finished(self.call, late if self.cancelled else reply, time.monotonic() - self.started)
 
 
-Finished = SimpleQueue[tuple[int, Outcome]]
+def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
+    """Make the calls, which are taken out of the queue, in the order they finish; a call's clock starts when it does.
 
-
-def run_calls(calls: Sequence[Call]) -> Iterator[tuple[int, Outcome]]:
-    """The calls' indices and outcomes in the order they finish; a call's clock starts when the call does.
-
-    Functions run in daemon threads of their own: a stuck one neither holds a place that another needs nor keeps the
-    program from ending. Coroutines share one event loop in a thread, as their clients and locks expect.
+    More calls of the same hosts may be put in the queue while it goes on. However the loop over it ends, nothing is
+    left running: close the generator where an exception may end that loop.
     """
-    finished: Finished = SimpleQueue()
-    waiting = deque(enumerate(calls))
+    hosts = list(dict.fromkeys(call.host for call in waiting))
+    events: Events = SimpleQueue()
     running: dict[int, _Running] = {}
-    loop = _responsive_loop() if any(call.is_async for call in calls) else None
-    while waiting or running:
-        while (ready := _take_ready(waiting, [calls[index].lane for index in running])) is not None:
-            index, call = ready
-            if loop and call.is_async:
-                cancel = _start_coroutine(index, call, finished, loop)
-            else:
-                cancel = _start_thread(index, call, finished)
-            running[index] = _Running(deadline=time.monotonic() + call.time_limit_seconds, cancel=cancel)
-        yield from _settle(running, calls, finished)
-
-
-def _take_ready(waiting: deque[tuple[int, Call]], lanes: Sequence[str]) -> tuple[int, Call] | None:
-    """The first waiting call whose lane has a place left, taken out of the queue."""
-    for position, (index, call) in enumerate(waiting):
-        if lanes.count(call.lane) < call.at_once:
-            del waiting[position]
-            return index, call
-    return None
-
-
-def _settle(running: dict[int, _Running], calls: Sequence[Call], finished: Finished) -> Iterator[tuple[int, Outcome]]:
-    """Wait for the next call to finish or to pass its deadline, and take it out of the running ones."""
-    nearest = min(entry.deadline for entry in running.values())
+    numbers = count()
     try:
-        index, outcome = finished.get(timeout=max(0.0, nearest - time.monotonic()))
+        for host in hosts:
+            host.begin(events)
+        while waiting or running:
+            _start(waiting, running, numbers, len(hosts))
+            yield from _settle(waiting, running, events)
+    finally:
+        for host in hosts:
+            host.end()
+
+
+def _start(waiting: deque[Call], running: dict[int, _Running], numbers: Iterator[int], num_hosts: int) -> None:
+    """Start every waiting call that finds a place, each host's in their order."""
+    full: set[Host] = set()
+    for call in tuple(waiting):
+        if len(full) == num_hosts:
+            return
+        if call.host in full:
+            continue
+        number = next(numbers)
+        if call.host.start(number, call):
+            waiting.remove(call)
+            now = time.monotonic()
+            running[number] = _Running(call=call, started=now, deadline=now + call.time_limit_seconds)
+        else:
+            full.add(call.host)
+            call.host.grow(sum(other.host is call.host for other in waiting))
+
+
+def _settle(waiting: deque[Call], running: dict[int, _Running], events: Events) -> Iterator[Finished]:
+    """Wait for the next event, or for the next call to pass its deadline, and take what is over out of the running."""
+    nearest = min((entry.deadline for entry in running.values()), default=float("inf"))
+    try:
+        host, event = events.get(timeout=min(max(0.0, nearest - time.monotonic()), LONGEST_WAIT_SECONDS))
     except Empty:
-        for index in [index for index, entry in running.items() if entry.deadline <= time.monotonic()]:
-            running.pop(index).cancel()
-            yield index, Outcome(seconds=calls[index].time_limit_seconds, timed_out=True)
+        yield from _give_up(waiting, running)
         return
-    if running.pop(index, None):  # else it was given up before
-        yield index, outcome
+    for number, reply in host.settle(event):
+        if (entry := running.pop(number, None)) is None:
+            continue
+        if reply is None and not entry.cancelled:
+            waiting.appendleft(replace(entry.call, alone=True))
+        else:
+            yield entry.finished(reply or Reply())
 
 
-def _start_thread(index: int, call: Call, finished: Finished) -> Callable[[], Any]:
-    def work() -> None:
-        start = time.monotonic()
-        try:
-            outcome = Outcome(value=call.function(), seconds=time.monotonic() - start)
-        except BaseException as error:  # SystemExit too: the caller must hear of it
-            outcome = Outcome(error=error, seconds=time.monotonic() - start)
-        finished.put((index, outcome))
-
-    threading.Thread(target=work, name=f"reward call {index}", daemon=True).start()
-    return lambda: None  # a thread cannot be ended from outside
-
-
-def _start_coroutine(index: int, call: Call, finished: Finished, loop: asyncio.AbstractEventLoop) -> Callable[[], Any]:
-    async def work() -> None:
-        start = time.monotonic()
-        try:
-            outcome = Outcome(value=await call.function(), seconds=time.monotonic() - start)
-        except BaseException as error:
-            outcome = Outcome(error=error, seconds=time.monotonic() - start)
-        finished.put((index, outcome))
-
-    return asyncio.run_coroutine_threadsafe(work(), loop).cancel
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-
-
-def _responsive_loop() -> asyncio.AbstractEventLoop:
-    """The event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
-    global _loop  # noqa: PLW0603 - clients that a reward function keeps between steps belong to one loop
-    if _loop is None or not _answers(_loop):
-        _loop = asyncio.new_event_loop()
-        threading.Thread(target=_loop.run_forever, name="reward event loop", daemon=True).start()
-    return _loop
-
-
-def _answers(loop: asyncio.AbstractEventLoop) -> bool:
-    answered = threading.Event()
-    loop.call_soon_threadsafe(answered.set)
-    return answered.wait(LOOP_ANSWER_SECONDS)
+def _give_up(waiting: deque[Call], running: dict[int, _Running]) -> Iterator[Finished]:
+    """Cancel the calls that have passed their deadline, or kill those that do not answer to that."""
+    now = time.monotonic()
+    for number in [number for number, entry in running.items() if entry.deadline <= now]:
+        if (entry := running.get(number)) is None:
+            continue  # ended with another
+        at_fault, others = [number], list[int]()
+        if entry.cancelled:
+            at_fault, others = map(list, entry.call.host.kill(number))
+        elif seconds := entry.call.host.cancel(number):
+            running[number] = replace(entry, deadline=now + seconds, cancelled=True)
+            continue
+        waiting.extendleft(running.pop(other).call for other in others)
+        for late in [running.pop(late) for late in at_fault]:
+            yield replace(late, cancelled=True).finished(Reply())

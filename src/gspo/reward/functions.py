@@ -1,25 +1,18 @@
 """The recipe's reward functions, found and checked before anything is sampled."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.callables import load_callable
 from gspo.config import Reward
 from gspo.errors import UserError
-from gspo.reward.builtin import exact_match, format_match, reasoning_gym
-from gspo.reward.math import math
+from gspo.reward.calls import Host
+from gspo.reward.named import BUILT_IN, find_function
+from gspo.reward.processes import Processes
+from gspo.reward.threads import Threads
 
 Function = Callable[..., Any]
-
-BUILT_IN: Mapping[str, Function] = {
-    "exact_match": exact_match,
-    "format": format_match,
-    "math": math,
-    "reasoning_gym": reasoning_gym,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +24,18 @@ class RewardFunction:
     weight: float = 1.0
     time_limit_seconds: float = Reward.model_fields["time_limit_seconds"].default
     options: Mapping[str, Any] = field(default_factory=dict)
+    host: Host = field(default_factory=Threads)  # where calls are made
 
     @property
     def is_async(self) -> bool:
         """Whether a call gives a coroutine."""
-        return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(
-            getattr(self.call, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-        )
+        return _is_async(self.call)
 
 
 def load_functions(
     rewards: Sequence[Reward], given: Function | Sequence[Function] | None = None
 ) -> tuple[RewardFunction, ...]:
-    """The functions of `recipe.reward`, or those `given` from Python in their stead.
+    """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
     Raises UserError where there is none, a name is not found, or a function does not take its options.
     """
@@ -54,8 +46,17 @@ def load_functions(
     if not functions:
         mend = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", mend=mend)
+    for function in functions:
+        if isinstance(function.host, Processes):
+            function.host.open()
     names = _unique([function.name for function in functions])
     return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
+
+
+def close_functions(functions: Sequence[RewardFunction]) -> None:
+    """End the functions' processes; a further call starts them anew."""
+    for function in functions:
+        function.host.close()
 
 
 def _given_function(function: Function) -> RewardFunction:
@@ -66,25 +67,21 @@ def _given_function(function: Function) -> RewardFunction:
 
 
 def _named_function(reward: Reward) -> RewardFunction:
-    name = reward.function
-    if name in BUILT_IN:
-        call = BUILT_IN[name]
-    elif ":" in name:
-        call = load_callable(name, where="reward.function")
-    else:
-        near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
-        known = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
-        mend = f"{known} A function of your own is module:name or file.py:name"
-        if name.endswith(".py"):
-            mend = f"name the function in the file: {name}:function"
-        raise UserError(f"no built-in reward {name!r}", where="reward.function", mend=mend)
+    call = find_function(reward.function)
     _check_options(reward, call)
     return RewardFunction(
-        name=name.rpartition(":")[2],
+        name=reward.function.rpartition(":")[2],
         call=call,
         weight=reward.weight,
         time_limit_seconds=reward.time_limit_seconds,
         options=reward.options,
+        host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
+    )
+
+
+def _is_async(call: Function) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - an object whose __call__ is async
     )
 
 

@@ -1,16 +1,15 @@
-"""The math reward: math-verify in processes of its own.
+"""The math reward: math-verify in a helper process.
 
-A completion such as 9^{9^{9^9}} keeps sympy busy for hours inside one C call, which neither a thread's time limit
-nor an exception can end. A process can be ended: it does so itself, and only that answer is lost.
+A completion such as 9^{9^{9^9}} keeps sympy busy for hours inside one C call, which no exception can end. A process
+can be ended: it does so itself, and only that answer is lost, not the group that the call is for.
 """
 
 import json
 import os
-import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from gspo.reward.answer import completion_text, gold_answers
@@ -38,51 +37,44 @@ def math(
 
 
 def _verified(gold: str, completion: str, seconds: float) -> float | None:
-    worker = _idle_workers.get()
-    try:
-        if worker is None or worker.poll() is not None:
-            worker = _start_worker()
-        reply = _ask(worker, {"gold": gold, "completion": completion[-MAX_COMPLETION_CHARACTERS:], "seconds": seconds})
-        if not reply:  # it ended itself: this answer took too long or too much memory
-            status, worker = worker.wait(), None
-            if status > 0:  # not ended by a signal, be it the alarm or for want of memory
-                raise RuntimeError(f"math-verify's process ended with exit status {status}")
-            return 0.0
-        right = json.loads(reply)
-        return None if right is None else float(right)
-    finally:
-        _idle_workers.put(worker)
+    question = {"gold": gold, "completion": completion[-MAX_COMPLETION_CHARACTERS:], "seconds": seconds}
+    with _helper_lock:
+        helper = _running_helper()
+        assert helper.stdin is not None and helper.stdout is not None
+        helper.stdin.write(json.dumps(question) + "\n")
+        helper.stdin.flush()
+        reply = helper.stdout.readline()
+        if reply:
+            right = json.loads(reply)
+            return None if right is None else float(right)
+        # It ended itself: this answer took too long or too much memory.
+        if (status := helper.wait()) > 0:  # not ended by a signal, be it the alarm or for want of memory
+            raise RuntimeError(f"math-verify's process ended with exit status {status}")
+        return 0.0
 
 
-def _ask(worker: "subprocess.Popen[str]", question: dict[str, Any]) -> str:
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(json.dumps(question) + "\n")
-    worker.stdin.flush()
-    return worker.stdout.readline()
+_helper: "subprocess.Popen[str] | None" = None
+_helper_lock = threading.Lock()  # a function given from Python is called in many threads
 
 
-def _start_worker() -> "subprocess.Popen[str]":
-    package_home = str(Path(__file__).parents[2])
-    search_path = os.pathsep.join([package_home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "gspo.reward.math_worker"],
+def _running_helper() -> "subprocess.Popen[str]":
+    global _helper  # noqa: PLW0603 - started once, for it takes long to start
+    if _helper is None or _helper.poll() is not None:
+        _helper = _start_helper()
+    return _helper
+
+
+def _start_helper() -> "subprocess.Popen[str]":
+    helper = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gspo.reward.math_helper"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": search_path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if isinstance(path, str))},
         start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
     )
-    assert worker.stdout is not None
-    if worker.stdout.readline() != "ready\n":
+    assert helper.stdout is not None
+    if helper.stdout.readline() != "ready\n":
         raise RuntimeError("math-verify did not start; is `python -c 'import math_verify'` well?")
-    return worker
-
-
-NUM_WORKERS = min(8, os.cpu_count() or 1)
-math.max_concurrent_calls = NUM_WORKERS  # type: ignore[attr-defined]  # a call that waits for a worker runs no clock
-
-# A slot is None until a worker is needed; last in, first out, so that started workers are used again first.
-_idle_workers: "queue.LifoQueue[subprocess.Popen[str] | None]" = queue.LifoQueue()
-for _ in range(NUM_WORKERS):
-    _idle_workers.put(None)
+    return helper

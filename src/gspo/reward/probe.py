@@ -16,13 +16,14 @@ def probe(
 ) -> list[tuple[str, Score]]:
     """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
 
-    Raises UserError for a function that needs a column which is not there, raises, or returns what is no score.
+    Raises UserError for a function that needs a column which is not there, raises, crashes,
+    runs over its time limit, or returns what is no score.
     """
     check_columns([*train[:1], *held_out[:1]], functions)
     answer = train[0].columns.get("answer")
     texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
     group = Group(query=train[0], rollouts=tuple(_rollout(text) for text in texts))
-    return list(zip(texts, score([group], functions).scores, strict=True))
+    return list(zip(texts, score([group], functions, strict=True).scores, strict=True))
 
 
 def _rollout(text: str) -> Rollout:

@@ -1,58 +1,51 @@
 """From groups of rollouts to scores: every function's call for every group, concurrently."""
 
 import inspect
-import math
-import numbers
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from gspo.callables import error_line
 from gspo.errors import UserError
 from gspo.records import Group, Query, Score
-from gspo.reward.calls import MAX_CONCURRENT_CALLS, Call, Outcome, run_calls
+from gspo.reward.calls import Call, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
-
-MAX_TIMED_OUT_FRACTION = 0.2
-
-Parts = list[float | None]
+from gspo.reward.tally import Job, Tally
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A step's scores and how the calls went."""
+    """A step's scores and how long the calls took."""
 
     scores: tuple[Score, ...]  # B, group after group
-    num_timed_out: int  # calls that ran over their time limit; their rollouts have None for that part
     seconds: Mapping[str, float]  # by function, summed over its calls, which overlap
 
 
-def score(groups: Sequence[Group], functions: Sequence[RewardFunction]) -> Scored:
+def score(groups: Sequence[Group], functions: Sequence[RewardFunction], *, strict: bool = False) -> Scored:
     """What the functions say of every rollout; a function is called once a group.
 
-    A rollout's reward is the weighted sum of its parts that are not None, and None where all are.
-    Raises UserError naming the function and the row for a call that raises or returns anything but a finite number
-    or None for each completion, and where more than a fifth of the calls run over their time limit.
+    A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed.
+    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
+    it fails. Raises UserError where a function needs what is not there, and where more than a fifth of the rollouts
+    are masked; where `strict`, for the first call that fails.
     """
-    jobs = [(group, function) for group in groups for function in functions]
-    calls = [_call(group, function) for group, function in jobs]
-    parts: list[Parts] = [[] for _ in jobs]
-    seconds = dict.fromkeys((function.name for function in functions), 0.0)
-    num_timed_out = 0
-    for index, outcome in run_calls(calls):
-        group, function = jobs[index]
-        parts[index] = _parts(outcome, group, function)
-        seconds[function.name] += outcome.seconds
-        num_timed_out += outcome.timed_out
-        if num_timed_out > MAX_TIMED_OUT_FRACTION * len(calls):
-            raise _too_many_timeouts(num_timed_out, len(calls), function)
-    scores = [
-        one
-        for position, group in enumerate(groups)
-        for one in _group_scores(group, functions, parts[position * len(functions) : (position + 1) * len(functions)])
+    tally = Tally(groups, functions, strict=strict)
+    jobs = [
+        Job(group, function, range(len(its.rollouts)))
+        for group, its in enumerate(groups)
+        for function in range(len(functions))
     ]
-    return Scored(scores=tuple(scores), num_timed_out=num_timed_out, seconds=seconds)
+    waiting = deque(_call(job, groups, functions) for job in jobs)
+    seconds = dict.fromkeys((function.name for function in functions), 0.0)
+    with closing(run_calls(waiting)) as finished:
+        for call, reply, took in finished:
+            job: Job = call.key
+            seconds[functions[job.function].name] += took
+            if not tally.take(job, reply):
+                lone = [job._replace(rollouts=range(rollout, rollout + 1)) for rollout in job.rollouts]
+                waiting.extendleft(_call(one, groups, functions) for one in reversed(lone))
+    return Scored(scores=tuple(tally.scores()), seconds=seconds)
 
 
 def check_columns(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> None:
@@ -62,28 +55,17 @@ def check_columns(queries: Sequence[Query], functions: Sequence[RewardFunction])
             _arguments(Group(query=query, rollouts=()), function)
 
 
-def _group_scores(group: Group, functions: Sequence[RewardFunction], parts: Sequence[Parts]) -> list[Score]:
-    scores = []
-    for rollout in range(len(group.rollouts)):
-        values = [of_function[rollout] for of_function in parts]
-        applying = [
-            function.weight * value
-            for function, value in zip(functions, values, strict=True)
-            if value is not None and function.weight != 0  # weight 0: measured only
-        ]
-        by_name = {function.name: value for function, value in zip(functions, values, strict=True)}
-        scores.append(Score(reward=sum(applying) if applying else None, parts=by_name))
-    return scores
-
-
-def _call(group: Group, function: RewardFunction) -> Call:
-    arguments = _arguments(group, function)
+def _call(job: Job, groups: Sequence[Group], functions: Sequence[RewardFunction]) -> Call:
+    group, function = groups[job.group], functions[job.function]
+    some = Group(query=group.query, rollouts=group.rollouts[job.rollouts.start : job.rollouts.stop])
     return Call(
-        function=partial(function.call, **arguments),
+        key=job,
+        host=function.host,
+        function=function.call,
         is_async=function.is_async,
+        arguments=_arguments(some, function),
+        size=len(some.rollouts),
         time_limit_seconds=function.time_limit_seconds,
-        lane=function.name,
-        at_once=getattr(function.call, "max_concurrent_calls", MAX_CONCURRENT_CALLS),
     )
 
 
@@ -103,47 +85,8 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
         columns = ", ".join(query.columns) or "none"  # what is there besides is not the data's
         what = f"it needs {', '.join(missing)}; the columns there are: {columns}"
         mend = "rename the column or the parameter, or give it under the reward's options"
-        raise UserError(what, where=_place(group, function), mend=mend)
+        where = f"reward function {function.name}, row {query.id}"
+        raise UserError(what, where=where, mend=mend)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return there
     return {p.name: there[p.name] for p in parameters if p.name in there}
-
-
-def _parts(outcome: Outcome, group: Group, function: RewardFunction) -> Parts:
-    size = len(group.rollouts)
-    if outcome.timed_out:
-        return [None] * size
-    if outcome.error is not None:
-        if isinstance(outcome.error, UserError):
-            raise outcome.error
-        kind, message = type(outcome.error).__name__, str(outcome.error)
-        what = f"it raises {kind}: {message}{error_line(outcome.error, function.call)}"
-        threads = kind == "ValueError" and "thread" in message  # math-verify's time limits are alarms
-        mend = "reward functions run in threads: pass parsing_timeout=None, timeout_seconds=None" if threads else None
-        raise UserError(what, where=_place(group, function), mend=mend) from outcome.error
-    values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
-    if not isinstance(values, list | tuple) or len(values) != size:
-        count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
-        mend = "return a list with one number or None for each completion"
-        raise UserError(f"it returns {count} for {size} completions", where=_place(group, function), mend=mend)
-    return [_number(value, group, function) for value in values]
-
-
-def _number(value: Any, group: Group, function: RewardFunction) -> float | None:
-    if value is None:
-        return None
-    plain = value.item() if hasattr(value, "item") else value  # a numpy or torch scalar
-    if isinstance(plain, numbers.Real) and math.isfinite(plain):
-        return float(plain)
-    mend = "return a finite number, or None where the function does not apply"
-    raise UserError(f"it returns {value!r} for a completion", where=_place(group, function), mend=mend)
-
-
-def _too_many_timeouts(num_timed_out: int, num_calls: int, function: RewardFunction) -> UserError:
-    what = f"{num_timed_out} of a step's {num_calls} reward calls ran over their time limit, the last after "
-    what += f"{function.time_limit_seconds:g} s"
-    return UserError(what, where=f"reward function {function.name}", mend="make it faster or raise time_limit_seconds")
-
-
-def _place(group: Group, function: RewardFunction) -> str:
-    return f"reward function {function.name}, row {group.query.id}"

@@ -1,0 +1,85 @@
+"""A run begun, or taken up where it ended: its parts, its directory, its state."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo.checkpoint.environment import environment
+from gspo.checkpoint.random_state import restore_random_state, seed_everything
+from gspo.checkpoint.store import Store
+from gspo.checkpoint.writer import Writer
+from gspo.config import Recipe
+from gspo.interrupt import Interrupt
+from gspo.prepare import Prepared, prepare
+from gspo.progress import Progress
+from gspo.report.display import Display
+from gspo.report.run_directory import RunDirectory, check_absent
+from gspo.resume import Saved, put_back, reopen, take_over, tokens_digest
+from gspo.reward.functions import close_functions
+from gspo.run import Run
+
+
+@contextmanager
+def begun(
+    recipe: Recipe,
+    *,
+    queries: Iterable[Mapping[str, Any]] | None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None,
+    display: Display,
+    resume: bool,
+) -> Iterator[Run]:
+    """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
+    taken_up = reopen(recipe, display.note) if resume else None
+    directory, saved = taken_up or (None, None)
+    if directory is None:
+        check_absent(recipe)  # before anything takes time
+    parts: Prepared | None = None
+    try:
+        parts = prepare(recipe, queries=queries, reward=reward, saved=saved)
+        seed_everything(recipe.seed)
+        with Interrupt(display.alert) as interrupt:
+            directory = directory or RunDirectory.create(recipe)
+            run = Run(
+                recipe=recipe,
+                parts=parts,
+                directory=directory,
+                display=display,
+                interrupt=interrupt,
+                writer=Writer(Store(directory.checkpoints), recipe.checkpoint),
+                progress=Progress(num_cold_steps=recipe.cold_start.steps),
+                about={
+                    "environment": environment(parts.policy),
+                    "rows_sha256": parts.rows_sha256,
+                    "working_directory": str(Path.cwd()),
+                    "tokens_sha256": tokens_digest(parts.queries),
+                },
+            )
+            if taken_up is not None:
+                _take_up(run, saved)
+            yield run
+    finally:
+        display.stop()
+        if parts is not None:
+            close_functions(parts.functions)
+        if directory is not None:
+            directory.close()
+
+
+def _take_up(run: Run, saved: Saved | None) -> None:
+    """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
+    note = run.display.note
+    if saved is None:
+        take_over(run.directory, run.recipe, None, note)
+        return
+    run.progress = put_back(saved, run.parts.policy, run.parts.queries, note)
+    take_over(run.directory, run.recipe, saved, note)
+    run.seconds = dict(run.progress.in_hand.seconds)
+    run.optimizer_state = saved.group("optimizer")
+    run.random = saved.group("random")
+    restore_random_state(run.random)
+    run.log_bytes = run.directory.log_bytes()
+    run.lines = run.directory.metrics()
+    for name in run.directory.damaged_rollouts(run.progress.rollout_files):
+        note(f"rollouts/{name} is not as it was written: it is kept as it is; training does not need it")
+    note(f"resumed from {saved.path}: {run.progress.position}")

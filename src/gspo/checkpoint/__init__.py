@@ -1,0 +1,1 @@
+"""Everything a resumed run needs, whole on disk or not there."""

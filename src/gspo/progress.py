@@ -1,0 +1,55 @@
+"""How far a run has come: all that a checkpoint holds besides weights, optimiser and random states."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from gspo.checkpoint.position import Position, position_in_step
+from gspo.policy.update import MiniBatchReport
+from gspo.records import Group
+from gspo.reward.score import Scored
+
+
+@dataclass(kw_only=True)
+class InHand:
+    """The step under way: what its stages have given so far, under the stages' names."""
+
+    rollout: tuple[Group, ...] | None = None
+    reward: Scored | None = None
+    likelihood: Mapping[int, Tensor] | None = None  # log π_old by rollout
+    reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches trained on
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Counters and records that a resumed run takes up where they were."""
+
+    num_cold_steps: int  # of the cold start's, how many there are to be
+    cold_steps: int = 0  # finished
+    steps: int = 0  # of reinforcement learning, finished
+    skipped_in_a_row: int = 0  # updates
+    seconds: float = 0.0  # the run took before this process took it up
+    diagnoses: Mapping[str, str] = field(default_factory=dict)  # every one named so far
+    rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
+    in_hand: InHand = field(default_factory=InHand)
+
+    @property
+    def in_cold_start(self) -> bool:
+        """Whether supervised steps are left."""
+        return self.cold_steps < self.num_cold_steps
+
+    @property
+    def position(self) -> Position:
+        """What a checkpoint made now is named by."""
+        if self.in_cold_start:
+            return Position(-1, self.cold_steps)
+        hand = self.in_hand
+        return position_in_step(
+            self.steps,
+            sampled=hand.rollout is not None,
+            scored=hand.reward is not None,
+            num_updates=None if hand.likelihood is None else len(hand.reports),
+        )

@@ -1,0 +1,65 @@
+"""What came of one call of a reward function, as plain data that passes between processes."""
+
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gspo.callables import error_line
+from gspo.errors import UserError
+
+if TYPE_CHECKING:  # it imports torch, which a worker must not wait for
+    from gspo.records import FailureKind
+
+MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One value a completion, or why there are none."""
+
+    values: Sequence[float | str | None] = ()  # a text says why what came is no score
+    kind: "FailureKind | None" = None  # of a call that failed as a whole
+    what: str = ""  # how it failed
+    user_error: Sequence[str | None] | None = None  # what, where, mend: the recipe is at fault, not a completion
+
+
+def reply_of(call: Callable[[], Any], function: Callable[..., Any], size: int) -> Reply:
+    """Make a call of the function for `size` completions; whatever it raises is in the reply."""
+    try:
+        return _returned(call(), size)
+    except BaseException as error:  # SystemExit too: the trainer must hear of it
+        return _raised(error, function)
+
+
+async def reply_of_coroutine(call: Callable[[], Awaitable[Any]], function: Callable[..., Any], size: int) -> Reply:
+    """The same of an async function; a cancelled call raises CancelledError like any other error."""
+    try:
+        return _returned(await call(), size)
+    except BaseException as error:
+        return _raised(error, function)
+
+
+def _returned(returned: Any, size: int) -> Reply:
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, list | tuple) or len(values) != size:
+        count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
+        return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
+    return Reply(values=[_score(value) for value in values])
+
+
+def _score(value: Any) -> float | str | None:
+    if value is None:
+        return None
+    plain = value.item() if hasattr(value, "item") else value  # a numpy or torch scalar
+    if isinstance(plain, numbers.Real) and math.isfinite(plain):
+        return float(plain)
+    return f"it returns {repr(value)[:80]} for a completion"
+
+
+def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:
+    if isinstance(error, UserError):
+        return Reply(user_error=(error.what, error.where, error.mend))
+    what = f"it raises {type(error).__name__}: {error}"[:MAX_CHARACTERS]
+    return Reply(kind="raised", what=what + error_line(error, function))

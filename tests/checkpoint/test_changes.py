@@ -1,0 +1,87 @@
+"""What of a recipe may change between a run and its resumption: what is listed here, and nothing else."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gspo.checkpoint.changes import changes
+from gspo.config_file import dump_recipe, load_recipe
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+SAFE = {
+    "name",
+    "output_dir",
+    "steps",
+    "checkpoint.every",
+    "checkpoint.seconds",
+    "checkpoint.keep",
+    "report.trackers",
+    "report.rollouts",
+    "evaluation.every",
+    "rollout.max_rows",
+    "reward.0.time_limit_seconds",
+    "reward.0.concurrent_calls",
+    "reward.1.time_limit_seconds",
+    "reward.1.concurrent_calls",
+    "actor.micro_batch_tokens",
+    "actor.gradient_checkpointing",
+}
+
+
+def tree(*overrides: str) -> dict[str, Any]:
+    two = "reward=[{function: reasoning_gym}, {function: math, weight: 0.5}]"
+    loaded: dict[str, Any] = yaml.safe_load(dump_recipe(load_recipe(TINY, [two, *overrides])))
+    return loaded
+
+
+def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(node, dict | list) and node:
+        pairs = node.items() if isinstance(node, dict) else enumerate(node)
+        return [leaf for key, value in pairs for leaf in leaves(value, (*path, key))]
+    return [path]
+
+
+def test_every_key_of_a_recipe_is_refused_unless_it_is_known_to_change_nothing_that_is_learned() -> None:
+    safe_keys, then = set(), tree()
+    for path in leaves(then):
+        changed = node = copy.deepcopy(then)
+        for key in path[:-1]:
+            node = node[key]
+        old, node[path[-1]] = node[path[-1]], "changed"
+        safe, unsafe = changes(then, changed)
+        name = ".".join(map(str, path))
+        assert safe + unsafe == [f"{name}: was {old}, is changed"]
+        safe_keys |= {name} if safe else set()
+    assert safe_keys == SAFE
+
+
+def test_nothing_has_changed_in_the_same_recipe() -> None:
+    assert changes(tree(), tree()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("override", "unsafe"),
+    [
+        ("reward.1.options={pattern: a}", ["reward.1.options: was {}", "reward.1.options.pattern: was None, is a"]),
+        ("reward=[]", ["reward.0.function: was reasoning_gym, is None", "reward.1.weight: was 0.5, is None"]),
+        ("reward.0.options={every: 1}", ["reward.0.options.every: was None, is 1"]),
+        ("model.architecture.num_experts=4", ["model.architecture.num_experts: was None, is 4"]),
+        ("queries.procedural.min_terms=3", ["queries.procedural.min_terms: was 2, is 3"]),
+        ("actor.optimizer.betas=[0.9, 0.95]", ["actor.optimizer.betas.1: was 0.99, is 0.95"]),
+        ("rollout.stop_tokens=['7']", ["rollout.stop_tokens.0: was None, is 7"]),
+        ("seed=1", ["seed: was 0, is 1"]),
+    ],
+)
+def test_what_comes_goes_or_moves_is_named_with_what_it_was_and_is(override: str, unsafe: list[str]) -> None:
+    safe, found = changes(tree(), tree(override))
+    assert [line for line in unsafe if not any(one.startswith(line) for one in found)] == []
+    assert not [line for line in safe if "concurrent" not in line and "time_limit" not in line]
+
+
+def test_a_key_that_a_later_version_has_added_with_none_is_no_change() -> None:
+    then = tree()
+    del then["reward"][0]["concurrent_calls"], then["queries"]["system"]
+    assert changes(then, tree()) == ([], [])

@@ -1,0 +1,191 @@
+"""The faults, each put into a run's own process at an exact place; the process dies, fails or is disturbed for real."""
+
+import ctypes
+import itertools
+import os
+import resource
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo import coldstart, run
+from gspo.checkpoint import files, snapshot, store
+from gspo.policy import update
+from gspo.policy.optimizer import Optimizer
+from gspo.rollout import embedded
+
+# By name: an object and its attribute, called at that place of a run.
+PLACES: dict[str, tuple[Any, str]] = {
+    "sampling": (embedded, "sample"),
+    "gradient": (update, "response_likelihood"),
+    "cold gradient": (coldstart, "response_likelihood"),
+    "optimizer step": (Optimizer, "step"),
+    "snapshot": (run, "take_snapshot"),
+    "publish": (snapshot, "move_into_place"),
+}
+
+
+def signal_at(place: str, count: int, number: int = signal.SIGKILL, before: bool = True, saved: bool = False) -> None:
+    """Send this process a signal at the `count`-th call of a place, just before or just after it.
+
+    With `saved`, once the checkpoint that is being written is on the disk.
+    """
+
+    def send() -> None:
+        for thread in threading.enumerate():
+            if saved and thread.name == "checkpoint writer":
+                thread.join()
+        os.kill(os.getpid(), number)
+
+    _at(place, count, send, before=before)
+
+
+def fail_at(place: str, count: int) -> None:
+    """Raise an OSError at the `count`-th call of a place."""
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    _at(place, count, fail)
+
+
+def kill_in_save(operation: int, path: str) -> None:
+    """Kill this process at one of the operations of its saves: every write (before, half done, after), sync and rename.
+
+    The operations' names, one a line, are written to `path` as they happen.
+    """
+    numbers = itertools.count()
+    log = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
+
+    def point(name: str, half: Callable[[], None] | None = None) -> None:
+        print(name, file=log, flush=True)
+        if next(numbers) == operation:
+            if half is not None:
+                half()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(holder: Any, name: str, *, target: int | None = None) -> None:
+        original = getattr(holder, name)
+
+        def wrapped(*arguments: Any, **keywords: Any) -> Any:
+            point(f"before {name} {Path(arguments[target or 0]).name}")
+            result = original(*arguments, **keywords)
+            if target is not None:
+                written = Path(arguments[target])
+                point(f"half {name} {written.name}", lambda: os.truncate(written, written.stat().st_size // 2))
+            point(f"after {name} {Path(arguments[target or 0]).name}")
+            return result
+
+        for module in (files, snapshot, store):
+            if getattr(module, name, None) is original:
+                setattr(module, name, wrapped)
+        if holder is os:
+            os.fsync = wrapped if name == "fsync" else os.fsync
+
+    for name, target in (("write_text", 0), ("write_tensors", 0), ("copy_beginning", 1)):
+        around(files, name, target=target)
+    for name in ("sync", "move_into_place", "remove"):
+        around(files, name)
+    _around_model_files(point)
+
+
+def _around_model_files(point: Callable[..., None]) -> None:
+    import transformers.modeling_utils as saving
+
+    original = saving.safe_save_file
+
+    def wrapped(tensors: Any, path: Any, *arguments: Any, **keywords: Any) -> None:
+        point("before model weights")
+        original(tensors, path, *arguments, **keywords)
+        point("half model weights", lambda: os.truncate(path, Path(path).stat().st_size // 2))
+        point("after model weights")
+
+    saving.safe_save_file = wrapped
+
+
+def no_room(num_bytes: int, count: int) -> None:
+    """From the `count`-th optimiser step on no file may grow beyond so many bytes: what a full disk does to a write."""
+    _at("optimizer step", count, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes)))
+
+
+def stuck_save(path: str) -> None:
+    """Saves never end; `path` is made once one has begun."""
+
+    def wait() -> None:
+        Path(path).touch()
+        time.sleep(600)
+
+    _at("publish", None, wait)
+
+
+def without_privileges() -> None:
+    """File modes hold for this process, though it be root's."""
+    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    assert ctypes.CDLL(None).capset(header, nothing) == 0
+
+
+def nan_gradients(first: int, last: int) -> None:
+    """The gradient is NaN in the optimiser steps from `first` to `last`."""
+    original, numbers = Optimizer.step, itertools.count(1)
+
+    def step(self: Optimizer, **keywords: Any) -> Any:
+        if first <= next(numbers) <= last:
+            for parameter in self._parameters:
+                parameter.grad = torch.full_like(parameter, torch.nan)
+        return original(self, **keywords)
+
+    Optimizer.step = step  # type: ignore[method-assign]
+
+
+def broken_weights(count: int) -> None:
+    """The weights are NaN after the `count`-th optimiser step, as after an overflow."""
+    original, numbers = Optimizer.step, itertools.count(1)
+
+    def step(self: Optimizer, **keywords: Any) -> Any:
+        report = original(self, **keywords)
+        if next(numbers) == count:
+            with torch.no_grad():
+                for parameter in self._parameters:
+                    parameter.fill_(torch.nan)
+        return report
+
+    Optimizer.step = step  # type: ignore[method-assign]
+
+
+def clock_set_back(count: int) -> None:
+    """From the `count`-th optimiser step on, the wall clock says 1980."""
+    original, numbers = time.time, itertools.count(1)
+
+    def back() -> None:
+        if next(numbers) >= count:
+            time.time = lambda: original() - 46 * 365 * 86_400
+            time.time_ns = lambda: int(time.time() * 1e9)
+
+    _at("optimizer step", None, back)
+
+
+def slow_steps(seconds: float) -> None:
+    """Every optimiser step takes so much longer."""
+    _at("optimizer step", None, lambda: time.sleep(seconds))
+
+
+def _at(place: str, count: int | None, act: Callable[[], None], *, before: bool = True) -> None:
+    holder, name = PLACES[place]
+    original, numbers = getattr(holder, name), itertools.count(1)
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        due = next(numbers) == count or count is None
+        if due and before:
+            act()
+        result = original(*arguments, **keywords)
+        if due and not before:
+            act()
+        return result
+
+    setattr(holder, name, wrapped)

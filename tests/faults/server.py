@@ -1,0 +1,78 @@
+"""Runs of gspo as processes of their own, without its imports anew for each: a server that forks a run a request.
+
+Reads one JSON request a line, {"arguments", "directory", "fault"}, and answers {"pid"} as soon as the run has begun and
+{"pid", "status"} once it has ended. The fault, [name, keyword arguments], is a function of injections.py, called in the
+new process before anything else.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
+import datasets  # noqa: F401 - everything a run imports
+import reasoning_gym  # noqa: F401
+import torch
+import transformers
+from tests.faults import injections
+from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: F401
+
+import gspo.train  # noqa: F401
+from gspo import cli
+
+_answering = threading.Lock()
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    torch.set_num_threads(1)  # other threads would not survive the fork
+    transformers.utils.logging.disable_progress_bar()
+    _answer({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _run(request)
+        _answer({"pid": pid})
+        threading.Thread(target=_wait, args=(pid,), daemon=True).start()
+
+
+def _wait(pid: int) -> None:
+    _, status = os.waitpid(pid, 0)
+    _answer({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    with _answering:
+        print(json.dumps(answer), flush=True)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """In the new process: what `gspo` does with its arguments; never returns."""
+    status = 1
+    try:
+        os.chdir(request["directory"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        if request["fault"]:
+            name, keywords = request["fault"]
+            getattr(injections, name)(**keywords)
+        status = cli.main(request["arguments"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,116 @@
+"""Faults 4, 5, 17 and 20: signals that ask a run to end, a second run in its directory, a clock that is set back."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.faults.laboratory import Laboratory, differing
+
+Unbroken = Callable[..., dict[str, Any]]
+STUCK = """
+import pathlib, time
+
+def score(completions, **columns):
+    if pathlib.Path("run/checkpoints").exists():
+        pathlib.Path("stuck").touch()
+        time.sleep(600)
+    return [text.count("a") - 0.1 * len(text) for text in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "saved"),
+    [
+        ("sampling", 28, "step_000002"),
+        ("sampling", 40, "step_000003_update_2"),  # in the last evaluation
+        ("sampling", 3, "step_000000"),  # in the evaluation before the first step
+        ("gradient", 3, "step_000000_update_1"),
+        ("gradient", 4, "step_000001_scored"),  # of the old log-likelihoods
+        ("cold gradient", 2, "cold_000001"),
+        ("optimizer step", 6, "step_000001_update_1"),  # the step is finished first
+        ("snapshot", 1, "step_000001"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    ids=["TERM", "INT", "HUP"],
+)
+def test_a_signal_saves_the_instant_it_comes_in(
+    place: str, count: int, saved: str, number: int, status: int, laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    began = time.monotonic()
+    assert laboratory.train(fault=("signal_at", {"place": place, "count": count, "number": number})) == status
+    assert time.monotonic() - began < 10
+    assert laboratory.checkpoints()[-1] == saved, laboratory.said
+    assert "gspo resume run" in laboratory.said
+    assert not (laboratory.run / "model").exists()  # the final one only
+    assert laboratory.resume() == 0, laboratory.said
+    assert f"resumed from run/checkpoints/{saved}" in laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+def test_a_signal_does_not_wait_for_a_reward_and_the_responses_are_not_sampled_again(
+    laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    good = (laboratory.home / "reward.py").read_text()
+    laboratory.reward(STUCK)
+    process = laboratory.start("train", "run.yaml")
+    laboratory.wait_for("stuck", process)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143
+    assert laboratory.checkpoints()[-1] == "step_000001_sampled", laboratory.said
+    laboratory.reward(good)
+    assert laboratory.resume() == 0, laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_a_run_at_once_and_what_was_saved_before_is_whole(
+    number: int, status: int, laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    assert laboratory.train(fault=("signal_at", {"place": "optimizer step", "count": 6})) == -9
+    process = laboratory.start("resume", "run", fault=("stuck_save", {"path": "stuck"}))
+    laboratory.wait_for("stuck", process)
+    process.send(number)
+    time.sleep(0.1)  # for the first to be heard: two at once would be one
+    assert process.is_running()
+    process.send(number)
+    assert process.wait() == status
+    assert laboratory.resume() == 0, laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+@pytest.mark.parametrize("command", [("resume", "run"), ("train", "run.yaml", "--resume"), ("train", "run.yaml")])
+def test_a_second_run_in_one_directory_is_refused_and_the_first_is_not_disturbed(
+    command: tuple[str, ...], laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    first = laboratory.start("train", "run.yaml", fault=("slow_steps", {"seconds": 0.15}))
+    laboratory.wait_for("run/checkpoints/step_000001", first)
+    assert laboratory.start(*command).wait() == 2
+    assert first.is_running()
+    assert ("is writing to this directory" in laboratory.said) == ("train" not in command or "--resume" in command)
+    assert first.wait() == 0, laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+def test_a_clock_that_is_set_back_changes_nothing(laboratory: Laboratory, unbroken: Unbroken) -> None:
+    back = ("clock_set_back", {"count": 7})
+    assert laboratory.train("checkpoint.seconds=0.05", fault=back) == 0, laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+def test_the_newest_checkpoint_is_the_furthest_whatever_the_files_dates_say(
+    laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    assert laboratory.train(fault=("signal_at", {"place": "optimizer step", "count": 10})) == -9
+    newest = laboratory.checkpoints()[-1]
+    for path in (laboratory.run / "checkpoints" / newest).rglob("*"):
+        os.utime(path, (0, 0))
+    os.utime(laboratory.run / "checkpoints" / newest, (0, 0))
+    assert laboratory.resume() == 0, laboratory.said
+    assert f"resumed from run/checkpoints/{newest}:" in laboratory.said
+    assert not differing(laboratory.result(), unbroken())
