@@ -60,7 +60,7 @@ class Step:
             part = trainable_items(batch)[: len(batch.scores) // workloads.MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [sequence for _, sequence in part])
-        update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0)
+        list(update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0))
         return time.perf_counter() - started
 
     def _batch(self, seed: int) -> Batch:

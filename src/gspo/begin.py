@@ -48,12 +48,7 @@ def begun(
                 interrupt=interrupt,
                 writer=Writer(Store(directory.checkpoints), recipe.checkpoint),
                 progress=Progress(num_cold_steps=recipe.cold_start.steps),
-                about={
-                    "environment": environment(parts.policy),
-                    "rows_sha256": parts.rows_sha256,
-                    "working_directory": str(Path.cwd()),
-                    "tokens_sha256": tokens_digest(parts.queries),
-                },
+                about=_about(parts),
             )
             if taken_up is not None:
                 _take_up(run, saved)
@@ -64,6 +59,16 @@ def begun(
             close_functions(parts.functions)
         if directory is not None:
             directory.close()
+
+
+def _about(parts: Prepared) -> dict[str, Any]:
+    """What must be, or is wanted to be, as it was when the run is taken up."""
+    return {
+        "environment": environment(parts.policy),
+        "rows_sha256": parts.rows_sha256,
+        "tokens_sha256": tokens_digest(parts.queries),
+        "working_directory": str(Path.cwd()),
+    }
 
 
 def _take_up(run: Run, saved: Saved | None) -> None:

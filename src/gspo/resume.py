@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from gspo.queries.source import QuerySet, RowSet
 from gspo.records import Query
 from gspo.report.run_directory import RunDirectory
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
 Note = Callable[[str], object]
 
 
@@ -120,7 +122,7 @@ def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> str:
     contents: list[Any] = [[row.id, row.prompt, row.columns] for row in (*rows.train, *rows.held_out)]
     contents += [len(rows.train), *([row.prompt, completion] for row, completion in pairs)]
     for content in contents:
-        text = json.dumps(content, default=lambda value: type(value).__name__)
+        text = json.dumps(content, default=lambda value: _ADDRESS.sub("", str(value)))
         digest.update(f"{text}\n".encode())
     return digest.hexdigest()
 
@@ -157,7 +159,8 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
             mend += f"; {new_run(saved.parent)}"
         raise UserError(what, where=str(saved), mend=mend)
     for line in safe:
-        note(f"changed since: {line}")
+        if not line.startswith(("output_dir:", "name:")):  # where it lies, as it was just named
+            note(f"changed since: {line}")
     schedules = {recipe.actor.optimizer.schedule} - {"constant"}
     if schedules and any(line.startswith("steps:") for line in safe):
         note(f"the {schedules.pop()} schedule of the learning rate is stretched over the new number of steps")

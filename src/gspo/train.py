@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gspo.begin import begun
+from gspo.checkpoint.random_state import restore_random_state
 from gspo.coldstart import cold_start
 from gspo.config import Optimizer as OptimizerSettings
 from gspo.config import Recipe
@@ -136,6 +137,7 @@ def _optimizer(run: Run, settings: OptimizerSettings, num_updates: int) -> Optim
     run.optimizer = Optimizer(run.parts.policy.model, settings, total_steps=num_updates)
     if run.optimizer_state:
         run.optimizer.restore(run.optimizer_state)
+        restore_random_state(run.random)  # whatever making it has drawn, it had drawn before
         run.optimizer_state = {}
     return run.optimizer
 

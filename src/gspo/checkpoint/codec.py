@@ -1,7 +1,7 @@
 """The run's records as plain JSON and a few flat tensors, and back; nothing else can be read, so nothing can be run."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -75,6 +75,6 @@ def _encode(value: Any, pieces: _Pieces) -> Any:
         if all(isinstance(key, str) for key in value):
             return {key: _encode(entry, pieces) for key, entry in value.items()}
         return {_PAIRS: [[key, _encode(entry, pieces)] for key, entry in value.items()]}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list | tuple):
         return [_encode(entry, pieces) for entry in value]
     return value

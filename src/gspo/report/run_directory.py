@@ -36,12 +36,16 @@ class RunDirectory:
         path = recipe.run_dir
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = Lock(path)
+            directory = cls(path, Lock(path))
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
+        try:
             replace_text(path / "recipe.yaml", dump_recipe(recipe))
             sync(path.parent)
         except OSError as error:
+            directory.close()
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
-        return cls(path, lock)
+        return directory
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
