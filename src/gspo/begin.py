@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.checkpoint.environment import environment
+from gspo.checkpoint.environment import differences, environment
 from gspo.checkpoint.random_state import restore_random_state, seed_everything
 from gspo.checkpoint.store import Store
 from gspo.checkpoint.writer import Writer
@@ -64,7 +64,7 @@ def begun(
 def _about(parts: Prepared) -> dict[str, Any]:
     """What must be, or is wanted to be, as it was when the run is taken up."""
     return {
-        "environment": environment(parts.policy),
+        "environment": environment(parts.policy, parts.functions),
         "rows_sha256": parts.rows_sha256,
         "tokens_sha256": tokens_digest(parts.queries),
         "working_directory": str(Path.cwd()),
@@ -77,7 +77,7 @@ def _take_up(run: Run, saved: Saved | None) -> None:
     if saved is None:
         take_over(run.directory, run.recipe, None, note)
         return
-    run.progress = put_back(saved, run.parts.policy, run.parts.queries, note)
+    run.progress = put_back(saved, run.recipe, run.parts.policy, run.parts.queries)
     take_over(run.directory, run.recipe, saved, note)
     run.seconds = dict(run.progress.in_hand.seconds)
     run.optimizer_state = saved.group("optimizer")
@@ -86,5 +86,10 @@ def _take_up(run: Run, saved: Saved | None) -> None:
     run.log_bytes = run.directory.log_bytes()
     run.lines = run.directory.metrics()
     for name in run.directory.damaged_rollouts(run.progress.rollout_files):
-        note(f"rollouts/{name} is not as it was written: it is kept as it is; training does not need it")
-    note(f"resumed from {saved.path}: {run.progress.position}")
+        note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
+    inexact = [*saved.inexact, *differences(saved.about["environment"], run.about["environment"])]
+    for line in inexact:
+        note(f"NOT an exact resume: {line}. The numbers may differ from here on, in their last bits at first")
+    note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {run.progress.position}")
+    if run.progress.steps == run.recipe.steps:
+        note(f"all {run.recipe.steps} steps are done; more are made with steps=…")

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", mend=mend)
         return int(options.command(options, overrides))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _said(f"error: {error}", 2)
     except RunError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
+        return _said(f"failed: {error}", 1)
     except KeyboardInterrupt:
         return _SIGNALLED + signal.SIGINT
+
+
+def _said(text: str, code: int) -> int:
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,9 +81,21 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.config_file import load_recipe
 
     directory = Path(options.target)
+    if (directory / "manifest.json").is_file():
+        mend = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
+        raise UserError("this is a checkpoint, not a run", where=str(directory), mend=mend)
+    from gspo.resume import home_of, not_a_run
+
     if not (directory / "recipe.yaml").is_file():
-        mend = "name the directory that a run has made, such as runs/arithmetic"
-        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(directory), mend=mend)
+        raise not_a_run(directory)
+    home = home_of(directory)
+    if home is not None and home != Path.cwd() and home.is_dir():
+        print(f"in {home}, where the run was begun")
+        directory = directory.absolute()
+        os.chdir(home)
+    if any(override.lstrip("+").startswith("output_dir=") for override in overrides):
+        mend = "move the directory, then resume it under its new name"
+        raise UserError("a run goes on in its own directory", where="output_dir", mend=mend)
     recipe = load_recipe(directory / "recipe.yaml", [*overrides, f"output_dir={json.dumps(str(directory))}"])
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         mend = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"

@@ -31,7 +31,7 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]  # None: one set from C
 
     @contextmanager
     def may_stop(self) -> Iterator[None]:

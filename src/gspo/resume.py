@@ -5,6 +5,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from gspo.checkpoint.changes import changes
 from gspo.checkpoint.codec import decode
-from gspo.checkpoint.environment import differences, environment
+from gspo.checkpoint.files import MANIFEST
+from gspo.checkpoint.position import Position
 from gspo.checkpoint.snapshot import RECIPE, STATE, TENSORS, digest_of
 from gspo.checkpoint.store import Found, Store
 from gspo.config import Recipe
@@ -25,8 +27,7 @@ from gspo.policy.model import Policy
 from gspo.progress import Progress
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
-from gspo.records import Query
-from gspo.report.run_directory import RunDirectory
+from gspo.report.run_directory import RunDirectory, is_unused
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
 Note = Callable[[str], object]
@@ -39,6 +40,8 @@ class Saved:
     found: Found
     progress: Any  # as JSON
     tensors: Mapping[str, Tensor]
+    inexact: Sequence[str]  # what makes going on from it no exact resume
+    otherwise: str  # how another run is begun from its weights
 
     @property
     def path(self) -> Path:
@@ -62,12 +65,11 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory, Saved | None] | No
     whole, or the recipe differs in what may not change.
     """
     path = recipe.run_dir
-    if not path.is_dir() or not any(path.iterdir()):
-        note(f"nothing to resume in {path}: from the start")
+    if not path.exists() or (path.is_dir() and is_unused(path)):
+        note(f"nothing to resume in {path.absolute()}: from the start")
         return None
     if not (path / RECIPE).is_file():
-        mend = "name the directory that a run has made, the one with recipe.yaml in it"
-        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend)
+        raise not_a_run(path)
     directory = RunDirectory.reopen(path)
     try:
         return directory, _newest(recipe, directory, note)
@@ -76,19 +78,41 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory, Saved | None] | No
         raise
 
 
-def put_back(saved: Saved, policy: Policy, queries: QuerySet, note: Note) -> Progress:
-    """The saved progress; UserError where data or weights are not the ones it was saved with."""
+def not_a_run(path: Path) -> UserError:
+    """What is to be said of a directory without a recipe."""
+    mend = "name the directory that a run has made, such as runs/arithmetic"
+    if any((path / "checkpoints").glob("*/recipe.yaml")):
+        mend = "copy it back from the newest of its checkpoints"
+    return UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend)
+
+
+def home_of(directory: Path) -> Path | None:
+    """Where the run in a directory was begun, which its recipe's relative paths start from; None where nothing says."""
+    for position in reversed(Store(directory / "checkpoints").positions()):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            manifest = json.loads((directory / "checkpoints" / position.name / MANIFEST).read_text(encoding="utf-8"))
+            return Path(manifest["content"]["working_directory"])
+    return None
+
+
+def put_back(saved: Saved, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
+    """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     if saved.about["tokens_sha256"] != tokens_digest(queries):
-        mend = "restore the tokenizer as it was; " + new_run(saved.path)
+        mend = "restore the tokenizer as it was; " + saved.otherwise
         raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", mend=mend)
     if saved.about["weights_sha256"] != digest_of(policy.weights()):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         mend = "install the saved versions of the libraries; "
         raise UserError(what, where=str(saved.path), mend=mend + json.dumps(saved.about["environment"]))
-    for line in differences(saved.about["environment"], environment(policy)):
-        note(f"NOT an exact resume: {line}. The run goes on, its numbers may differ in their last bits")
-    progress = decode(saved.progress, saved.group("records"), _queries_by_id(queries))
-    assert isinstance(progress, Progress)
+    try:
+        progress = decode(saved.progress, saved.group("records"), {query.id: query for query in queries.train})
+        assert isinstance(progress, Progress)
+    except (TypeError, KeyError, AssertionError) as error:
+        what = f"it was saved by gspo {saved.about['environment']['gspo']} in another form ({error})"
+        raise UserError(what, where=str(saved.path), mend=f"install that version; {saved.otherwise}") from None
+    if progress.position > Position(recipe.steps):
+        what = f"the run has come to {progress.position}, which is further than steps={recipe.steps}"
+        raise UserError(what, where="steps", mend=f"set steps to {progress.steps + 1} or more")
     return progress
 
 
@@ -100,8 +124,10 @@ def take_over(directory: RunDirectory, recipe: Recipe, saved: Saved | None, note
     try:
         Store(directory.checkpoints).tidy(None if saved is None else saved.found)
         directory.rewrite_recipe(recipe)
-        steps = 0 if saved is None else saved.progress["steps"]
-        directory.cut_back(steps=steps, logs=None if saved is None else saved.path)
+        if saved is not None:
+            directory.cut_back(steps=saved.progress["steps"], logs=saved.path)
+        elif aside := directory.set_aside():
+            note(f"what was written before any checkpoint is set aside in {aside}")
     except OSError as error:
         where, mend = str(error.filename or directory.path), "make it writable"
         raise UserError(f"cannot be written: {error.strerror}", where=where, mend=mend) from None
@@ -112,7 +138,7 @@ def take_over(directory: RunDirectory, recipe: Recipe, saved: Saved | None, note
 def check_rows(saved: Saved, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
     """UserError where the data is not what the run was trained on so far."""
     if saved.about["rows_sha256"] != rows_digest(rows, pairs):
-        mend = "restore the data as it was; " + new_run(saved.path)
+        mend = "restore the data as it was; " + saved.otherwise
         raise UserError("the queries are not those the run was trained on so far", where="queries", mend=mend)
 
 
@@ -135,38 +161,50 @@ def tokens_digest(queries: QuerySet) -> str:
     return digest.hexdigest()
 
 
-def new_run(checkpoint: Path) -> str:
-    """How another run is begun from a checkpoint's weights."""
-    return f"or begin a new run from these weights: model.path={checkpoint / 'model'} cold_start.steps=0 output_dir=…"
+def new_run(home: Path, recipe: Recipe) -> str:
+    """How another run is begun from the weights in `model` there."""
+    keys = f"model.path={home / 'model'} cold_start.steps=0 output_dir=…"
+    if recipe.model.architecture is not None:
+        keys += " model.architecture=null model.tokenizer=null"
+    return f"or begin a new run from these weights: {keys}"
 
 
 def _newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved | None:
-    found = Store(directory.checkpoints).newest()
-    if found is None and directory.model.is_dir():
-        what = "the run is finished and its checkpoints are gone: there is nothing to go on from"
-        raise UserError(what, where=str(directory.path), mend=new_run(directory.path).removeprefix("or "))
-    _check_recipe(recipe, directory.path / RECIPE if found is None else found.path / RECIPE, note)
-    return None if found is None else _read(found, note)
+    store = Store(directory.checkpoints)
+    found = store.newest()
+    if found is not None:
+        return _read(found, _checked(recipe, found.path / RECIPE, note), recipe, note)
+    if directory.model.is_dir() or store.damaged():
+        left = ", ".join(path.name for path in store.damaged()) or "none"
+        what = f"its checkpoints are gone (set aside as damaged: {left}); it is not begun again over what is left of it"
+        mend = "restore one from a copy"
+        if directory.model.is_dir():
+            mend += "; " + new_run(directory.path, recipe)
+        raise UserError(what, where=str(directory.path), mend=mend)
+    _checked(recipe, directory.path / RECIPE, note)
+    return None
 
 
-def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
-    then = yaml.safe_load(saved.read_text(encoding="utf-8"))
-    safe, unsafe = changes(then, yaml.safe_load(dump_recipe(recipe)))
-    if unsafe:
-        what = "the recipe has changed in what a run is, and this would be another run:\n    " + "\n    ".join(unsafe)
+def _checked(recipe: Recipe, saved: Path, note: Note) -> Sequence[str]:
+    """The changes of the recipe that cost exactness; UserError for those that may not be made."""
+    changed = changes(yaml.safe_load(saved.read_text(encoding="utf-8")), yaml.safe_load(dump_recipe(recipe)))
+    if changed.refused:
+        lines = "".join(f"\n    {line}" for line in changed.refused)
         mend = "set these keys back"
         if (saved.parent / "model").is_dir():
-            mend += f"; {new_run(saved.parent)}"
-        raise UserError(what, where=str(saved), mend=mend)
-    for line in safe:
+            mend += f"; {new_run(saved.parent, recipe)}"
+        what = f"it is not the one that the run in {saved.parent} was made with, and would make another run:{lines}"
+        raise UserError(what, where="recipe", mend=mend)
+    for line in changed.safe:
         if not line.startswith(("output_dir:", "name:")):  # where it lies, as it was just named
             note(f"changed since: {line}")
-    schedules = {recipe.actor.optimizer.schedule} - {"constant"}
-    if schedules and any(line.startswith("steps:") for line in safe):
-        note(f"the {schedules.pop()} schedule of the learning rate is stretched over the new number of steps")
+    schedule = recipe.actor.optimizer.schedule
+    if schedule != "constant" and any(line.startswith("steps:") for line in changed.safe):
+        note(f"the {schedule} schedule of the learning rate is stretched over the new number of steps")
+    return changed.rounding
 
 
-def _read(found: Found, note: Note) -> Saved:
+def _read(found: Found, inexact: Sequence[str], recipe: Recipe, note: Note) -> Saved:
     if (home := found.content["working_directory"]) != str(Path.cwd()):
         note(f"the run was begun in {home}: its recipe's relative paths are now looked up from {Path.cwd()}")
     for path, reason in found.passed_over:
@@ -175,8 +213,6 @@ def _read(found: Found, note: Note) -> Saved:
         found=found,
         progress=json.loads((found.path / STATE).read_text(encoding="utf-8")),
         tensors=load_file(found.path / TENSORS),
+        inexact=inexact,
+        otherwise=new_run(found.path, recipe),
     )
-
-
-def _queries_by_id(queries: QuerySet) -> dict[str, Query]:
-    return {query.id: query for query in queries.train}

@@ -23,7 +23,7 @@ from gspo.progress import Progress
 from gspo.queries.order import query_indices
 from gspo.records import Query
 from gspo.report.display import Display
-from gspo.report.run_directory import RunDirectory
+from gspo.report.run_directory import RunDirectory, how_to_resume
 
 T = TypeVar("T")
 
@@ -44,8 +44,9 @@ class Run:
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)  # of a resumed phase, until it has begun
     seconds: dict[str, float] = field(default_factory=dict)  # of the step under way, by stage
     started: float = field(default_factory=time.monotonic)
-    random: Mapping[str, Tensor] = field(default_factory=random_state)  # at the last safe point, as is the next
+    random: Mapping[str, Tensor] = field(default_factory=random_state)  # at the last safe point, as are the next two
     log_bytes: Mapping[str, int] = field(default_factory=dict)
+    steps_taken: int | None = None  # by the optimiser
     new_rollouts: tuple[Path, ...] = ()  # files written since the last checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # what the manifests of its checkpoints say
 
@@ -85,6 +86,7 @@ class Run:
         Raises RunError where an earlier checkpoint could not be written, and Stopped.
         """
         self.random = random_state()
+        self.steps_taken = None if self.optimizer is None else self.optimizer.steps_taken
         self.log_bytes = self.directory.log_bytes()
         self.writer.raise_failure()
         if self.writer.is_due(self.progress.position):
@@ -100,17 +102,21 @@ class Run:
 
     def save_and_wait(self) -> Path:
         """Save the state of the last safe point and wait until it is on the disk; says how to go on from it."""
-        self.display.stop()
+        try:
+            self.writer.wait()
+        except RunError as error:  # of an earlier one: this one may well be written
+            self.display.note(str(error))
         self.save()
         self.writer.wait()
+        self.display.stop()
         self.display.note(f"saved: {self.progress.position}")
         self.note_resume()
         return self.writer.store.path(self.progress.position)
 
     def save_if_whole(self) -> None:
         """As `save_and_wait`, on the way out of an error; says why where there is nothing that could be saved."""
-        if self.optimizer is not None and not self.optimizer.is_whole:
-            self.display.note("the error came in the middle of an optimiser step: its state is not saved")
+        if self.optimizer is not None and self.optimizer.steps_taken != self.steps_taken:
+            self.display.note("the error came between an optimiser step and its record: this state is not saved")
             return self.settle()
         try:
             self.save_and_wait()
@@ -129,14 +135,14 @@ class Run:
     def finish(self) -> Path:
         """The last checkpoint and the final model, written; where the model lies."""
         self.save()
-        self.directory.save_model(self.parts.policy)
         self.writer.wait()
+        self.directory.save_model(self.parts.policy)
         return self.directory.model
 
     def note_resume(self) -> None:
         """Say how a run that ends here goes on."""
         self.display.stop()
-        self.display.note(f"to go on: gspo resume {self.directory.path}")
+        self.display.note(f"to go on: {how_to_resume(self.recipe)}")
 
     @property
     def elapsed(self) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gspo.begin import begun
-from gspo.checkpoint.random_state import restore_random_state
 from gspo.coldstart import cold_start
 from gspo.config import Optimizer as OptimizerSettings
 from gspo.config import Recipe
@@ -50,7 +49,8 @@ def train(
     """Train as the recipe says; `queries` (rows) and `reward` (functions) given here stand in for the recipe's.
 
     With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
-    cannot be used, RunError where a run cannot go on. Whatever ends a run but a second signal leaves a checkpoint.
+    cannot be used, RunError where a run cannot go on. A first signal, and an error that leaves the state whole, leave a
+    checkpoint of the instant.
     """
     display = display or Display()
     recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
@@ -70,6 +70,10 @@ def train(
             raise
         except Exception:
             run.save_if_whole()
+            raise
+        except KeyboardInterrupt:
+            display.note("ended at once: what has been done since the last checkpoint is not saved")
+            run.note_resume()
             raise
         return Outcome(
             metrics=run.lines,
@@ -137,8 +141,8 @@ def _optimizer(run: Run, settings: OptimizerSettings, num_updates: int) -> Optim
     run.optimizer = Optimizer(run.parts.policy.model, settings, total_steps=num_updates)
     if run.optimizer_state:
         run.optimizer.restore(run.optimizer_state)
-        restore_random_state(run.random)  # whatever making it has drawn, it had drawn before
         run.optimizer_state = {}
+    run.steps_taken = run.optimizer.steps_taken
     return run.optimizer
 
 

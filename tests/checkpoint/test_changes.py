@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gspo.checkpoint.changes import changes
+from gspo.checkpoint.changes import Changes, changes
 from gspo.config_file import dump_recipe, load_recipe
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -21,14 +21,13 @@ SAFE = {
     "report.trackers",
     "report.rollouts",
     "evaluation.every",
-    "rollout.max_rows",
     "reward.0.time_limit_seconds",
     "reward.0.concurrent_calls",
     "reward.1.time_limit_seconds",
     "reward.1.concurrent_calls",
-    "actor.micro_batch_tokens",
-    "actor.gradient_checkpointing",
 }
+ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing"}
+NONE = Changes(safe=[], rounding=[], refused=[])
 
 
 def tree(*overrides: str) -> dict[str, Any]:
@@ -45,21 +44,21 @@ def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_every_key_of_a_recipe_is_refused_unless_it_is_known_to_change_nothing_that_is_learned() -> None:
-    safe_keys, then = set(), tree()
+    safe, rounding, then = set(), set(), tree()
     for path in leaves(then):
         changed = node = copy.deepcopy(then)
         for key in path[:-1]:
             node = node[key]
         old, node[path[-1]] = node[path[-1]], "changed"
-        safe, unsafe = changes(then, changed)
-        name = ".".join(map(str, path))
-        assert safe + unsafe == [f"{name}: was {old}, is changed"]
-        safe_keys |= {name} if safe else set()
-    assert safe_keys == SAFE
+        found, name = changes(then, changed), ".".join(map(str, path))
+        assert [*found.safe, *found.rounding, *found.refused] == [f"{name}: was {old}, is changed"]
+        safe |= {name} if found.safe else set()
+        rounding |= {name} if found.rounding else set()
+    assert (safe, rounding) == (SAFE, ROUNDING)
 
 
 def test_nothing_has_changed_in_the_same_recipe() -> None:
-    assert changes(tree(), tree()) == ([], [])
+    assert changes(tree(), tree()) == NONE
 
 
 @pytest.mark.parametrize(
@@ -76,12 +75,12 @@ def test_nothing_has_changed_in_the_same_recipe() -> None:
     ],
 )
 def test_what_comes_goes_or_moves_is_named_with_what_it_was_and_is(override: str, unsafe: list[str]) -> None:
-    safe, found = changes(tree(), tree(override))
-    assert [line for line in unsafe if not any(one.startswith(line) for one in found)] == []
-    assert not [line for line in safe if "concurrent" not in line and "time_limit" not in line]
+    found = changes(tree(), tree(override))
+    assert [line for line in unsafe if not any(one.startswith(line) for one in found.refused)] == []
+    assert not [line for line in found.safe if "concurrent" not in line and "time_limit" not in line]
 
 
 def test_a_key_that_a_later_version_has_added_with_none_is_no_change() -> None:
     then = tree()
     del then["reward"][0]["concurrent_calls"], then["queries"]["system"]
-    assert changes(then, tree()) == ([], [])
+    assert changes(then, tree()) == NONE

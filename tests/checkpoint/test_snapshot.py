@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.checkpoint.files import DamagedError, verified
+from gspo.checkpoint.files import DamagedError, seal, verified
 from gspo.checkpoint.random_state import random_state
 from gspo.checkpoint.snapshot import STATE, TENSORS, Snapshot, digest_of, take_snapshot, write
 from gspo.checkpoint.store import Store
@@ -169,11 +169,11 @@ def test_weights_that_are_not_finite_are_not_written(
 def test_what_does_not_read_back_as_it_was_written_is_said(
     trained: Any, take: Any, store: Store, flip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_a_bad_disk(unfinished: Path, final: Path) -> None:
+    def on_a_bad_disk(unfinished: Path, about: Any) -> None:
+        seal(unfinished, about)
         flip(unfinished / TENSORS, 4001)
-        unfinished.rename(final)
 
-    monkeypatch.setattr("gspo.checkpoint.snapshot.move_into_place", on_a_bad_disk)
+    monkeypatch.setattr("gspo.checkpoint.snapshot.seal", on_a_bad_disk)
     with pytest.raises(DamagedError, match=TENSORS):
         write(take(*trained()), store)
 

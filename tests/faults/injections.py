@@ -18,6 +18,7 @@ from gspo import coldstart, run
 from gspo.checkpoint import files, snapshot, store
 from gspo.policy import update
 from gspo.policy.optimizer import Optimizer
+from gspo.report.display import Display
 from gspo.rollout import embedded
 
 # By name: an object and its attribute, called at that place of a run.
@@ -28,6 +29,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "optimizer step": (Optimizer, "step"),
     "snapshot": (run, "take_snapshot"),
     "publish": (snapshot, "move_into_place"),
+    "cold record": (Display, "cold_step"),
 }
 
 
@@ -53,6 +55,24 @@ def fail_at(place: str, count: int) -> None:
         raise OSError(5, "Input/output error")
 
     _at(place, count, fail)
+
+
+def fail_then_signal(place: str, count: int, number: int) -> None:
+    """As `fail_at`, with a signal before anybody has heard of it."""
+
+    def fail() -> None:
+        os.kill(os.getpid(), number)
+        raise OSError(5, "Input/output error")
+
+    _at(place, count, fail)
+
+
+def deaf_output() -> None:
+    """Standard output is a pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(reader)
+    os.close(writer)
 
 
 def kill_in_save(operation: int, path: str) -> None:

@@ -143,9 +143,9 @@ def test_a_directory_that_exists_is_refused_with_how_to_go_on_where_it_is_a_runs
     recipe: Recipe, directory: RunDirectory
 ) -> None:
     directory.close()
-    with pytest.raises(UserError, match=f"gspo resume {directory.path};"):
+    with pytest.raises(UserError, match=r"gspo.train\(recipe, queries=…, reward=…, resume=True\);"):
         check_absent(recipe)
-    (directory.path / "recipe.yaml").unlink()
+    (directory.path / "recipe.yaml").rename(directory.path / "other")
     with pytest.raises(UserError, match="never overwrites") as caught:
         check_absent(recipe)
     assert "resume" not in str(caught.value)
@@ -187,8 +187,18 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
         "step_000001.jsonl",
         "step_000002.jsonl",
     ]
-    directory.cut_back(steps=0, logs=None)
-    assert directory.log_bytes() == {} and not list((directory.path / "rollouts").iterdir())
+
+
+def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirectory) -> None:
+    assert directory.set_aside() is None
+    for number in (1, 2):
+        directory.append("metrics.jsonl", {"step": number})
+        directory.write_rollouts(number, small_batch())
+        aside = directory.set_aside()
+        assert aside == directory.path / f"set_aside_{number}"
+        assert json.loads((aside / "metrics.jsonl").read_text()) == {"step": number}
+        assert [path.name for path in (aside / "rollouts").iterdir()] == [f"step_00000{number}.jsonl"]
+        assert directory.log_bytes() == {} and not (directory.path / "rollouts").exists()
 
 
 def test_rollouts_that_are_not_as_they_were_written_are_named(directory: RunDirectory) -> None:

@@ -1,26 +1,38 @@
 """Which keys of a recipe may differ between a run and its resumption."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-# None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited,
-# or how the work is cut to fit the memory (equal up to rounding, and to which of the sampler's numbers a row gets).
+# None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
 _SAFE = re.compile(
-    r"name|output_dir|steps|checkpoint\..*|report\..*|evaluation\.every|rollout\.max_rows"
-    r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)|actor\.(micro_batch_tokens|gradient_checkpointing)"
+    r"name|output_dir|steps|checkpoint\..*|report\..*|evaluation\.every|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
 )
+# How the work is cut to fit the memory: equal but for rounding, and for which of the sampler's numbers a row gets.
+_ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing)")
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Lines `key: was …, is …` for two recipes as nested mappings: the safe changes, and those that are not."""
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Lines `key: was …, is …`, by what the change does to a run."""
+
+    safe: Sequence[str]
+    rounding: Sequence[str]  # may be made, but the run is no longer bit by bit the one it would have been
+    refused: Sequence[str]
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """What differs between two recipes given as nested mappings."""
     before, after = dict(_leaves(then)), dict(_leaves(now))
     safe: list[str] = []
-    unsafe: list[str] = []
+    rounding: list[str] = []
+    refused: list[str] = []
     for key in [*before, *(key for key in after if key not in before)]:
         if before.get(key) != after.get(key):
-            (safe if _SAFE.fullmatch(key) else unsafe).append(f"{key}: was {before.get(key)}, is {after.get(key)}")
-    return safe, unsafe
+            kind = safe if _SAFE.fullmatch(key) else rounding if _ROUNDING.fullmatch(key) else refused
+            kind.append(f"{key}: was {before.get(key)}, is {after.get(key)}")
+    return Changes(safe=safe, rounding=rounding, refused=refused)
 
 
 def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -66,8 +66,6 @@ def _encode(value: Any, pieces: _Pieces) -> Any:
         return {_QUERY: value.id}
     if dataclasses.is_dataclass(value):
         if type(value) not in _KINDS:
-            raise TypeError(f"{type(value).__name__} is not a record that a checkpoint holds")
-        if type(value) not in _KINDS:
             raise TypeError(f"{type(value).__name__} is no record of a run: it could not be read back")
         entries = {field.name: _encode(getattr(value, field.name), pieces) for field in dataclasses.fields(value)}
         return {_RECORD: type(value).__name__, **entries}

@@ -1,20 +1,23 @@
 """What besides the recipe decides the last bit of a run's numbers."""
 
+import inspect
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from gspo.checkpoint.snapshot import text_digest
 from gspo.policy.model import Policy
+from gspo.reward.functions import RewardFunction
 from gspo.rollout.one_token import decoder_of
 
 _LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "math-verify")
 
 
-def environment(policy: Policy) -> dict[str, str]:
-    """Libraries with their versions, the processor, the number of threads, and what was proven of the model at load."""
+def environment(policy: Policy, functions: Sequence[RewardFunction]) -> dict[str, str]:
+    """Libraries, processor, threads, what was proven of the model at load, and the code of the rewards."""
     device = policy.device
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
@@ -22,8 +25,11 @@ def environment(policy: Policy) -> dict[str, str]:
         **{name: version(name) for name in _LIBRARIES},
         "device": f"{device.type}: {processor}",
         "threads": str(torch.get_num_threads()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.packs),
         "decoder written out": str(decoder_of(policy.trunk) is not None),
+        **{f"code of reward {function.name}": _code(function) for function in functions},
     }
 
 
@@ -31,6 +37,17 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """A line for each that has changed."""
     names = sorted({*then, *now})
     return [f"{name} was {then.get(name)}, is {now.get(name)}" for name in names if then.get(name) != now.get(name)]
+
+
+def _code(function: RewardFunction) -> str:
+    """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
+    call = function.call
+    try:
+        if getattr(call, "__module__", "__main__") == "__main__":
+            return text_digest(inspect.getsource(call))[:16]
+        return text_digest(Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8"))[:16]
+    except (OSError, TypeError, UnicodeDecodeError):  # an object that is called, or made on the fly
+        return "unknown"
 
 
 def _processor() -> str:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def take_snapshot(
 
 
 def write(snapshot: Snapshot, store: Store) -> None:
-    """Write a snapshot, have it on the disk, and only then let it count; verified before this returns.
+    """Write a snapshot, have it on the disk, read it back, and only then let it count.
 
     Raises RunError for weights that are not finite, OSError or SafetensorError where it cannot be written, and
     DamagedError where it does not read back as written.
@@ -88,7 +89,8 @@ def write(snapshot: Snapshot, store: Store) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, store.root.parent):
-        sync(path)
+        with suppress(FileNotFoundError):  # somebody has tidied up
+            sync(path)
     snapshot.policy.save(unfinished / "model", snapshot.weights)
     write_tensors(unfinished / TENSORS, snapshot.tensors)
     write_text(unfinished / STATE, json.dumps(snapshot.progress))
@@ -101,9 +103,8 @@ def write(snapshot: Snapshot, store: Store) -> None:
         "recipe_sha256": text_digest(snapshot.recipe),
     }
     seal(unfinished, about)
-    final = store.path(snapshot.position)
-    move_into_place(unfinished, final)
-    verified(final)
+    verified(unfinished)
+    move_into_place(unfinished, store.path(snapshot.position))
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:

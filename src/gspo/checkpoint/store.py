@@ -59,6 +59,10 @@ class Store:
         mend = "restore one from a copy; to begin afresh, give another output_dir or remove this run"
         raise UserError(f"no checkpoint is whole:{reasons}", where=str(self.root), mend=mend)
 
+    def damaged(self) -> list[Path]:
+        """What was passed over and set aside before."""
+        return sorted(self.root.glob(f"{_DAMAGED}*"))
+
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep`."""
         for position in self.positions()[:-keep]:

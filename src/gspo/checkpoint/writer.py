@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from safetensors import SafetensorError
 
@@ -64,14 +65,23 @@ class Writer:
     def _work(self, snapshot: Snapshot) -> None:
         try:
             write(snapshot, self.store)
-            self.store.prune(self._settings.keep)
         except Exception as error:
-            needed, free = snapshot.num_bytes, shutil.disk_usage(self.store.root.parent).free
-            shutil.rmtree(self.store.unfinished(snapshot.position), ignore_errors=True)
-            self._failure = RunError(
-                f"the checkpoint of {snapshot.position} could not be written: {_reason(error, needed, free)}\n"
-                f"  where: {self.store.root}; {self._what_is_left(snapshot.position)}"
-            )
+            self._failure = RunError(f"the checkpoint of {snapshot.position} could not be written: {error}")
+            with suppress(OSError):  # the disk may be gone altogether
+                self._failure = self._explained(error, snapshot)
+            return
+        try:
+            self.store.prune(self._settings.keep)
+        except OSError as error:
+            self._failure = RunError(f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}")
+
+    def _explained(self, error: Exception, snapshot: Snapshot) -> RunError:
+        needed, free = snapshot.num_bytes, shutil.disk_usage(self.store.root.parent).free
+        shutil.rmtree(self.store.unfinished(snapshot.position), ignore_errors=True)
+        return RunError(
+            f"the checkpoint of {snapshot.position} could not be written: {_reason(error, needed, free)}\n"
+            f"  where: {self.store.root}; {self._what_is_left(snapshot.position)}"
+        )
 
     def _what_is_left(self, position: Position) -> str:
         left = [one for one in self.store.positions() if one != position]

@@ -92,8 +92,10 @@ def load_policy(
     dtype = dtype or getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
     config = load_config(recipe) if recipe.path else _fitting_config(recipe, tokenizer)
-    source = str(weights or recipe.path)
-    model = _pretrained(source, config, dtype) if weights or recipe.path else _untrained(config, dtype)
+    if weights or recipe.path:
+        model = _pretrained(str(weights or recipe.path), config, dtype, only_safetensors=True if weights else None)
+    else:
+        model = _untrained(config, dtype)
     model = model.to(device).eval()
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
@@ -160,11 +162,13 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def _pretrained(path: str, config: Any, dtype: torch.dtype) -> Any:
+def _pretrained(path: str, config: Any, dtype: torch.dtype, *, only_safetensors: bool | None) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, output_loading_info=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=only_safetensors
+        )
     except Exception as error:
         raise unloadable(path, error) from None
     if report["missing_keys"]:

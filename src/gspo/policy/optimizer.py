@@ -33,7 +33,6 @@ class Optimizer:
         self.settings = settings
         self.total_steps = total_steps
         self.steps_taken = 0
-        self.is_whole = True  # False within a step, where an error leaves weights and moments half updated
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names, self._parameters = [name for name, _ in named], [p for _, p in named]
         self._masters = [p if p.dtype == torch.float32 else _master_of(p) for p in self._parameters]
@@ -68,13 +67,13 @@ class Optimizer:
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
         """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing."""
-        self.is_whole = False
         for master in self._masters:
             if master.grad is None:  # every optimiser step is one: a gradient of zero lets the moments decay
                 master.grad = torch.zeros_like(master)
         gradients = [m.grad for m in self._masters if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         grad_norm, learning_rate = float(norm), self.learning_rate
+        self.steps_taken += 1  # first, so that an error within leaves a count that belongs to no safe point
         applied = loss_is_finite and math.isfinite(grad_norm)
         if applied:
             torch.nn.utils.clip_grads_with_norm_(self._masters, self.settings.max_grad_norm, norm)
@@ -83,8 +82,6 @@ class Optimizer:
             self._adamw.step()
             self._publish()
         self._adamw.zero_grad(set_to_none=True)
-        self.steps_taken += 1
-        self.is_whole = True
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
 
     def state(self) -> dict[str, Tensor]:

@@ -2,9 +2,12 @@
 
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,11 +18,34 @@ _PLAIN_LINES = 40  # lines a phase prints at most where there is no terminal
 _ROWS = 12  # last steps shown live
 
 
+class _Output:
+    """Standard output, for as long as somebody reads it: a terminal that is closed must not end a run."""
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream().write(text)
+        except OSError:
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the program
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream().flush()
+        except OSError:
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream(), name)
+
+    def _stream(self) -> Any:
+        return getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # not what rich puts there during a live display
+
+
 class Display:
     """Shows phases of a run and its steps on a rich console."""
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or Console(quiet=quiet, highlight=False)
+        self.console = console or Console(file=cast(IO[str], _Output()), quiet=quiet, highlight=False)
         self._live: Live | None = None
         self._rows: list[Sequence[str]] = []
         self._progress = _bar()
@@ -32,10 +58,8 @@ class Display:
         self.console.print(text, style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
-        """Say something at once, from a signal handler too: above the live display, else on standard error."""
-        if self._live is not None:
-            self.note(text, style="bold yellow")
-        else:
+        """Say something at once, on standard error; from a signal handler too, and where nobody can hear it."""
+        with suppress(OSError):
             os.write(2, f"\n{text}\n".encode())  # not print: a handler may run in the middle of another one
 
     def start(self, phase: str, total: int, *, done: int = 0) -> None:

@@ -1,5 +1,6 @@
 """The run directory: what a run leaves on disk, written as it goes."""
 
+import itertools
 import json
 import math
 import shutil
@@ -120,12 +121,23 @@ class RunDirectory:
         """Replace recipe.yaml by the recipe that the run goes on with."""
         replace_text(self.path / "recipe.yaml", dump_recipe(recipe))
 
-    def cut_back(self, *, steps: int, logs: Path | None) -> None:
+    def set_aside(self) -> Path | None:
+        """Move metrics, cold start and rollouts out of the way of a new beginning; where to, if there were any."""
+        found = [path for path in (*(self.path / name for name in LOGS), self._rollouts) if path.exists()]
+        if not found:
+            return None
+        number = next(number for number in itertools.count(1) if not (self.path / f"set_aside_{number}").exists())
+        target = self.path / f"set_aside_{number}"
+        target.mkdir()
+        for path in found:
+            path.rename(target / path.name)
+        return target
+
+    def cut_back(self, *, steps: int, logs: Path) -> None:
         """Take metrics and cold start back to their copies in `logs`, and remove the rollouts of later steps."""
         for name in LOGS:
-            copy = None if logs is None else logs / name
-            if copy is not None and copy.is_file():
-                replace_text(self.path / name, copy.read_text(encoding="utf-8"))
+            if (logs / name).is_file():
+                replace_text(self.path / name, (logs / name).read_text(encoding="utf-8"))
             else:
                 (self.path / name).unlink(missing_ok=True)
         for path in self._rollouts.glob("step_*.jsonl"):
@@ -152,13 +164,18 @@ class RunDirectory:
         return [name for name, (size, digest) in files.items() if not is_whole(name, size, digest)]
 
 
+def is_unused(directory: Path) -> bool:
+    """Whether there is no more in it than what a run leaves that was killed as it began."""
+    return {entry.name for entry in directory.iterdir()} <= {"lock", "unfinished_recipe.yaml"}
+
+
 def check_absent(recipe: Recipe) -> None:
     """UserError where the run's directory exists and is not empty."""
     path = recipe.run_dir
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path.exists() and not (path.is_dir() and is_unused(path)):
         mend = "give this run another name=… or output_dir=…, or remove the directory"
         if (path / "recipe.yaml").is_file():
-            mend = f"to go on with that run: gspo resume {path}; else {mend}"
+            mend = f"to go on with that run: {how_to_resume(recipe)}; else {mend}"
         raise UserError("this output directory exists, and a run never overwrites another", where=str(path), mend=mend)
 
 
@@ -169,6 +186,13 @@ def _written(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} could not be written: {error}\n  mend: make room or the directory writable") from error
+
+
+def how_to_resume(recipe: Recipe) -> str:
+    """What goes on with the run of a recipe."""
+    if recipe.reward and (recipe.queries.path or recipe.queries.procedural):
+        return f"gspo resume {recipe.run_dir}"
+    return "gspo.train(recipe, queries=…, reward=…, resume=True)"
 
 
 def _ratio_of(item: Trained | None) -> dict[str, Any]:

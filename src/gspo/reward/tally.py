@@ -84,8 +84,8 @@ class Tally:
             raise first
         masked, total = len(self._masked), sum(len(group.rollouts) for group in self._groups)
         if masked > MAX_MASKED_FRACTION * total:
-            what = f"{first.what}; {masked} of {total} rollouts are masked so, more than {MAX_MASKED_FRACTION:.0%}"
-            mend = f"{first.mend or 'mend the function'}; a resumed run has these responses scored again"
+            what = f"{first.what}; so with {masked} of {total} responses, over {MAX_MASKED_FRACTION:.0%}"
+            mend = f"{first.mend or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, mend=mend)
 
     def _score(self, group: int, rollout: int) -> Score:
