@@ -28,6 +28,7 @@ from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.tokenizer import fit_tokenizer
 from gspo.policy.update import Item, accumulate_gradient
+from gspo.prepare import quiet_transformers
 from gspo.progress import InHand, Progress
 
 ARCHITECTURES = {
@@ -49,7 +50,9 @@ def main() -> None:
     for name in options.parameters:
         home = Path(tempfile.mkdtemp(dir=options.directory))
         try:
-            print(_row(name, home, options.rounds), flush=True)
+            with quiet_transformers():
+                row = _row(name, home, options.rounds)
+            print(row, flush=True)
         finally:
             shutil.rmtree(home)
 

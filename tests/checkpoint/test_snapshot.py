@@ -176,6 +176,7 @@ def test_what_does_not_read_back_as_it_was_written_is_said(
     monkeypatch.setattr("gspo.checkpoint.snapshot.seal", on_a_bad_disk)
     with pytest.raises(DamagedError, match=TENSORS):
         write(take(*trained()), store)
+    assert store.positions() == []  # it never counts
 
 
 def test_what_an_earlier_try_left_is_not_mixed_in(trained: Any, take: Any, store: Store) -> None:
