@@ -37,7 +37,8 @@ def serve() -> None:
     _answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        pid = os.fork()
+        with _answering:  # no thread may hold the lock of standard output when the process is copied
+            pid = os.fork()
         if pid == 0:
             _run(request)
         _answer({"pid": pid})
@@ -51,13 +52,14 @@ def _wait(pid: int) -> None:
 
 def _answer(answer: dict[str, Any]) -> None:
     with _answering:
-        print(json.dumps(answer), flush=True)
+        os.write(1, f"{json.dumps(answer)}\n".encode())
 
 
 def _run(request: dict[str, Any]) -> None:
     """In the new process: what `gspo` does with its arguments; never returns."""
     status = 1
     try:
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: PTH123, SIM115
         os.chdir(request["directory"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)

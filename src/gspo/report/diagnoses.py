@@ -20,7 +20,7 @@ def diagnoses(
 
     found: dict[str, str] = {}
     if (unscored := mean("reward/unscored_fraction")) >= 0.2:
-        found["unscored"] = f"{unscored:.0%} of responses have no reward: no reward function applies to them"
+        found["unscored"] = f"{unscored:.0%} of responses have no reward: no function applies to them, or one failed"
     elif (equal := mean("group/zero_variance_fraction")) >= 0.75:
         side = "the task is solved, or too easy" if mean("reward/mean") > 0.5 else "the task is too hard for this model"
         found["no_signal"] = f"{equal:.0%} of groups have equal rewards: no signal ({side}); change the queries"
