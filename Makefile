@@ -4,13 +4,16 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 
-.PHONY: train test lint format bench soak install clean
+.PHONY: train test faults lint format bench soak install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## run the tests (about 2 minutes on 2 cores)
-	$(VENV)/bin/python -m pytest $(ARGS)
+test: $(INSTALLED)  ## run the tests but for the fault matrix (about 4 minutes on 2 cores)
+	$(VENV)/bin/python -m pytest --ignore=tests/faults $(ARGS)
+
+faults: $(INSTALLED)  ## the fault matrix of docs/resume.md: real runs, killed and damaged (about 5 minutes)
+	$(VENV)/bin/python -m pytest tests/faults $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
 	$(VENV)/bin/ruff check .

@@ -59,7 +59,7 @@ def _run(request: dict[str, Any]) -> None:
     """In the new process: what `gspo` does with its arguments; never returns."""
     status = 1
     try:
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: PTH123, SIM115
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.chdir(request["directory"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
