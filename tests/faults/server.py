@@ -7,6 +7,7 @@ new process before anything else.
 
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -60,6 +61,8 @@ def _run(request: dict[str, Any]) -> None:
     status = 1
     try:
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+            signal.signal(number, handler)  # a shell's background job inherits them ignored
         os.chdir(request["directory"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
