@@ -27,8 +27,9 @@ from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy, load_policy, make_tokenizer
+from gspo.policy.old_policy import old_policy, trainable_items
 from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import old_logprobs, trainable_items, update
+from gspo.policy.update import update
 from gspo.records import Batch, Query, Score
 from gspo.rollout import embedded
 from gspo.rollout.source import sample_groups
@@ -55,9 +56,9 @@ class Step:
         """Seconds of the step."""
         started = time.perf_counter()
         batch = self._batch(seed)
-        old = old_logprobs(self.policy, batch, self.actor, temperature=1.0)
+        old = old_policy(self.policy, batch, self.actor, temperature=1.0)
         if self.first_pass:
-            part = trainable_items(batch)[: len(batch.scores) // workloads.MINI_BATCHES]
+            part = trainable_items(batch, self.actor)[: len(batch.scores) // workloads.MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [sequence for _, sequence in part])
         list(update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    signal.signal(number, handler)  # under nohup, and in a shell's background job, they come ignored, and stay so
 # The annotations of tensor functions are checked at every call; gspo may only be imported after this line.
 install_import_hook(["gspo.objective", "gspo.policy", "gspo.rollout"], "beartype.beartype")
 

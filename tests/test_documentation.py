@@ -262,10 +262,13 @@ def test_every_path_of_the_readmes_tree_exists() -> None:
 
 @pytest.fixture(scope="module")
 def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """A run with several rewards, evaluations and recomputed log-likelihoods: its keys by file."""
+    """A run with experts, several rewards, evaluations and recomputed log-likelihoods: its keys by file."""
     path = tmp_path_factory.mktemp("everything") / "run"
     rewards = "[{function: reasoning_gym}, {function: format, options: {pattern: '<answer>'}}]"
+    experts = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
     overrides = [f"output_dir={path}", f"reward={rewards}", "evaluation.every=1", "checkpoint.every=1"]
+    overrides += [f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {experts}}}"]
+    overrides += ["actor.routing_replay=engine", "actor.router_aux_loss=0.01"]
     train(load_recipe(TINY, overrides), display=Display(quiet=True))
     files = {"metrics.jsonl": path / "metrics.jsonl", "cold_start.jsonl": path / "cold_start.jsonl"}
     files["rollouts"] = path / "rollouts" / "step_000001.jsonl"

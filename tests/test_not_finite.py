@@ -15,8 +15,9 @@ from gspo.checkpoint.writer import Writer
 from gspo.config_file import load_recipe
 from gspo.errors import RunError
 from gspo.interrupt import Interrupt
+from gspo.policy.old_policy import Old, old_policy
 from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
-from gspo.policy.update import old_logprobs, update
+from gspo.policy.update import update
 from gspo.prepare import Prepared, prepare
 from gspo.progress import Progress
 from gspo.record import record_step
@@ -62,8 +63,9 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
     policy = parts.policy
     batch = varied_batch(parts, recipe)
     engines = recipe.actor.model_copy(update={"old_logprobs": "engine"})  # given for all mini-batches
-    old = old_logprobs(policy, batch, engines, temperature=1.0)
-    old = {index: torch.full_like(values, -math.inf) for index, values in old.items()}  # every ratio is infinite
+    old = old_policy(policy, batch, engines, temperature=1.0)
+    # Every ratio is infinite.
+    old = {index: Old(logprobs=torch.full_like(one.logprobs, -math.inf), experts=None) for index, one in old.items()}
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=4)
     reports = update(policy, optimizer, batch, old, recipe.actor, temperature=1.0)
@@ -92,7 +94,7 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
 
     def take(step: int) -> None:
         run.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
-        old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+        old = old_policy(parts.policy, batch, recipe.actor, temperature=1.0)
         reports = list(update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0))
         record_step(run, step, batch, reports, scored=Scored(scores=batch.scores, seconds={}))
 
@@ -127,7 +129,7 @@ def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() ->
     parts = prepare(recipe)
     batch = varied_batch(parts, recipe)
     poison(parts)
-    old = old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+    old = old_policy(parts.policy, batch, recipe.actor, temperature=1.0)
     optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
     reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
     path = RunDirectory.create(recipe).write_rollouts(1, batch, [item for r in reports for item in r.trained])

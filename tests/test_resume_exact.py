@@ -21,7 +21,7 @@ TINY = Path(__file__).with_name("tiny.yaml")
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 COLD_GRADIENT, GRADIENT = "gspo.coldstart.response_likelihood", "gspo.policy.update._surrogate"
 SAMPLING, REWARD, EVALUATION = "gspo.rollout.embedded.sample", "gspo.train.score", "gspo.record.evaluate"
-LIKELIHOOD = "gspo.train.old_logprobs"
+LIKELIHOOD = "gspo.train.old_policy"
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
+from gspo.policy.check_routing import check_declared
 from gspo.policy.model import check_vocabulary, make_tokenizer, named_stop_ids
 from gspo.prepare import fitting_texts, quiet_transformers
 from gspo.queries.demonstrations import load_demonstrations
@@ -28,6 +29,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
         config = load_config(recipe.model)
+        check_declared(recipe.actor, config)
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
     named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
     if recipe.model.path is not None:

@@ -130,9 +130,15 @@ class Actor(Section):
     mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
     micro_batch_tokens: Positive = 16_384  # packed tokens of one forward pass; never splits a sequence
     old_logprobs: Literal["recompute", "engine"] = "recompute"  # whose log-likelihoods are π_old
-    routing_replay: Literal["none"] = "none"
+    routing_replay: Literal["none", "policy", "engine"] = "none"  # whose experts a mixture of experts uses again
+    router_aux_loss: NonNegativeFloat = 0.0  # coefficient of the loss that evens out the experts' load
     gradient_checkpointing: bool = False
     optimizer: Optimizer = Optimizer()
+
+    @property
+    def wants_engine_experts(self) -> bool:
+        """Whether the engine is to record its experts: to be replayed, or to be told from those after an update."""
+        return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 
 class Checkpoint(Section):

@@ -12,6 +12,11 @@ def inert_settings(recipe: Recipe) -> list[str]:
 def _ratio(recipe: Recipe) -> list[str]:
     actor, found = recipe.actor, []
     level = actor.importance_sampling_level
+    if actor.mini_batches == 1 and actor.routing_replay == "policy":
+        found.append(
+            "actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update of a batch starts "
+            "from π_old, whose experts are the policy's own"
+        )
     if actor.mini_batches == 1:
         found.append(
             "actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1, "

@@ -10,6 +10,7 @@ from typing import Any
 from gspo.coldstart import encode_demonstrations
 from gspo.config import Recipe
 from gspo.policy.architecture import load_config
+from gspo.policy.check_routing import check_declared, check_routing
 from gspo.policy.likelihood import Conditioned
 from gspo.policy.model import Policy, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.queries.demonstrations import load_demonstrations
@@ -50,7 +51,7 @@ def prepare(
     if saved is not None:
         check_rows(saved, rows, pairs)
     with quiet_transformers():
-        load_config(recipe.model)  # so that a path that is wrong is the first thing said
+        check_declared(recipe.actor, load_config(recipe.model))  # the cheapest first: a wrong path, a dense model
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
         policy = load_policy(
             recipe.model,
@@ -59,6 +60,7 @@ def prepare(
             stop_tokens=recipe.rollout.stop_tokens,
             weights=None if saved is None else saved.path / "model",
         )
+    check_routing(recipe.actor, policy)
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)

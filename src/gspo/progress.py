@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from gspo.checkpoint.position import Position, position_in_step
+from gspo.policy.old_policy import Old
 from gspo.policy.update import MiniBatchReport
 from gspo.records import Group
 from gspo.reward.score import Scored
@@ -18,7 +17,7 @@ class InHand:
 
     rollout: tuple[Group, ...] | None = None
     reward: Scored | None = None
-    likelihood: Mapping[int, Tensor] | None = None  # log π_old by rollout
+    likelihood: Mapping[int, Old] | None = None  # π_old by rollout
     reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches trained on
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 

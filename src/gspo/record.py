@@ -43,7 +43,10 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
     """Write a finished step, which ends it; DivergedError where too many updates in a row were skipped."""
     recipe, trained = run.recipe, [item for report in reports for item in report.trained]
     seconds = {"checkpoint": 0.0, **run.seconds}
-    line: dict[str, Any] = {"step": step, **step_metrics(batch, reports, seconds, scored=scored)}
+    line: dict[str, Any] = {
+        "step": step,
+        **step_metrics(batch, reports, seconds, scored=scored, old=run.progress.in_hand.likelihood),
+    }
     run.display.step(step, line)
     due = recipe.evaluation.every and step % recipe.evaluation.every == 0
     if due or step == recipe.steps:

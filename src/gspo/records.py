@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 Messages = list[dict[str, Any]]
@@ -24,6 +24,17 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Experts:
+    """The K experts that each of a model's L routers sent a sequence's tokens to; the last token, never read, has none.
+
+    On the CPU, in the smallest integers that hold them.
+    """
+
+    prefix: Integer[Tensor, "P L K"]  # the prompt's tokens but the last: one tensor for a group that shares its prompt
+    row: Integer[Tensor, "T L K"]  # the token before each of the response's, whose hidden state it is predicted from
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rollout:
     """One response of the policy to a query, with all that is known about how it was sampled."""
 
@@ -32,6 +43,7 @@ class Rollout:
     sampler_logprobs: Float[Tensor, "T"]  # log π of each token, of the whole distribution at the sampling temperature
     finish_reason: FinishReason
     policy_version: int  # updates, made or skipped, before it was sampled
+    experts: Experts | None = None  # that the engine activated; None: not recorded
 
 
 @dataclass(frozen=True, kw_only=True)

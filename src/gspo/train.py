@@ -16,8 +16,9 @@ from gspo.errors import DivergedError
 from gspo.inert import inert_settings
 from gspo.interrupt import Stopped
 from gspo.objective import group_advantages
+from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import old_logprobs, update
+from gspo.policy.update import update
 from gspo.record import record_cold_step, record_start, record_step
 from gspo.records import Batch, Group, Score
 from gspo.report.display import Display
@@ -108,11 +109,12 @@ def _loop(run: Run) -> None:
                 group_size=recipe.rollout.group_size,
                 seed=run.sampling_seed(step),
                 policy_version=optimizer.steps_taken,
+                record_experts=recipe.actor.wants_engine_experts,
             )
             groups = run.stage("rollout", sample)
             scored = run.stage("reward", partial(score, groups, run.parts.functions))
             batch = make_batch(groups, scored.scores)
-            old = run.stage("likelihood", partial(old_logprobs, policy, batch, recipe.actor, temperature=temperature))
+            old = run.stage("likelihood", partial(old_policy, policy, batch, recipe.actor, temperature=temperature))
             left = update(
                 policy,
                 optimizer,

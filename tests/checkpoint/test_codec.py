@@ -17,10 +17,12 @@ from torch import Tensor
 import gspo
 from gspo.checkpoint.codec import decode, encode
 from gspo.checkpoint.files import write_tensors
+from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
 from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.volatility import Activation
 from gspo.progress import InHand, Progress
-from gspo.records import Failure, Group, Query, Rollout, Score
+from gspo.records import Experts, Failure, Group, Query, Rollout, Score
 from gspo.reward.score import Scored
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
@@ -28,6 +30,7 @@ QUERIES = {
     f"rows:{n}": Query(id=f"rows:{n}", prompt="p", text="é p", prompt_ids=(n, 2), columns={"a": [n, None]})
     for n in range(3)
 }
+PREFIX = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)  # what a group's members share
 
 
 def rollout(size: int, text: str = "é\n\ud800 $tensor") -> Rollout:
@@ -38,7 +41,12 @@ def rollout(size: int, text: str = "é\n\ud800 $tensor") -> Rollout:
         sampler_logprobs=logprobs,
         finish_reason="length" if size else "stop",
         policy_version=2**40,
+        experts=experts(PREFIX, 3),
     )
+
+
+def experts(prefix: Tensor, tokens: int) -> Experts:
+    return Experts(prefix=prefix, row=torch.arange(tokens * 4, dtype=prefix.dtype).view(tokens, 2, 2))
 
 
 def trained(number: float) -> Trained:
@@ -53,6 +61,7 @@ def trained(number: float) -> Trained:
     )
 
 
+COUNTS = Activation(load=torch.tensor([[2**40, 0]]), changed=torch.tensor([3]), compared=torch.tensor([4]))
 FAILED = Score(reward=None, parts={"f": None, "g": -0.0}, failure=Failure(kind="timed_out", message="f: 60 s"))
 SCORED = Scored(scores=(*(Score(reward=n, parts={"f": n}) for n in NUMBERS), FAILED), seconds={"f": 0.25})
 GROUPS = tuple(Group(query=query, rollouts=(rollout(9), rollout(0), rollout(1, ""))) for query in QUERIES.values())
@@ -61,6 +70,8 @@ REPORTS = tuple(
         loss=number,
         step=StepReport(grad_norm=number, learning_rate=1e-6, applied=math.isfinite(number)),
         trained=(trained(number), trained(1.0)) if number > 0 else (),
+        balance_loss=number,
+        activation=COUNTS if number > 0 else None,
     )
     for number in NUMBERS
 )
@@ -75,7 +86,11 @@ PROGRESS = Progress(
     in_hand=InHand(
         rollout=GROUPS,
         reward=SCORED,
-        likelihood={7: torch.tensor(NUMBERS), 0: torch.empty(0), 2**31: torch.tensor([1.0, 2.0])},
+        likelihood={
+            7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
+            0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),
+            2**31: Old(logprobs=torch.tensor([1.0, 2.0]), experts=experts(PREFIX.short() + 300, 2)),
+        },
         reports=REPORTS,
         seconds={"rollout": 0.1, "update": 2.0},
     ),

@@ -106,11 +106,11 @@ def check_cuts(
         for micro_batch_tokens, chunk_tokens in cuts:
             monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
             actor = actor_of(importance_sampling_level=level, micro_batch_tokens=micro_batch_tokens, **CLIP)
-            trained, loss = accumulate_gradient(policy, items, actor, NUM_SEQUENCES, 3, temperature=temperature)
+            seen = accumulate_gradient(policy, items, actor, NUM_SEQUENCES, 3, temperature=temperature)
             differences.append(float((gradient_of(policy.model) - expected).norm() / expected.norm()))
-            assert loss == pytest.approx(expected_loss.item(), rel=1e-4, abs=1e-6)
-            assert sorted(item.index for item in trained) == list(range(len(items)))
-            reports.append(sorted(trained, key=lambda item: item.index))
+            assert seen.loss == pytest.approx(expected_loss.item(), rel=1e-4, abs=1e-6)
+            assert sorted(item.index for item in seen.trained) == list(range(len(items)))
+            reports.append(sorted(seen.trained, key=lambda item: item.index))
         kind = type(policy.model).__name__
         print(f"{kind} {level}: largest relative difference of the gradient {max(differences):.1e}")
         assert max(differences) <= 1e-5

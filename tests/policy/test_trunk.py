@@ -170,7 +170,7 @@ def test_probing_moves_no_weight_and_leaves_no_gradient(new_policy: NewPolicy) -
     assert all(parameter.grad is None and parameter.requires_grad for parameter in policy.model.parameters())
     assert torch.is_grad_enabled()
     layout = pack(groups(len(policy.tokenizer)), device=policy.device, hidden_size=policy.shared_hidden_size)
-    assert policy.hidden_states(layout).requires_grad
+    assert policy.run(layout).hidden.requires_grad
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])

@@ -12,9 +12,10 @@ from gspo.config import Rollout as Sampling
 from gspo.objective import group_advantages
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.old_policy import Old, old_policy, trainable_items
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
-from gspo.policy.update import old_logprobs, trainable_items, update
+from gspo.policy.update import update
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
 from gspo.train import make_batch
@@ -32,7 +33,7 @@ def all_sequences(batch: Batch) -> list[Conditioned]:
 
 
 def updated(policy: Policy, optimizer: Optimizer, batch: Batch, actor: Any) -> list[Any]:
-    old = old_logprobs(policy, batch, actor, temperature=1.0)
+    old = old_policy(policy, batch, actor, temperature=1.0)
     return list(update(policy, optimizer, batch, old, actor, temperature=1.0))
 
 
@@ -143,20 +144,20 @@ def test_old_logprobs_of_engine_and_of_recomputation_agree(
     groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0)
     rewards = [float(n % 3) for n in range(12)]
     batch = make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
-    engine = old_logprobs(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
+    engine = old_policy(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens, mini_batches=3)
-        recomputed = old_logprobs(policy, batch, actor, temperature=temperature)
-        trainable = {index for index, _ in trainable_items(batch)}
+        recomputed = old_policy(policy, batch, actor, temperature=temperature)
+        trainable = {index for index, _ in trainable_items(batch, actor_of())}
         assert engine.keys() == trainable
         assert recomputed.keys() == {index for index in trainable if index >= 4}  # not of the first mini-batch
         reports = update(policy, recording_optimizer(policy.model), batch, recomputed, actor, temperature=temperature)
         used = {item.index: item.old_logprobs for report in reports for item in report.trained}
         assert used.keys() == trainable
         for index, values in used.items():
-            torch.testing.assert_close(values, engine[index], rtol=0, atol=1e-5)
+            torch.testing.assert_close(values, engine[index].logprobs, rtol=0, atol=1e-5)
             if index in recomputed:
-                assert torch.equal(values, recomputed[index])
+                assert torch.equal(values, recomputed[index].logprobs)
 
 
 @pytest.mark.parametrize("source", ["recompute", "engine"])
@@ -219,7 +220,7 @@ def test_clipped_sequences_do_not_move_the_policy(
     with torch.no_grad():
         now = [response_likelihood(policy, [s]).logprobs for s in all_sequences(batch)]
     # π_old gave the good response less and the bad one more than the range allows: both have gone far enough.
-    old = {0: now[0] - 0.2, 1: now[1] + 0.2}
+    old = {0: Old(logprobs=now[0] - 0.2, experts=None), 1: Old(logprobs=now[1] + 0.2, experts=None)}
     optimizer = recording_optimizer(policy.model)
     (report,) = update(policy, optimizer, batch, old, actor, temperature=1.0)
     assert not optimizer.gradients[0].any()
@@ -233,7 +234,7 @@ def test_the_temperature_of_the_rollout_is_that_of_the_update(
     batch = batch_of([[1.0, 0.0]], vocabulary=len(policy.tokenizer))
     with torch.no_grad():
         expected = plain_logprobs(policy, all_sequences(batch), 0.5)
-    old = old_logprobs(policy, batch, actor_of(), temperature=0.5)
+    old = old_policy(policy, batch, actor_of(), temperature=0.5)
     optimizer = Optimizer(policy.model, Settings(), total_steps=1)
     (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=0.5)
     used = torch.cat([item.old_logprobs for item in report.trained])
@@ -253,8 +254,8 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
     policy = new_policy()
     batch = batch_of([[1.0, 0.0], [1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2)
-    old = old_logprobs(policy, batch, actor, temperature=1.0)
-    old[0] = torch.full(batch.groups[0].rollouts[0].response_ids.shape, torch.nan)
+    old = old_policy(policy, batch, actor, temperature=1.0)
+    old[0] = Old(logprobs=torch.full(batch.groups[0].rollouts[0].response_ids.shape, torch.nan), experts=None)
     before = [p.detach().clone() for p in policy.model.parameters()]
     snapshots = []
     optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=2)

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.config import Actor
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.old_policy import old_policy, trainable_items
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
-from gspo.policy.update import Item, accumulate_gradient, old_logprobs, trainable_items, update
+from gspo.policy.update import Item, accumulate_gradient, update
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
 from gspo.train import make_batch
@@ -35,9 +37,9 @@ def sampled_batch(query_of: Any) -> Callable[[Policy], Batch]:
     return build
 
 
-def tokens_of(batch: Batch, members: range) -> list[tuple[int, int]]:
+def tokens_of(batch: Batch, members: range, actor: Actor) -> list[tuple[int, int]]:
     """The shapes that the trainable sequences have one by one, in their order."""
-    return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch) if index in members]
+    return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch, actor) if index in members]
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2, 4])
@@ -54,12 +56,12 @@ def test_the_first_mini_batch_is_read_once_and_the_others_twice(
     assert batch.advantages[5] == batch.advantages[6] == 0
     actor = actor_of(old_logprobs="recompute", mini_batches=mini_batches, micro_batch_tokens=1)
     shapes = tokens_read(policy)
-    old = old_logprobs(policy, batch, actor, temperature=1.0)
-    later = tokens_of(batch, range(16 // mini_batches, 16))
+    old = old_policy(policy, batch, actor, temperature=1.0)
+    later = tokens_of(batch, range(16 // mini_batches, 16), actor)
     assert shapes == later and len(old) == len(later)
     shapes.clear()
     list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0))
-    assert shapes == tokens_of(batch, range(16))
+    assert shapes == tokens_of(batch, range(16), actor)
 
 
 def test_the_engines_log_likelihoods_cost_no_pass(
@@ -68,10 +70,10 @@ def test_the_engines_log_likelihoods_cost_no_pass(
     policy = new_policy()
     batch = sampled_batch(policy)
     shapes = tokens_read(policy)
-    old = old_logprobs(policy, batch, actor_of(old_logprobs="engine", mini_batches=2), temperature=1.0)
+    old = old_policy(policy, batch, actor_of(old_logprobs="engine", mini_batches=2), temperature=1.0)
     assert shapes == []
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    assert all(torch.equal(values, rollouts[index].sampler_logprobs) for index, values in old.items())
+    assert all(torch.equal(values.logprobs, rollouts[index].sampler_logprobs) for index, values in old.items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -83,7 +85,7 @@ def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_ma
     batch, optimizer = sampled_batch(policy), recording_optimizer(policy.model)
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(mini_batches=2, micro_batch_tokens=micro_batch_tokens, importance_sampling_level=level)
-        old = old_logprobs(policy, batch, actor, temperature=0.7)
+        old = old_policy(policy, batch, actor, temperature=0.7)
         for report in update(policy, optimizer, batch, old, actor, temperature=0.7):
             assert {item.sequence_ratio for item in report.trained} == {1.0}
             assert sum(item.num_clipped for item in report.trained) == 0
@@ -94,7 +96,7 @@ def test_an_update_taken_up_makes_the_steps_that_are_left(
 ) -> None:
     whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
     batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
-    old = old_logprobs(whole, batch, actor, temperature=1.0)
+    old = old_policy(whole, batch, actor, temperature=1.0)
     one, two = (Optimizer(policy.model, Settings(lr=1e-2), total_steps=4) for policy in (whole, broken))
     expected = list(update(whole, one, batch, old, actor, temperature=1.0))
     begun = update(broken, two, batch, old, actor, temperature=1.0)
@@ -120,7 +122,7 @@ def test_a_gradient_may_be_broken_off_and_an_optimiser_step_may_not(
 
     parameters = list(policy.model.parameters())
     batch, actor = sampled_batch(policy), actor_of(mini_batches=2)
-    old = old_logprobs(policy, batch, actor, temperature=1.0)
+    old = old_policy(policy, batch, actor, temperature=1.0)
     list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0, may_stop=may_stop))
     assert stretches == [(0, False), (0, True), (1, False), (1, True)]
 
@@ -180,7 +182,7 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
         actor = actor_of(
             importance_sampling_level=level, clip_low=0.1, clip_high=0.1, micro_batch_tokens=micro_batch_tokens
         )
-        trained, _ = accumulate_gradient(policy, items, actor, 9, 0, temperature=1.0)
+        trained = accumulate_gradient(policy, items, actor, 9, 0, temperature=1.0).trained
         assert len(backward_passes) == passes
         assert len(tokens) == (9 if micro_batch_tokens == 1 else 1)
         assert [item.num_clipped == item.num_tokens for item in sorted(trained, key=lambda t: t.index)] == clipped
@@ -198,6 +200,6 @@ def test_one_clipped_token_of_a_response_leaves_the_others_their_gradient(
     old = logprobs.detach() - torch.tensor([0.5, 0, 0])
     item = Item(index=0, sequence=sequence, advantage=1.0, old_logprobs=old)
     actor = actor_of(importance_sampling_level="token", clip_low=0.1, clip_high=0.1)
-    trained, _ = accumulate_gradient(policy, [item], actor, 1, 0, temperature=1.0)
+    trained = accumulate_gradient(policy, [item], actor, 1, 0, temperature=1.0).trained
     assert [item.num_clipped for item in trained] == [1]
     assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()

@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
 from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.volatility import Activation
 from gspo.progress import InHand, Progress
-from gspo.records import Failure, Group, Query, Rollout, Score
+from gspo.records import Experts, Failure, Group, Query, Rollout, Score
 from gspo.reward.score import Scored
 
-_KINDS = (Failure, Group, InHand, MiniBatchReport, Progress, Rollout, Score, Scored, StepReport, Trained)
+_KINDS = (
+    *(Activation, Experts, Failure, Group, InHand, MiniBatchReport, Old),
+    *(Progress, Rollout, Score, Scored, StepReport, Trained),
+)
 _KNOWN = {kind.__name__: kind for kind in _KINDS}
 # Marks of what JSON has no form for; a mapping of the records never has such a key.
 _TENSOR, _QUERY, _RECORD, _PAIRS = "$tensor", "$query", "$record", "$pairs"
@@ -49,14 +54,19 @@ class _Pieces:
     def __init__(self) -> None:
         self.parts: dict[str, list[Tensor]] = {}
         self._ends: dict[str, int] = {}
+        self._known: dict[int, tuple[Tensor, list[Any]]] = {}  # a group's members share the experts of their prompt
 
     def add(self, tensor: Tensor) -> list[Any]:
         """Where the tensor will lie: dtype, start, shape."""
+        if id(tensor) in self._known:
+            return self._known[id(tensor)][1]
         dtype = str(tensor.dtype).removeprefix("torch.")
         start = self._ends.get(dtype, 0)
         self._ends[dtype] = start + tensor.numel()
         self.parts.setdefault(dtype, []).append(tensor.detach().cpu().flatten())
-        return [dtype, start, list(tensor.shape)]
+        place = [dtype, start, list(tensor.shape)]
+        self._known[id(tensor)] = (tensor, place)
+        return place
 
 
 def _encode(value: Any, pieces: _Pieces) -> Any:

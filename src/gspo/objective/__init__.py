@@ -4,6 +4,7 @@ Shapes: B sequences, N response tokens of all sequences packed one after another
 """
 
 from gspo.objective.advantage import group_advantages
+from gspo.objective.balance import balance_loss
 from gspo.objective.surrogate import Surrogate, surrogate
 
-__all__ = ["Surrogate", "group_advantages", "surrogate"]
+__all__ = ["Surrogate", "balance_loss", "group_advantages", "surrogate"]

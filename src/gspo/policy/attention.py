@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -96,13 +96,13 @@ def _pad(states: Float[Tensor, "m h d"], block: Block) -> Float[Tensor, "r h s d
     return states.unflatten(0, (rows, block.width)).transpose(1, 2)
 
 
-def unpad(output: Float[Tensor, "r s *rest"], block: Block) -> Float[Tensor, "m *rest"]:
+def unpad(output: Num[Tensor, "r s *rest"], block: Block) -> Num[Tensor, "m *rest"]:
     """The tokens of a block's rows, without padding."""
     flat = output.flatten(0, 1)
     return flat if block.place is None else take(flat, block.place)
 
 
-def take(rows: Float[Tensor, "n *rest"], index: Int[Tensor, "m"]) -> Float[Tensor, "m *rest"]:
+def take(rows: Num[Tensor, "n *rest"], index: Int[Tensor, "m"]) -> Num[Tensor, "m *rest"]:
     """`rows[index]` where no row is named twice: its gradient is a copy, not an addition row by row."""
     taken: Tensor = _Take.apply(rows, index)
     return taken

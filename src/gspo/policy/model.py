@@ -14,8 +14,10 @@ from gspo.errors import UserError
 from gspo.policy.architecture import load_config, max_positions, short, unloadable
 from gspo.policy.head import Head
 from gspo.policy.packing import Pack
+from gspo.policy.routers import find_routing
+from gspo.policy.routing import Routing, UnknownRouterError
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
-from gspo.policy.trunk import enable_packing, packed_states, padded_states
+from gspo.policy.trunk import Pass, enable_packing, packed_pass, padded_pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class Policy:
     trunk: Any  # the module that maps token ids to hidden states
     head: Head  # what maps those to logits
     packs: bool  # its attention can be handed a pack
+    routing: Routing | None  # None: a model without experts, or one whose routers gspo does not know
+    unknown_routers: str | None  # why it does not
 
     @property
     def max_positions(self) -> int | None:
@@ -50,9 +54,11 @@ class Policy:
         """The model's logits in float32 from its last hidden states."""
         return self.head.logits(hidden)
 
-    def hidden_states(self, layout: Pack) -> Float[Tensor, "N H"]:
-        """The last hidden state of every token of a pack."""
-        return packed_states(self.trunk, layout) if self.packs else padded_states(self.trunk, layout, self.pad_id)
+    def run(self, layout: Pack, *, keep_router_logits: bool = False) -> Pass:
+        """The tokens of a pack through the trunk; routers replay the experts that the pack brings along."""
+        if self.packs:
+            return packed_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
+        return padded_pass(self.trunk, layout, self.pad_id, self.routing, keep_logits=keep_router_logits)
 
     def weights(self) -> dict[str, Tensor]:
         """A copy on the CPU of everything the model saves, by name; what is tied stays tied."""
@@ -104,6 +110,7 @@ def load_policy(
     trunk, head = _trunk_of(model), _head_of(model)
     _check_head(model, trunk, head)
     packs = enable_packing(model, trunk, head.weight.shape[1])
+    routing, unknown_routers = _routing_of(model, trunk)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -113,6 +120,8 @@ def load_policy(
         trunk=trunk,
         head=head,
         packs=packs,
+        routing=routing,
+        unknown_routers=unknown_routers,
     )
 
 
@@ -131,7 +140,10 @@ def checkpoint_gradients(policy: Policy) -> None:
     # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
     enable = getattr(policy.model, "activation_checkpointing_enable", None)  # the newer name
     try:
-        (enable or policy.model.gradient_checkpointing_enable)({"use_reentrant": False})
+        how: dict[str, Any] = {"use_reentrant": False}
+        if policy.routing is not None:
+            how["context_fn"] = policy.routing.checkpoint_contexts
+        (enable or policy.model.gradient_checkpointing_enable)(how)
     except ValueError as error:
         raise UserError(str(error), where="actor.gradient_checkpointing") from None
     policy.model.train()
@@ -151,6 +163,13 @@ def _head_of(model: Any) -> Head:
     scale = getattr(config, "logit_scale", None) if divisor is None else 1 / divisor
     cap = getattr(config, "final_logit_softcapping", None)
     return Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
+
+
+def _routing_of(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
+    try:
+        return find_routing(model, trunk), None
+    except UnknownRouterError as error:
+        return None, str(error)
 
 
 def _device(name: str) -> torch.device:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from gspo.records import Experts
 
 _SHORT = 64  # rows up to this length share a block whatever their lengths: another block would cost more than padding
 _MIN_FILL = 0.75  # a longer row's block takes only rows of at least this part of its length
@@ -19,6 +21,7 @@ class Conditioned:
 
     prompt_ids: tuple[int, ...]
     response_ids: Int[Tensor, "T"]
+    experts: Experts | None = None  # to be replayed in place of the routers' choice
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +53,8 @@ class Pack:
     positions: Int[Tensor, "N"]  # of each token in its own sequence
     blocks: tuple[Block, ...]
     predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a response token, sequence after sequence
+    prefixes: tuple[slice, ...]  # of each sequence: its prompt's tokens but the last, which several may share
+    experts: Integer[Tensor, "N L K"] | None  # to be replayed
 
     def padded_rows(self, block: Block, pad_id: int) -> Int[Tensor, "R T"]:
         """The ids of a block's rows, padded on the right."""
@@ -61,8 +66,9 @@ def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size:
 
     The last token of a response predicts nothing that is scored, so it is not read.
     """
-    ids, positions, blocks = [], [], []
+    ids, positions, blocks, experts = [], [], [], []
     predictors: dict[int, Tensor] = {}
+    prefixes: dict[int, slice] = {}
     start = 0
     for members in _blocks(sequences, hidden_size):
         prompt = sequences[members[0]].prompt_ids
@@ -71,8 +77,11 @@ def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size:
         ids += [torch.tensor(prompt[:prefix], dtype=torch.long), *rows]
         positions += [torch.arange(prefix), *(torch.arange(prefix, prefix + len(row)) for row in rows)]
         blocks.append(_block(start, prefix, [len(row) for row in rows], device))
-        start += prefix
+        experts += _experts([sequences[index].experts for index in members], shared=prefix > 0)
+        shared, start = start, start + prefix
         for index, row in zip(members, rows, strict=True):
+            first = shared if prefix else start
+            prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
             start += len(row)
             predictors[index] = torch.arange(start - len(sequences[index].response_ids), start)
     return Pack(
@@ -80,6 +89,8 @@ def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size:
         positions=torch.cat(positions).to(device),
         blocks=tuple(blocks),
         predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device),
+        prefixes=tuple(prefixes[index] for index in range(len(sequences))),
+        experts=torch.cat(experts).to(device) if experts else None,
     )
 
 
@@ -144,6 +155,14 @@ def _blocks(sequences: Sequence[Conditioned], hidden_size: int | None) -> list[l
 def _row(sequence: Conditioned, prefix: int) -> Int[Tensor, "T"]:
     prompt = torch.tensor(sequence.prompt_ids[prefix:], dtype=torch.long)
     return torch.cat([prompt, sequence.response_ids[:-1]])
+
+
+def _experts(members: Sequence[Experts | None], *, shared: bool) -> list[Integer[Tensor, "M L K"]]:
+    """Those of a block's tokens in their order; none where nothing is replayed."""
+    known = [experts for experts in members if experts is not None]
+    if shared:
+        return [part.prefix for part in known[:1]] + [part.row for part in known]
+    return [part for experts in known for part in (experts.prefix, experts.row)]
 
 
 def _block(start: int, prefix: int, lengths: list[int], device: torch.device) -> Block:

@@ -1,35 +1,73 @@
-"""Hidden states of a pack: in one pass where the model's attention can be handed a pack, else padded block by block."""
+"""A pack through the trunk: in one pass where its attention can be handed a pack, else padded block by block."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from gspo.policy.attention import NAME, unpad
-from gspo.policy.packing import Conditioned, Pack, pack
+from gspo.policy.packing import Block, Conditioned, Pack, pack
+from gspo.policy.routing import Routing, traced
 
 
-def packed_states(trunk: Any, layout: Pack) -> Float[Tensor, "N H"]:
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What the trunk made of the tokens of a pack."""
+
+    hidden: Float[Tensor, "N H"]  # the last hidden states
+    experts: Integer[Tensor, "N L K"] | None = None  # the routers' own choice; None: no routers
+    router_logits: tuple[Float[Tensor, "N E"], ...] = ()  # layer by layer, where they were asked for
+
+
+def packed_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, keep_logits: bool = False) -> Pass:
     """One pass over the tokens laid end to end."""
     # A mask of four dimensions is handed on as it is: transformers would build one of N x N.
     no_mask = torch.zeros(1, 1, 1, 1, device=layout.ids.device)
-    output = trunk(
-        input_ids=layout.ids[None],
-        position_ids=layout.positions[None],
-        attention_mask=no_mask,
-        use_cache=False,
-        layout=layout,
-    )
-    states: Tensor = output.last_hidden_state[0]
-    return states
+    with traced(routing, layout.experts, keep_logits=keep_logits) as trace:
+        output = trunk(
+            input_ids=layout.ids[None],
+            position_ids=layout.positions[None],
+            attention_mask=no_mask,
+            use_cache=False,
+            layout=layout,
+        )
+    hidden = output.last_hidden_state[0]
+    if trace is None:
+        return Pass(hidden=hidden)
+    return Pass(hidden=hidden, experts=trace.experts, router_logits=tuple(trace.logits))
 
 
-def padded_states(trunk: Any, layout: Pack, pad_id: int) -> Float[Tensor, "N H"]:
+def padded_pass(
+    trunk: Any, layout: Pack, pad_id: int, routing: Routing | None = None, *, keep_logits: bool = False
+) -> Pass:
     """One pass a block, whose rows are whole sequences padded on the right, where causality needs no mask."""
-    passes = (trunk(input_ids=layout.padded_rows(block, pad_id), use_cache=False) for block in layout.blocks)
-    states = [unpad(output.last_hidden_state, block) for output, block in zip(passes, layout.blocks, strict=True)]
-    return torch.cat(states)
+    hidden, experts, logits = [], [], []
+    for block in layout.blocks:
+        replay = None if layout.experts is None else _padded_experts(layout.experts[block.rows], block)
+        with traced(routing, replay, keep_logits=keep_logits) as trace:
+            output = trunk(input_ids=layout.padded_rows(block, pad_id), use_cache=False)
+        hidden.append(unpad(output.last_hidden_state, block))
+        if trace is not None:
+            shape = (len(block.lengths), block.width)
+            experts.append(unpad(trace.experts.unflatten(0, shape), block))
+            logits.append([unpad(layer.unflatten(0, shape), block) for layer in trace.logits])
+    return Pass(
+        hidden=torch.cat(hidden),
+        experts=torch.cat(experts) if experts else None,
+        router_logits=tuple(torch.cat(layer) for layer in zip(*logits, strict=True)),
+    )
+
+
+def _padded_experts(experts: Integer[Tensor, "M L K"], block: Block) -> Integer[Tensor, "S L K"]:
+    """Those of a block's rows, and the first K for the padding, which goes somewhere, too."""
+    if block.place is None:
+        return experts
+    padding = torch.arange(experts.shape[-1], dtype=experts.dtype, device=experts.device)
+    filled = padding.expand(len(block.lengths) * block.width, *experts.shape[1:]).clone()
+    filled[block.place] = experts
+    return filled
 
 
 def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
@@ -47,10 +85,10 @@ def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
     try:
         with torch.no_grad():
             alone = [pack([one], device=device, hidden_size=None) for one in sequences]
-            plain = torch.cat([padded_states(trunk, one, 0)[one.predictors] for one in alone])
+            plain = torch.cat([padded_pass(trunk, one, 0).hidden[one.predictors] for one in alone])
             model.set_attn_implementation(NAME)
             layout = pack(sequences, device=device, hidden_size=hidden_size)
-            found = packed_states(trunk, layout)[layout.predictors]
+            found = packed_pass(trunk, layout).hidden[layout.predictors]
         proven = same(found, plain)
     except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
         proven = False

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gspo.config import Actor
-from gspo.objective import Surrogate, surrogate
-from gspo.policy.likelihood import response_likelihood
+from gspo.objective import Surrogate, balance_loss, surrogate
+from gspo.policy.likelihood import Likelihood, response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.old_policy import Old, cut, mini_batches, rollouts_of, trainable_items
 from gspo.policy.optimizer import Optimizer, StepReport
-from gspo.policy.packing import Conditioned, micro_batches
-from gspo.records import Batch
+from gspo.policy.packing import Conditioned
+from gspo.policy.volatility import Activation, VolatilitySample, activation
+from gspo.records import Batch, Experts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,6 +28,7 @@ class Item:
     sequence: Conditioned
     advantage: float
     old_logprobs: Float[Tensor, "T"] | None  # None: the policy is π_old, its own forward pass gives them
+    old_experts: Experts | None = None  # what the routers' choice is compared with; None: with nothing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,45 +51,27 @@ class MiniBatchReport:
     loss: float
     step: StepReport
     trained: tuple[Trained, ...]
+    balance_loss: float = 0.0  # the routers' part of the loss, before its coefficient; 0 where that is 0
+    # Of a model with routers: before the step, compared with π_old's, in the first mini-batch with the engine's.
+    activation: Activation | None = None
+    after: Activation | None = None  # of a sample, after the step, where no mini-batch follows that would show it
 
 
-def trainable_items(batch: Batch) -> list[tuple[int, Conditioned]]:
-    """The rollouts (index, sequence) that carry a gradient: a zero advantage costs no forward or backward pass."""
-    sequences = [
-        Conditioned(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
-        for group in batch.groups
-        for rollout in group.rollouts
-    ]
-    return [(index, sequences[index]) for index, advantage in enumerate(batch.advantages) if advantage != 0]
+@dataclass(frozen=True, kw_only=True)
+class Accumulated:
+    """What was seen of a mini-batch while its gradient was added up."""
 
-
-def old_logprobs(policy: Policy, batch: Batch, actor: Actor, *, temperature: float) -> dict[int, Float[Tensor, "T"]]:
-    """log π_old of the trainable rollouts' tokens, by rollout index: the engine's, or the policy's own (§5.4).
-
-    The policy's own are not computed for the first mini-batch, whose forward pass in the update is π_old's.
-    """
-    sequences = dict(trainable_items(batch))
-    if actor.old_logprobs == "engine":
-        rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-        return {index: rollouts[index].sampler_logprobs for index in sequences}
-    found: dict[int, Tensor] = {}
-    for members in _mini_batches(batch, actor.mini_batches)[1:]:
-        # Cut as the update cuts: other shapes round differently, in bfloat16 by as much as GSPO's clip range.
-        indices = [index for index in members if index in sequences]
-        for part in _cut(policy, [sequences[index] for index in indices], actor):
-            chosen = [indices[i] for i in part]
-            with torch.no_grad():
-                likelihood = response_likelihood(policy, [sequences[i] for i in chosen], temperature=temperature)
-            lengths = [len(sequences[index].response_ids) for index in chosen]
-            found |= dict(zip(chosen, likelihood.logprobs.cpu().split(lengths), strict=True))
-    return found
+    trained: tuple[Trained, ...]
+    loss: float
+    balance_loss: float
+    activation: Activation | None
 
 
 def update(
     policy: Policy,
     optimizer: Optimizer,
     batch: Batch,
-    old: Mapping[int, Float[Tensor, "T"]],
+    old: Mapping[int, Old],
     actor: Actor,
     *,
     temperature: float,
@@ -98,51 +83,85 @@ def update(
     The loss is −Σ_i per_sequence_i / (scored sequences of the mini-batch), whatever the cut into micro-batches.
     Within `may_stop` nothing but gradients changes: there, a mini-batch may be broken off and begun again.
     """
-    sequences = dict(trainable_items(batch))
-    for number, members in enumerate(_mini_batches(batch, actor.mini_batches)):
+    items = _items(batch, old, actor)
+    for number, members in enumerate(mini_batches(batch, actor.mini_batches)):
         if number < num_done:
             continue
-        chosen = [
-            Item(
-                index=index,
-                sequence=sequences[index],
-                advantage=batch.advantages[index],
-                old_logprobs=old.get(index) if number == 0 else old[index],  # only there can the policy be π_old
-            )
-            for index in members
-            if index in sequences
-        ]
+        chosen = [items[index] for index in members if index in items]
         num_sequences = sum(batch.scores[index].reward is not None for index in members)
         with may_stop():
-            trained, loss = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
-        step = optimizer.step(loss_is_finite=math.isfinite(loss))
-        yield MiniBatchReport(loss=loss, step=step, trained=tuple(trained))
+            # Where mini-batches follow, their own forward passes show what the step has changed.
+            sample = VolatilitySample(policy, [item.sequence for item in chosen]) if actor.mini_batches == 1 else None
+            seen = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
+        step = optimizer.step(loss_is_finite=math.isfinite(seen.loss))
+        after = None if sample is None else sample.change()
+        yield MiniBatchReport(step=step, after=after, **vars(seen))
+
+
+def _items(batch: Batch, old: Mapping[int, Old], actor: Actor) -> dict[int, Item]:
+    """The trainable rollouts by index, with what is known of π_old and with the experts they replay."""
+    sequences, rollouts = dict(trainable_items(batch, actor)), rollouts_of(batch)
+    first = set(mini_batches(batch, actor.mini_batches)[0])
+    found = {}
+    for index, sequence in sequences.items():
+        # Only in the first mini-batch can the policy still be π_old, and its routers' choice π_old's.
+        known = old.get(index) if index in first else old[index]
+        if actor.routing_replay == "policy" and known is not None and index not in first:
+            sequence = replace(sequence, experts=known.experts)
+        found[index] = Item(
+            index=index,
+            sequence=sequence,
+            advantage=batch.advantages[index],
+            old_logprobs=None if known is None else known.logprobs,
+            old_experts=rollouts[index].experts if known is None else known.experts,
+        )
+    return found
 
 
 def accumulate_gradient(
     policy: Policy, items: Sequence[Item], actor: Actor, num_sequences: int, mini_batch: int, *, temperature: float
-) -> tuple[list[Trained], float]:
-    """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch; returns what was seen and the loss.
+) -> Accumulated:
+    """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch.
 
     `num_sequences` is the denominator over all micro-batches (and ranks), handed in so that no cut can change it.
     """
     trained: list[Trained] = []
-    loss = 0.0
-    for part in _cut(policy, [item.sequence for item in items], actor):
+    loss = balance = 0.0
+    seen: Activation | None = None
+    for part in cut(policy, [item.sequence for item in items], actor):
         chosen = [items[i] for i in part]
-        likelihood = response_likelihood(policy, [item.sequence for item in chosen], temperature=temperature)
+        likelihood = response_likelihood(
+            policy,
+            [item.sequence for item in chosen],
+            temperature=temperature,
+            keep_router_logits=actor.router_aux_loss > 0,
+        )
         old = _old(chosen, likelihood.logprobs)
         result = _surrogate(chosen, likelihood.logprobs, old, actor)
         part_loss = -result.per_sequence.sum() / num_sequences
-        if not result.clipped.all():  # where everything is clipped there is no gradient to compute
+        has_gradient = not result.clipped.all()  # where everything is clipped there is no gradient to compute
+        if likelihood.router_logits:
+            unbalanced = _balance_loss(chosen, likelihood) / num_sequences
+            part_loss = part_loss + actor.router_aux_loss * unbalanced
+            balance, has_gradient = balance + unbalanced.item(), True
+        if has_gradient:
             part_loss.backward()
         loss += part_loss.item()
         trained += _observed(chosen, result, likelihood.entropy, old, mini_batch)
-    return trained, loss
+        if policy.routing is not None and likelihood.experts is not None:
+            counts = activation(likelihood.experts, [item.old_experts for item in chosen], policy.routing.num_experts)
+            seen = counts if seen is None else seen + counts
+    return Accumulated(trained=tuple(trained), loss=loss, balance_loss=balance, activation=seen)
 
 
-def _cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:
-    return micro_batches(sequences, actor.micro_batch_tokens, hidden_size=policy.shared_hidden_size)
+def _balance_loss(items: Sequence[Item], likelihood: Likelihood) -> Float[Tensor, ""]:
+    """Summed over the sequences, by the experts that were used, replayed ones too."""
+    assert likelihood.experts is not None
+    used = [item.sequence.experts or own for item, own in zip(items, likelihood.experts, strict=True)]
+    device = likelihood.logprobs.device
+    rows = torch.cat([experts.row for experts in used]).long().to(device)
+    lengths = torch.tensor([len(item.sequence.response_ids) for item in items], device=device)
+    return balance_loss(likelihood.router_logits, rows, lengths).sum()
 
 
 def _old(items: Sequence[Item], logprobs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
@@ -190,15 +209,4 @@ def _observed(
         for item, ratio, clipped, token_entropy, token_old in zip(
             items, result.sequence_ratio.tolist(), *(tensor.split(lengths) for tensor in tensors), strict=True
         )
-    ]
-
-
-def _mini_batches(batch: Batch, parts: int) -> list[list[int]]:
-    """Rollout indices of each mini-batch: whole groups in the order of the batch."""
-    per_part = len(batch.groups) // parts
-    indices = iter(range(len(batch.scores)))
-    groups = [[next(indices) for _ in group.rollouts] for group in batch.groups]
-    return [
-        [index for group in groups[start : start + per_part] for index in group]
-        for start in range(0, per_part * parts, per_part)
     ]

@@ -10,11 +10,11 @@ from typing import get_args
 
 import torch
 
+from gspo.policy.old_policy import Old
 from gspo.policy.update import MiniBatchReport, Trained
 from gspo.records import Batch, FailureKind, Rollout
+from gspo.report.experts import Metrics, expert_metrics
 from gspo.reward.score import Scored
-
-Metrics = dict[str, float | list[float]]
 
 
 def step_metrics(
@@ -23,6 +23,7 @@ def step_metrics(
     seconds: Mapping[str, float],
     *,
     scored: Scored,
+    old: Mapping[int, Old] | None = None,
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
@@ -35,6 +36,7 @@ def step_metrics(
         **_ratio_metrics(trained, len(reports)),
         **_policy_metrics(reports, trained),
         **_mismatch_metrics(rollouts, trained),
+        **expert_metrics(reports, rollouts, old),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in scored.seconds.items()},
         "throughput/generated_tokens_per_second": sum(len(rollout.response_ids) for rollout in rollouts)

@@ -17,6 +17,8 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
     padded = "" if policy.packs else "; trained padded, for its attention cannot be handed packed sequences: slower"
+    if policy.unknown_routers is not None:
+        padded += f"; its experts are not measured ({policy.unknown_routers})"
     return "\n".join(
         [
             f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}{padded}",

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
+from gspo.policy.routing import Routing, traced
 from gspo.rollout.cache import in_place_cache, is_in_place
 from gspo.rollout.one_token import Decoder, additive, decoder_of
 from gspo.rollout.sampling import sample
@@ -24,7 +25,13 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows h
 
 
 def generate(
-    policy: Policy, prompts: Sequence[Sequence[int]], sampling: Sampling, *, group_size: int, seed: int
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    group_size: int,
+    seed: int,
+    record_experts: bool = False,
 ) -> list[list[Response]]:
     """Sample `group_size` responses to each prompt; the same inputs and seed give the same responses.
 
@@ -34,6 +41,7 @@ def generate(
     with _inference_mode(policy.model):
         engine = _Engine(
             policy=policy,
+            routing=policy.routing if record_experts else None,
             decoder=decoder_of(policy.trunk),
             sampling=sampling,
             group_size=group_size,
@@ -48,7 +56,7 @@ def generate(
                 room = sampling.max_rows - (0 if rows is None else len(rows.index))
                 number = max(1, room // group_size)  # a group larger than max_rows is decoded by itself
                 read = prompts[num_read : num_read + number]
-                new = _prefill(policy, read, group_size, sampling.max_new_tokens, num_read * group_size)
+                new = _prefill(engine, read, num_read * group_size)
                 rows = new if rows is None else _joined(rows, new)
                 num_read += number
             assert rows is not None
@@ -82,6 +90,7 @@ class _Rows:
     sampled: Int[Tensor, "R"]  # tokens of the response so far
     alive: Bool[Tensor, "R"]
     logits: Float[Tensor, "R V"]  # for the next token
+    experts: Integer[Tensor, "R L K"] | None  # of the token whose hidden state gave the logits, where they are recorded
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
         self.index, self.position, self.sampled = self.index[rows], self.position[rows], self.sampled[rows]
@@ -100,6 +109,7 @@ class _Engine:
     """What does not change while responses are decoded."""
 
     policy: Policy
+    routing: Routing | None  # records where the model has routers and it is wanted
     decoder: Decoder | None
     sampling: Sampling
     group_size: int
@@ -124,11 +134,11 @@ def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
         until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), left)
         for step in range(until_look):
             token, logprob = sample(rows.logits, engine.sampling, engine.generator)
-            transcript.add(token, logprob)
+            transcript.add(token, logprob, rows.experts)
             rows.sampled += 1
             rows.alive &= ~torch.isin(token, engine.stop_ids)
             if step + 1 < until_look:
-                rows.logits = _advance(engine, rows, token)
+                _advance(engine, rows, token)
         left -= until_look
         if left == 0:
             rows.alive &= rows.sampled < max_new_tokens
@@ -141,16 +151,15 @@ def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
             token = token[kept]
             rows.keep(kept)
             left = max_new_tokens - int(rows.sampled.max())
-        rows.logits = _advance(engine, rows, token)
+        _advance(engine, rows, token)
         if others_wait and _has_room(engine, rows):
             transcript.write(rows.index, rows.sampled)
             return rows
 
 
-def _prefill(
-    policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, max_new_tokens: int, first_index: int
-) -> _Rows:
+def _prefill(engine: _Engine, prompts: Sequence[Sequence[int]], first_index: int) -> _Rows:
     """Read every prompt once (padded on the left), then repeat its cache for the group."""
+    policy = engine.policy
     device = policy.device
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
     width = int(lengths.max())
@@ -158,15 +167,21 @@ def _prefill(
     padding = width - lengths
     column = torch.arange(width, device=device)
     uniform = min(map(len, prompts)) == width
-    cache = in_place_cache(policy.model.config, most=width + max_new_tokens)
-    output = policy.trunk(
-        input_ids=torch.tensor(padded, device=device),
-        attention_mask=None if uniform else (column >= padding).long(),
-        position_ids=(column - padding).clamp(min=0),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    repeat = torch.arange(len(prompts), device=device).repeat_interleave(group_size)
+    cache = in_place_cache(policy.model.config, most=width + engine.sampling.max_new_tokens)
+    with traced(engine.routing) as trace:
+        output = policy.trunk(
+            input_ids=torch.tensor(padded, device=device),
+            attention_mask=None if uniform else (column >= padding).long(),
+            position_ids=(column - padding).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    repeat = torch.arange(len(prompts), device=device).repeat_interleave(engine.group_size)
+    experts = None if trace is None else trace.experts.unflatten(0, (len(prompts), width))
+    if experts is not None:
+        engine.transcript.prefixes += [
+            own[width - len(prompt) : -1] for own, prompt in zip(experts, prompts, strict=True)
+        ]
     cache.reorder_cache(repeat)
     return _Rows(
         index=first_index + torch.arange(len(repeat), device=device),
@@ -177,6 +192,7 @@ def _prefill(
         sampled=torch.zeros(len(repeat), dtype=torch.long, device=device),
         alive=torch.ones(len(repeat), dtype=torch.bool, device=device),
         logits=policy.logits(output.last_hidden_state[:, -1])[repeat],
+        experts=None if experts is None else experts[repeat, -1],
     )
 
 
@@ -195,23 +211,26 @@ def _joined(old: _Rows, new: _Rows) -> _Rows:
         sampled=torch.cat([old.sampled, new.sampled]),
         alive=torch.cat([old.alive, new.alive]),
         logits=torch.cat([old.logits, new.logits]),
+        experts=None if old.experts is None or new.experts is None else torch.cat([old.experts, new.experts]),
     )
 
 
-def _advance(engine: _Engine, rows: _Rows, token: Int[Tensor, "R"]) -> Float[Tensor, "R V"]:
-    """Read one more token a row and return the logits for the next."""
+def _advance(engine: _Engine, rows: _Rows, token: Int[Tensor, "R"]) -> None:
+    """Read one more token a row."""
     rows.width += 1
     mask = rows.mask
-    if engine.decoder is not None:
-        added = None if mask is None else additive(mask, engine.decoder.dtype)
-        hidden = engine.decoder.step(token, rows.position, rows.cache, added)
-    else:
-        hidden = engine.policy.trunk(
-            input_ids=token[:, None],
-            attention_mask=None if mask is None else mask.long(),
-            position_ids=rows.position,
-            past_key_values=rows.cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
+    with traced(engine.routing) as trace:
+        if engine.decoder is not None:
+            added = None if mask is None else additive(mask, engine.decoder.dtype)
+            hidden = engine.decoder.step(token, rows.position, rows.cache, added)
+        else:
+            hidden = engine.policy.trunk(
+                input_ids=token[:, None],
+                attention_mask=None if mask is None else mask.long(),
+                position_ids=rows.position,
+                past_key_values=rows.cache,
+                use_cache=True,
+            ).last_hidden_state[:, -1]
     rows.position = rows.position + 1
-    return engine.policy.logits(hidden)
+    rows.logits = engine.policy.logits(hidden)
+    rows.experts = None if trace is None else trace.experts

@@ -1,0 +1,81 @@
+"""What it costs to record and to replay experts: a rollout and an update with and without, taking turns.
+
+python -m benchmarks.routing [--rounds 7]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from gspo.config_file import load_recipe
+from gspo.policy.model import Policy
+from gspo.policy.old_policy import old_policy
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.update import update
+from gspo.prepare import prepare
+from gspo.records import Batch, Score
+from gspo.rollout.source import sample_groups
+from gspo.train import make_batch
+
+SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
+QUERIES, GROUP_SIZE = 32, 8
+
+
+def main() -> None:
+    """Print the medians of the ratios, as rows of a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    recipe = load_recipe("recipes/arithmetic.yaml", SMALL)
+    parts = prepare(recipe)
+    policy, unwatched = parts.policy, replace(parts.policy, routing=None)
+    queries = parts.queries.train[:QUERIES]
+
+    def roll_out(policy: Policy) -> Batch:
+        groups = sample_groups(
+            policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0, record_experts=True
+        )
+        return make_batch(groups, [Score(reward=float(n % 2), parts={}) for n in range(QUERIES * GROUP_SIZE)])
+
+    batch = roll_out(policy)
+    weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+
+    def train(policy: Policy, replay: str) -> None:
+        policy.model.load_state_dict(weights)
+        actor = recipe.actor.model_copy(update={"routing_replay": replay, "old_logprobs": "recompute"})
+        optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
+        list(
+            update(policy, optimizer, batch, old_policy(policy, batch, actor, temperature=1.0), actor, temperature=1.0)
+        )
+        optimizer.close()
+
+    print("| what | seconds without | ratio (median, range) |\n|---|---|---|")
+    _row("rollout that records", lambda: roll_out(unwatched), lambda: roll_out(policy), rounds)
+    _row("update that records", lambda: train(unwatched, "none"), lambda: train(policy, "none"), rounds)
+    _row("update that replays π_old's", lambda: train(unwatched, "none"), lambda: train(policy, "policy"), rounds)
+
+
+def _row(name: str, without: Callable[[], object], with_it: Callable[[], object], rounds: int) -> None:
+    before, ratios = [], []
+    for number in range(rounds + 1):
+        one, two = _seconds(without), _seconds(with_it)
+        if number:  # the first warms up
+            before.append(one)
+            ratios.append(two / one)
+    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    print(f"| {name} | {statistics.median(before):.3f} | {middle:.3f} ({low:.2f}–{high:.2f}) |")
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    compute()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The router auxiliary loss: experts that get the same share of a sequence's tokens."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor
+
+
+def balance_loss(
+    router_logits: Sequence[Float[Tensor, "N E"]], experts: Integer[Tensor, "N L K"], lengths: Int[Tensor, "B"]
+) -> Float[Tensor, "B"]:
+    """E/K · Σ_e f_e · P_e of each sequence, mean over the L layers; 1 where all experts are used alike, at most E/K.
+
+    f_e: the share of the sequence's tokens that chose expert e (no gradient); P_e: their mean router probability.
+    Sequence by sequence, as DeepSeek-V3 has it (arXiv 2412.19437, Eq. 17–20), for a product of means over a whole
+    micro-batch would depend on the cut. Departs from it in taking the softmax of the logits for every family, where
+    DeepSeek-V3 normalises sigmoids. The tokens are the response's, one after another, B sequences in all.
+    """
+    sequence = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    per_layer = []
+    for layer, logits in enumerate(router_logits):
+        chosen = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, experts[:, layer], 1.0)
+        probabilities = logits.float().softmax(-1)
+        share, mean = (
+            logits.new_zeros(len(lengths), logits.shape[-1], dtype=torch.float32).index_add(0, sequence, values)
+            / lengths[:, None]
+            for values in (chosen, probabilities)
+        )
+        per_layer.append((share * mean).sum(-1) * logits.shape[-1] / experts.shape[-1])
+    return torch.stack(per_layer).mean(0)

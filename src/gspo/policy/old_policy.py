@@ -1,0 +1,85 @@
+"""What is known of π_old on a rollout batch: log-likelihoods and experts, the engine's or the policy's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gspo.config import Actor
+from gspo.policy.likelihood import response_likelihood
+from gspo.policy.model import Policy
+from gspo.policy.packing import Conditioned, micro_batches
+from gspo.records import Batch, Experts, Rollout
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Old:
+    """π_old on one rollout."""
+
+    logprobs: Float[Tensor, "T"]  # of its tokens
+    experts: Experts | None  # its routers' choice
+
+
+def old_policy(policy: Policy, batch: Batch, actor: Actor, *, temperature: float) -> dict[int, Old]:
+    """π_old on the trainable rollouts, by rollout index: as the engine had it, or the policy itself (§5.4).
+
+    The policy's own is not computed for the first mini-batch, whose forward pass in the update is π_old's. Routers
+    that are to replay the policy's experts need its pass even where the engine's log-likelihoods are taken.
+    """
+    rollouts, sequences = rollouts_of(batch), dict(trainable_items(batch, actor))
+    found: dict[int, Old] = {}
+    if actor.old_logprobs == "engine":
+        for index in sequences:
+            found[index] = Old(logprobs=rollouts[index].sampler_logprobs, experts=rollouts[index].experts)
+        if actor.routing_replay != "policy":
+            return found
+    for members in mini_batches(batch, actor.mini_batches)[1:]:
+        # Cut as the update cuts: other shapes round differently, in bfloat16 by as much as GSPO's clip range.
+        indices = [index for index in members if index in sequences]
+        for part in cut(policy, [sequences[index] for index in indices], actor):
+            chosen = [indices[i] for i in part]
+            with torch.no_grad():
+                likelihood = response_likelihood(policy, [sequences[i] for i in chosen], temperature=temperature)
+            lengths = [len(sequences[index].response_ids) for index in chosen]
+            experts = likelihood.experts or [None] * len(chosen)
+            for index, logprobs, own in zip(chosen, likelihood.logprobs.cpu().split(lengths), experts, strict=True):
+                found[index] = Old(logprobs=found[index].logprobs if index in found else logprobs, experts=own)
+    return found
+
+
+def trainable_items(batch: Batch, actor: Actor) -> list[tuple[int, Conditioned]]:
+    """The rollouts (index, sequence) that carry a gradient: a zero advantage costs no forward or backward pass."""
+    replays = actor.routing_replay == "engine"
+    sequences = [
+        Conditioned(
+            prompt_ids=group.query.prompt_ids,
+            response_ids=rollout.response_ids,
+            experts=rollout.experts if replays else None,
+        )
+        for group in batch.groups
+        for rollout in group.rollouts
+    ]
+    return [(index, sequences[index]) for index, advantage in enumerate(batch.advantages) if advantage != 0]
+
+
+def rollouts_of(batch: Batch) -> list[Rollout]:
+    """All of a batch, group after group."""
+    return [rollout for group in batch.groups for rollout in group.rollouts]
+
+
+def cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:
+    """Indices of the micro-batches."""
+    return micro_batches(sequences, actor.micro_batch_tokens, hidden_size=policy.shared_hidden_size)
+
+
+def mini_batches(batch: Batch, parts: int) -> list[list[int]]:
+    """Rollout indices of each mini-batch: whole groups in the order of the batch."""
+    per_part = len(batch.groups) // parts
+    indices = iter(range(len(batch.scores)))
+    groups = [[next(indices) for _ in group.rollouts] for group in batch.groups]
+    return [
+        [index for group in groups[start : start + per_part] for index in group]
+        for start in range(0, per_part * parts, per_part)
+    ]

@@ -1,0 +1,106 @@
+"""The routers among a model's modules, found by what transformers declares, and proven to be replayable."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.policy.routing import Routing, UnknownRouterError, chosen_experts
+from gspo.policy.trunk import same
+
+_NAMED = re.compile(r"Router|TopKGating")  # a class that transformers does not declare
+_EXPERTS = re.compile(r"Experts|M[oO]E")
+_PROBE = 8  # tokens
+
+
+def find_routing(model: Any, trunk: Any) -> Routing | None:
+    """Watch the model's routers; None where it has no experts. UnknownRouterError for routers of another kind.
+
+    Proven on a few tokens: replaying what was recorded changes nothing, and any other experts are used as told, each
+    with a weight of its own.
+    """
+    suspects = _suspects(model)
+    if not suspects:
+        experts = sorted(
+            {type(module).__name__ for module in trunk.modules() if _EXPERTS.search(type(module).__name__)}
+        )
+        if any("Experts" in name for name in experts):
+            raise UnknownRouterError(f"{', '.join(experts)}: no router among these modules")
+        return None
+    names = ", ".join(sorted({type(router).__name__ for router in suspects}))
+    forwards = [router.forward for router in suspects]
+    try:
+        outputs = _outputs(trunk, suspects)
+        called = [(router, output) for router, output in zip(suspects, outputs, strict=True) if output is not None]
+        if not called:
+            raise UnknownRouterError("no pass over text calls it")
+        routers = [router for router, _ in called]
+        sizes = {(output[0].shape[-1], chosen_experts(output).shape[-1]) for _, output in called}
+        if len(sizes) > 1:
+            raise UnknownRouterError("its layers differ in their numbers of experts")
+        num_experts, top_k = sizes.pop()
+        routing = Routing(routers, num_experts=num_experts, top_k=top_k)
+        _prove(trunk, routing, routers)
+    except (UnknownRouterError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        for router, forward in zip(suspects, forwards, strict=True):
+            router.forward = forward
+        raise UnknownRouterError(f"{names}: {error}") from None
+    return routing
+
+
+def _suspects(model: Any) -> list[Any]:
+    """In the order of the layers."""
+    declared = declared_routers(model.modules())
+    return [m for m in model.modules() if isinstance(m, declared) or _NAMED.search(type(m).__name__)]
+
+
+def declared_routers(modules: Iterable[Any]) -> tuple[type, ...]:
+    """The classes of routers that transformers names on models, or on their classes."""
+    found = []
+    for module in modules:
+        recorder = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
+        for one in recorder if isinstance(recorder, list) else [recorder]:
+            found.append(getattr(one, "target_class", one))
+    return tuple({kind for kind in found if isinstance(kind, type)})
+
+
+@torch.no_grad()
+def _states(trunk: Any) -> Tensor:
+    embedding = trunk.get_input_embeddings().weight
+    ids = torch.arange(1, _PROBE + 1, device=embedding.device)[None] % len(embedding)
+    states: Tensor = trunk(input_ids=ids, use_cache=False).last_hidden_state
+    return states
+
+
+def _outputs(trunk: Any, modules: Sequence[nn.Module]) -> list[Any]:
+    """What each module returns in a pass; None for one that is not called."""
+    found: dict[nn.Module, Any] = {}
+    hooks = [
+        module.register_forward_hook(lambda module, _, output: found.__setitem__(module, output)) for module in modules
+    ]
+    try:
+        _states(trunk)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [found.get(module) for module in modules]
+
+
+def _prove(trunk: Any, routing: Routing, routers: Sequence[nn.Module]) -> None:
+    with routing.traced() as trace:
+        plain = _states(trunk)
+    with routing.traced(trace.experts):
+        replayed = _states(trunk)
+    if not same(replayed, plain):
+        raise UnknownRouterError("with its own experts replayed, the model computes something else")
+    others = (trace.experts.long() + 1) % routing.num_experts
+    with routing.traced(others):
+        outputs = _outputs(trunk, routers)
+    for layer, output in enumerate(outputs):
+        weights = next((part for part in output[1:] if part.is_floating_point()), None)
+        if weights is None or not torch.equal(chosen_experts(output), others[:, layer]):
+            raise UnknownRouterError("it does not use the experts it is told to")
+        if weights.shape != others[:, layer].shape or not (weights.isfinite() & (weights > 0)).all():
+            raise UnknownRouterError("experts that are replayed get no weight of their own")
