@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 
-.PHONY: train test faults lint format bench soak install clean
+.PHONY: train test faults lint format bench soak study install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -29,6 +29,10 @@ bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (abo
 
 soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroken run does (about a minute)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
+
+study: $(INSTALLED)  ## GSPO against GRPO with seeds: what has no result yet, then its page (about an hour on 2 cores)
+	$(VENV)/bin/python -m studies.gspo_vs_grpo.run $(ARGS)
+	$(VENV)/bin/python -m studies.gspo_vs_grpo.page
 
 install: $(INSTALLED)
 

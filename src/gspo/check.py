@@ -8,7 +8,8 @@ from gspo.errors import UserError
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
 from gspo.policy.check_routing import check_declared
-from gspo.policy.model import check_vocabulary, make_tokenizer, named_stop_ids
+from gspo.policy.model import check_vocabulary, make_tokenizer
+from gspo.policy.tokenizer import named_stop_ids
 from gspo.prepare import fitting_texts, quiet_transformers
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries

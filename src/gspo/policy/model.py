@@ -16,7 +16,7 @@ from gspo.policy.head import Head
 from gspo.policy.packing import Pack
 from gspo.policy.routers import find_routing
 from gspo.policy.routing import Routing, UnknownRouterError
-from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
+from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
 from gspo.policy.trunk import Pass, enable_packing, packed_pass, padded_pass
 
 
@@ -232,21 +232,6 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
             mend="name one with rollout.stop_tokens",
         )
     return tuple(sorted(set(stop_ids)))
-
-
-def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
-    """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
-    found = []
-    for token in stop_tokens:
-        ids = tokenizer(token, add_special_tokens=False).input_ids
-        if len(ids) != 1:
-            raise UserError(
-                f"rollout.stop_tokens: {token!r} is {len(ids)} tokens of this tokenizer; a stop token must be one"
-            )
-        if ids[0] == tokenizer.unk_token_id:
-            raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
-        found.append(ids[0])
-    return tuple(found)
 
 
 @torch.no_grad()

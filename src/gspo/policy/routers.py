@@ -11,7 +11,6 @@ from gspo.policy.routing import Routing, UnknownRouterError, chosen_experts
 from gspo.policy.trunk import same
 
 _NAMED = re.compile(r"Router|TopKGating")  # a class that transformers does not declare
-_EXPERTS = re.compile(r"Experts|M[oO]E")
 _PROBE = 8  # tokens
 
 
@@ -23,30 +22,33 @@ def find_routing(model: Any, trunk: Any) -> Routing | None:
     """
     suspects = _suspects(model)
     if not suspects:
-        experts = sorted(
-            {type(module).__name__ for module in trunk.modules() if _EXPERTS.search(type(module).__name__)}
-        )
-        if any("Experts" in name for name in experts):
-            raise UnknownRouterError(f"{', '.join(experts)}: no router among these modules")
+        experts = {name for module in trunk.modules() if "Experts" in (name := type(module).__name__)}
+        if experts:
+            raise UnknownRouterError(f"{', '.join(sorted(experts))}: no router beside these")
         return None
-    names = ", ".join(sorted({type(router).__name__ for router in suspects}))
     forwards = [router.forward for router in suspects]
     try:
-        outputs = _outputs(trunk, suspects)
-        called = [(router, output) for router, output in zip(suspects, outputs, strict=True) if output is not None]
-        if not called:
-            raise UnknownRouterError("no pass over text calls it")
-        routers = [router for router, _ in called]
-        sizes = {(output[0].shape[-1], chosen_experts(output).shape[-1]) for _, output in called}
-        if len(sizes) > 1:
-            raise UnknownRouterError("its layers differ in their numbers of experts")
-        num_experts, top_k = sizes.pop()
-        routing = Routing(routers, num_experts=num_experts, top_k=top_k)
-        _prove(trunk, routing, routers)
+        return _watched(trunk, suspects)
     except (UnknownRouterError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         for router, forward in zip(suspects, forwards, strict=True):
             router.forward = forward
+        names = ", ".join(sorted({type(router).__name__ for router in suspects}))
         raise UnknownRouterError(f"{names}: {error}") from None
+
+
+def _watched(trunk: Any, suspects: Sequence[nn.Module]) -> Routing:
+    """Those of the suspects that a pass over text calls, proven."""
+    outputs = _outputs(trunk, suspects)
+    called = [(router, output) for router, output in zip(suspects, outputs, strict=True) if output is not None]
+    if not called:
+        raise UnknownRouterError("no pass over text calls it")
+    sizes = {(output[0].shape[-1], chosen_experts(output).shape[-1]) for _, output in called}
+    if len(sizes) > 1:
+        raise UnknownRouterError("its layers differ in their numbers of experts")
+    num_experts, top_k = sizes.pop()
+    routers = [router for router, _ in called]
+    routing = Routing(routers, num_experts=num_experts, top_k=top_k)
+    _prove(trunk, routing, routers)
     return routing
 
 

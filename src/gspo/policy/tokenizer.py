@@ -1,6 +1,6 @@
 """The tokenizer: loaded and checked, or a small one fitted to a run's own texts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.errors import UserError
@@ -56,3 +56,18 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
+    found = []
+    for token in stop_tokens:
+        ids = tokenizer(token, add_special_tokens=False).input_ids
+        if len(ids) != 1:
+            raise UserError(
+                f"rollout.stop_tokens: {token!r} is {len(ids)} tokens of this tokenizer; a stop token must be one"
+            )
+        if ids[0] == tokenizer.unk_token_id:
+            raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
+        found.append(ids[0])
+    return tuple(found)

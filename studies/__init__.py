@@ -1,0 +1,1 @@
+"""Studies: questions put to the trainer, with the runs that answer them."""

@@ -1,0 +1,72 @@
+"""A model that runs begin from: base.yaml's cold start, without the reinforcement learning.
+
+python -m studies.gspo_vs_grpo.cold DIRECTORY [key=value …]    # writes model and tokenizer, and start.json beside them
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from gspo.checkpoint.random_state import seed_everything
+from gspo.coldstart import cold_start
+from gspo.config import Recipe
+from gspo.config_file import load_recipe
+from gspo.evaluation.held_out import evaluate
+from gspo.policy.model import Policy
+from gspo.policy.optimizer import Optimizer
+from gspo.prepare import Prepared, prepare
+from gspo.reward.functions import close_functions
+from studies.gspo_vs_grpo.jobs import BASE
+
+REPORT = "start.json"  # written last: a directory that has it is whole
+
+
+def main() -> None:
+    """Cold-start, evaluate and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_args()
+    started = time.monotonic()
+    recipe = load_recipe(BASE, options.overrides)
+    parts = prepare(recipe)
+    try:
+        report = _cold_start(recipe, parts)
+    finally:
+        close_functions(parts.functions)
+    parts.policy.save(options.directory)
+    text = json.dumps({**report, "seconds": round(time.monotonic() - started)}, indent=1)
+    (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
+
+
+def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
+    seed_everything(recipe.seed)
+    settings = recipe.cold_start
+    optimizer = Optimizer(parts.policy.model, settings.optimizer, total_steps=settings.steps)
+    for step in cold_start(parts.policy, optimizer, parts.demonstrations, settings, recipe.actor, seed=recipe.seed):
+        if step.step % 100 == 0:
+            print(f"{step.step}/{settings.steps}  loss {step.loss:.3f}", flush=True)
+    optimizer.close()
+    rate = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
+    return {
+        "steps": settings.steps,
+        "pass_at_1": round(rate.pass_at_1, 4),
+        "mean_tokens": round(rate.mean_response_tokens, 2),
+        **_parameters(parts.policy),
+    }
+
+
+def _parameters(policy: Policy) -> dict[str, int]:
+    """All parameters, and those that a token passes through."""
+    sizes = {name: parameter.numel() for name, parameter in policy.model.named_parameters()}
+    config = policy.model.config
+    in_experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    idle = 1 - config.num_experts_per_tok / config.num_experts if in_experts else 0.0
+    total = sum(sizes.values())
+    return {"parameters": total, "active_parameters": total - round(in_experts * idle)}
+
+
+if __name__ == "__main__":
+    main()

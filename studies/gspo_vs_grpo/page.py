@@ -1,0 +1,39 @@
+"""Draw the figures and write the tables between their markers in README.md: no number there is typed by hand.
+
+python -m studies.gspo_vs_grpo.page
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from studies.gspo_vs_grpo.figures import draw_all
+from studies.gspo_vs_grpo.results import RESULTS
+from studies.gspo_vs_grpo.tables import TABLES
+
+PAGE = Path(__file__).with_name("README.md")
+
+
+def main() -> None:
+    """Write the page and its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=PAGE.parent, help="the page's folder; figures/ lies in it")
+    options = parser.parse_args()
+    draw_all(options.results, options.output / "figures")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        text = _put(text, name, table(options.results))
+    (options.output / PAGE.name).write_text(text, encoding="utf-8")
+
+
+def _put(text: str, name: str, table: str) -> str:
+    """The text with what stands between `<!-- name -->` and `<!-- /name -->` replaced."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"{PAGE.name} has no place for the table {name}: <!-- {name} --> … <!-- /{name} -->")
+    return pattern.sub(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Make every result of the study that is missing: cold starts, the sweep of clip ranges, the comparison, the factors.
+
+python -m studies.gspo_vs_grpo.run                        # all of it; interrupted, it goes on where it was
+python -m studies.gspo_vs_grpo.run --only main factors/long
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from studies.gspo_vs_grpo.execute import Task, has_start, make_start, side_by_side, train
+from studies.gspo_vs_grpo.jobs import Job, Variant, factor_jobs, main_jobs, tuning_jobs
+from studies.gspo_vs_grpo.results import RESULTS, Result
+from studies.gspo_vs_grpo.tuned import chosen_clips, tune
+
+WORK = Path(__file__).parents[2] / "runs" / "gspo_vs_grpo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is asked for, and where it is made."""
+
+    results: Path
+    work: Path  # models and run directories
+    workers: int  # runs at the same time
+    only: Sequence[str]  # experiments, or folders of them; none: all
+    variant: Variant
+
+    def wants(self, job: Job) -> bool:
+        """Whether the run was asked for."""
+        return not self.only or any(f"{job.name}/".startswith(f"{name}/") for name in self.only)
+
+    def has(self, job: Job) -> bool:
+        """Whether there is a result of just this run."""
+        path = self.results / f"{job.name}.json"
+        return path.is_file() and Result.load(path).digest == job.digest
+
+
+def main() -> int:
+    """Run what is asked for, in the order in which one thing needs another; 1 where runs broke."""
+    study = _study()
+    sweep = list(tuning_jobs(study.variant))
+    is_whole = _run_missing(study, sweep)
+    if not all(study.has(job) for job in sweep):
+        print("the comparison and the factors need the whole sweep (tune), which is not there")
+        return int(not is_whole)
+    tune(study.results)
+    clips = chosen_clips(study.results)
+    is_whole &= _run_missing(study, main_jobs(clips, study.variant))
+    is_whole &= _run_missing(study, factor_jobs(clips, study.variant))
+    return int(not is_whole)
+
+
+def _study() -> Study:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="such as tune, main, factors/long")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, each on one core")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=WORK, help="for models and run directories")
+    parser.add_argument("--seeds", type=int, help="the first so many of each experiment only")
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="recipe keys changed in every run")
+    options = parser.parse_args()
+    extra = {key: yaml.safe_load(value) for key, _, value in (text.partition("=") for text in options.set)}
+    return Study(
+        results=options.results.absolute(),
+        work=options.work.absolute(),
+        workers=options.jobs,
+        only=options.only,
+        variant=Variant(seeds=options.seeds, extra=extra),
+    )
+
+
+def _run_missing(study: Study, jobs: Iterable[Job]) -> bool:
+    """Make the results that are wanted and not there, and before them the models they begin from; whether all came."""
+    missing = [job for job in jobs if study.wants(job) and not study.has(job)]
+    places = (study.results, study.work)
+    starts = {job.start.name: job for job in missing if not has_start(job, *places)}
+    cold = [Task(f"cold start {name}", make_start, (job, *places)) for name, job in starts.items()]
+    runs = [Task(job.name, train, (job, *places)) for job in missing]
+    return side_by_side(cold, study.workers) and side_by_side(runs, study.workers)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted: results so far are kept, and the same command makes the rest")

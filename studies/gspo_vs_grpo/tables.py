@@ -1,0 +1,202 @@
+"""The tables, in markdown, from the results alone."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, STARTS
+from studies.gspo_vs_grpo.results import LISTS, load_all
+from studies.gspo_vs_grpo.summary import (
+    Measure,
+    Results,
+    common_compute,
+    deviation,
+    difference,
+    final_pass_at_1,
+    has_collapsed,
+    largest,
+    late_reward,
+    mean,
+    mean_of,
+    mean_reward,
+    over_seeds,
+    reward_at,
+)
+from studies.gspo_vs_grpo.tuned import chosen_names
+
+NONE = "–"
+EXPERT_CHANGE = "moe/expert_change_fraction"
+# The paper's Figure 1 sets GSPO against GRPO with replay.
+PAIRS = (
+    ("gspo_moe", "grpo_moe"),
+    ("gspo_moe", "grpo_r2_moe"),
+    ("grpo_r2_moe", "grpo_moe"),
+    ("gspo_r2_moe", "gspo_moe"),
+    ("gspo_dense", "grpo_dense"),
+)
+FACTOR_PAIRS = PAIRS[:4]
+LABELS = {arm.name: arm.label for arm in ARMS}
+FACTOR_ROWS = ((MAIN.name, MAIN), *((f"factors/{condition.name}", condition) for condition in FACTORS))
+
+
+def starts_table(results: Path) -> str:
+    """The models that runs begin from."""
+    rows = []
+    for start in STARTS.values():
+        path = results / "starts" / f"{start.name}.json"
+        if path.is_file():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            sizes = [f"{known[name]:,}" for name in ("parameters", "active_parameters", "steps")]
+            score = [f"{known['pass_at_1']:.3f}", f"{known['mean_tokens']:.1f}", f"{known['seconds']}"]
+            rows.append([start.name, start.what, *sizes, *score])
+    head = ["name", "model", "parameters", "active a token", "cold-start steps", "pass@1", "response tokens", "s"]
+    return _table(head, rows)
+
+
+def tuning_table(results: Path) -> str:
+    """The sweep: late reward and clipped tokens of each arm with each range, the chosen one in bold."""
+    chosen, rows = chosen_names(results), []
+    for arm in ARMS:
+        cells = [arm.label]
+        for name, (low, high) in arm.clips.items():
+            runs = load_all(results, f"tune/{name}", arm)
+            clipped = mean(over_seeds(runs, mean_of("clip/token_fraction")))
+            text = f"{low:g}/{high:g}: {_spread(runs, late_reward)}, {_number(clipped, '.2g')} clipped"
+            cells.append(f"**{text}**" if chosen.get(arm.name) == name else text)
+        rows.append(cells)
+    return _table(["arm", "narrow", "middle", "wide"], rows)
+
+
+def main_table(results: Path) -> str:
+    """The comparison: each arm over its seeds."""
+    columns: dict[str, Measure] = {
+        "late reward": late_reward,
+        "mean reward": mean_reward,
+        "pass@1 after": final_pass_at_1,
+        "response tokens, last step": lambda result: _last(result.values("response/mean_tokens")),
+        "clipped tokens": mean_of("clip/token_fraction"),
+        "clipped sequences": mean_of("clip/sequence_fraction"),
+        "experts changed": mean_of(EXPERT_CHANGE),
+        "largest gradient norm": largest("policy/grad_norm"),
+        "s a step": lambda result: result.seconds["total"] / max(1, len(result.values("reward/mean"))),
+    }
+    rows = []
+    for arm in ARMS:
+        runs = load_all(results, MAIN.name, arm)
+        cells = [_spread(runs, measure) for measure in columns.values()]
+        rows.append([arm.label, str(len(runs)), *cells, _fate(runs)])
+    return _table(["arm", "seeds", *columns, "collapsed / failed"], rows)
+
+
+def difference_table(results: Path) -> str:
+    """One arm minus another, with both standard errors."""
+    runs = {arm.name: load_all(results, MAIN.name, arm) for arm in ARMS}
+    budgets = {arm.model: common_compute([runs[one.name] for one in ARMS if one.model == arm.model]) for arm in ARMS}
+    rows = []
+    for one, other in PAIRS:
+        at_compute = reward_at(budgets["moe" if one.endswith("moe") else "dense"])
+        measures = (late_reward, mean_reward, at_compute, final_pass_at_1)
+        cells = [_difference(runs[one], runs[other], measure) for measure in measures]
+        rows.append([_minus(one, other), *cells])
+    return _table(["difference", "late reward", "mean reward", "reward at equal compute", "pass@1 after"], rows)
+
+
+def factor_table(results: Path) -> str:
+    """Each condition: late reward of each arm, and what sets them apart."""
+    rows = []
+    for experiment, condition in FACTOR_ROWS:
+        runs = {arm.name: load_all(results, experiment, arm) for arm in MOE_ARMS}
+        differences = [_difference(runs[one], runs[other], late_reward) for one, other in FACTOR_PAIRS]
+        fates = ", ".join(_fate(runs[arm.name]) for arm in MOE_ARMS)
+        rewards = [_spread(runs[arm.name], late_reward) for arm in MOE_ARMS]
+        rows.append([f"{condition.name}: {condition.what}", *rewards, *differences, fates])
+    head = ["condition", *(arm.label for arm in MOE_ARMS), *(_minus(*pair) for pair in FACTOR_PAIRS)]
+    return _table([*head, "collapsed / failed, by arm"], rows)
+
+
+def observed_table(results: Path) -> str:
+    """Each condition: clipped tokens and changed experts of each arm."""
+    rows = []
+    for experiment, condition in FACTOR_ROWS:
+        runs = [load_all(results, experiment, arm) for arm in MOE_ARMS]
+        clipped = [_number(mean(over_seeds(one, mean_of("clip/token_fraction"))), ".2g") for one in runs]
+        changed = [_number(mean(over_seeds(one, mean_of(EXPERT_CHANGE))), ".2g") for one in runs]
+        rows.append([condition.name, " / ".join(clipped), " / ".join(changed)])
+    order = " / ".join(arm.label for arm in MOE_ARMS)
+    return _table(["condition", f"clipped tokens: {order}", "experts changed"], rows)
+
+
+def expert_table(results: Path) -> str:
+    """Changed experts by layer and by updates since π_old, of the arms whose routers are free."""
+    rows = []
+    for experiment, condition in FACTOR_ROWS:
+        for arm in (one for one in MOE_ARMS if not one.replays):
+            runs = load_all(results, experiment, arm)
+            by = [_list_means(result.means.get(name, ()) for result in runs.values()) for name in LISTS]
+            if any(by):
+                rows.append(
+                    [condition.name, arm.label, *(", ".join(_number(value, ".2g") for value in one) for one in by)]
+                )
+    return _table(["condition", "arm", "by layer, first to last", "after 1, 2, … updates"], rows)
+
+
+def _list_means(rows: Iterable[Sequence[float | None]]) -> list[float]:
+    known = [[math.nan if value is None else value for value in row] for row in rows if row]
+    return [mean(column) for column in zip(*known, strict=True)]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines])
+
+
+def _number(value: float, form: str = ".3f") -> str:
+    return format(value, form) if math.isfinite(value) else NONE
+
+
+def _spread(runs: Results, measure: Measure) -> str:
+    """Mean ± standard deviation over the seeds, to the digits that the mean's size asks for."""
+    values = over_seeds(runs, measure)
+    centre, spread = mean(values), deviation(values)
+    if math.isnan(centre):
+        return NONE
+    form = ".1f" if abs(centre) >= 10 else ".3f" if abs(centre) >= 0.01 else ".1g"
+    return f"{centre:{form}} ± {spread:{form}}" if math.isfinite(spread) else f"{centre:{form}}"
+
+
+def _difference(arm: Results, other: Results, measure: Measure) -> str:
+    found = difference(arm, other, measure)
+    if math.isnan(found.mean):
+        return NONE
+    if math.isnan(found.paired_error):
+        return f"{found.mean:+.3f}"
+    return f"{found.mean:+.3f} ± {found.unpaired_error:.3f} ({found.paired_error:.3f})"
+
+
+def _minus(one: str, other: str) -> str:
+    """How a difference between two arms is written."""
+    first, second = (f"({label})" if " + " in label else label for label in (LABELS[one], LABELS[other]))
+    return f"{first} − {second}"
+
+
+def _fate(runs: Results) -> str:
+    if not runs:
+        return NONE
+    failed = sum(result.failed is not None for result in runs.values())
+    return f"{sum(has_collapsed(result) for result in runs.values())} / {failed}"
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1] if values else math.nan
+
+
+TABLES: Mapping[str, Callable[[Path], str]] = {
+    "starts": starts_table,
+    "tuning": tuning_table,
+    "main": main_table,
+    "differences": difference_table,
+    "factors": factor_table,
+    "observed": observed_table,
+    "experts": expert_table,
+}
