@@ -78,7 +78,7 @@ def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
     def build(
         family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
     ) -> "Policy":
-        architecture = {"model_type": family, **SHAPE, **FAMILIES[family], **changes}
+        architecture = {"model_type": family, **SHAPE, **FAMILIES.get(family, {}), **changes}
         recipe = Model(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
         return load_policy(recipe, fitted_tokenizer, seed=seed, weights=weights)
 

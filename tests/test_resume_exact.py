@@ -134,6 +134,27 @@ def test_broken_off_within_an_update_in_bfloat16_with_recomputed_activations(
     assert differing(result("broken"), result("unbroken")) == []
 
 
+@pytest.mark.parametrize("replay", ["policy", "engine"])
+def test_broken_off_with_experts_to_be_replayed(replay: str, broken_off: Callable[..., Any]) -> None:
+    sizes = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16, num_hidden_layers: 2"
+    overrides = [
+        f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {sizes}}}",
+        f"actor.routing_replay={replay}",
+        "actor.router_aux_loss=0.01",
+        "actor.optimizer={lr: 1e-2}",
+        "evaluation.num_queries=0",
+        "steps=2",
+    ]
+    train(recipe_of("unbroken", *overrides))
+    recipe = recipe_of("broken", *overrides)
+    broken_off(recipe, GRADIENT, 4)
+    assert max(path.name for path in Path("runs/broken/checkpoints").iterdir()) == "step_000001_update_1"
+    outcome = train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+    for line in outcome.metrics:
+        assert line["moe/recorded_bytes"] > 0 and line["moe/expert_change_fraction"] > 0
+
+
 def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

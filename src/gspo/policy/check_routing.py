@@ -5,7 +5,7 @@ from typing import Any
 from gspo.config import Actor
 from gspo.errors import UserError
 from gspo.policy.model import Policy
-from gspo.policy.routers import declared_routers
+from gspo.policy.routers import may_have_experts
 
 _OFF = {
     "actor.routing_replay": "set actor.routing_replay to none",
@@ -14,11 +14,11 @@ _OFF = {
 
 
 def check_declared(actor: Actor, config: Any) -> None:
-    """UserError where the recipe is about experts and transformers declares no routers for the model's architecture."""
+    """UserError where the recipe is about experts and the code of the model's architecture has none."""
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if (key := _asks_for_experts(actor)) and kind is not None and not declared_routers([kind]):
+    if (key := _asks_for_experts(actor)) and kind is not None and not may_have_experts(kind):
         raise _no_router(key, kind.__name__)
 
 

@@ -1,6 +1,7 @@
 """The routers among a model's modules, found by what transformers declares, and proven to be replayable."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from gspo.policy.routing import Routing, UnknownRouterError, chosen_experts
 from gspo.policy.trunk import same
 
 _NAMED = re.compile(r"Router|TopKGating")  # a class that transformers does not declare
+_EXPERTS = re.compile(r"Router|TopKGating|Experts")
 _PROBE = 8  # tokens
 
 
@@ -36,6 +38,11 @@ def find_routing(model: Any, trunk: Any) -> Routing | None:
         raise UnknownRouterError(f"{names}: {error}") from None
 
 
+def may_have_experts(kind: type) -> bool:
+    """Whether a model's class declares routers, or lies in one file with classes named for routers or experts."""
+    return bool(_declared([kind])) or any(_EXPERTS.search(name) for name in vars(sys.modules[kind.__module__]))
+
+
 def _watched(trunk: Any, suspects: Sequence[nn.Module]) -> Routing:
     """Those of the suspects that a pass over text calls, proven."""
     outputs = _outputs(trunk, suspects)
@@ -54,11 +61,11 @@ def _watched(trunk: Any, suspects: Sequence[nn.Module]) -> Routing:
 
 def _suspects(model: Any) -> list[Any]:
     """In the order of the layers."""
-    declared = declared_routers(model.modules())
+    declared = _declared(model.modules())
     return [m for m in model.modules() if isinstance(m, declared) or _NAMED.search(type(m).__name__)]
 
 
-def declared_routers(modules: Iterable[Any]) -> tuple[type, ...]:
+def _declared(modules: Iterable[Any]) -> tuple[type, ...]:
     """The classes of routers that transformers names on models, or on their classes."""
     found = []
     for module in modules:

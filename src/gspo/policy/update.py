@@ -51,7 +51,7 @@ class MiniBatchReport:
     loss: float
     step: StepReport
     trained: tuple[Trained, ...]
-    balance_loss: float = 0.0  # the routers' part of the loss, before its coefficient; 0 where that is 0
+    balance_loss: float = 0.0  # of the routers, mean over the trained sequences; 0 where it is no part of the loss
     # Of a model with routers: before the step, compared with π_old's, in the first mini-batch with the engine's.
     activation: Activation | None = None
     after: Activation | None = None  # of a sample, after the step, where no mini-batch follows that would show it
@@ -90,8 +90,9 @@ def update(
         chosen = [items[index] for index in members if index in items]
         num_sequences = sum(batch.scores[index].reward is not None for index in members)
         with may_stop():
+            sequences = [item.sequence for item in chosen]
             # Where mini-batches follow, their own forward passes show what the step has changed.
-            sample = VolatilitySample(policy, [item.sequence for item in chosen]) if actor.mini_batches == 1 else None
+            sample = VolatilitySample(policy, sequences, actor) if actor.mini_batches == 1 else None
             seen = accumulate_gradient(policy, chosen, actor, num_sequences, number, temperature=temperature)
         step = optimizer.step(loss_is_finite=math.isfinite(seen.loss))
         after = None if sample is None else sample.change()
@@ -139,12 +140,13 @@ def accumulate_gradient(
         old = _old(chosen, likelihood.logprobs)
         result = _surrogate(chosen, likelihood.logprobs, old, actor)
         part_loss = -result.per_sequence.sum() / num_sequences
-        has_gradient = not result.clipped.all()  # where everything is clipped there is no gradient to compute
+        if result.clipped.all():  # there is no gradient to compute, and that of an infinite ratio would be NaN
+            part_loss = part_loss.detach()
         if likelihood.router_logits:
-            unbalanced = _balance_loss(chosen, likelihood) / num_sequences
-            part_loss = part_loss + actor.router_aux_loss * unbalanced
-            balance, has_gradient = balance + unbalanced.item(), True
-        if has_gradient:
+            unbalanced = _balance_loss(chosen, likelihood)
+            part_loss = part_loss + actor.router_aux_loss * unbalanced / num_sequences
+            balance += unbalanced.item() / len(items)
+        if part_loss.requires_grad:
             part_loss.backward()
         loss += part_loss.item()
         trained += _observed(chosen, result, likelihood.entropy, old, mini_batch)

@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from gspo.config import Actor
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
+from gspo.policy.old_policy import cut
 from gspo.policy.packing import Conditioned
 from gspo.records import Experts
 
@@ -54,20 +56,21 @@ def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num
 class VolatilitySample:
     """A few of the sequences an optimiser step trains on, evenly spaced, and the experts they have before it."""
 
-    def __init__(self, policy: Policy, sequences: Sequence[Conditioned]) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> None:
+        self._policy, self._actor = policy, actor
         self._sequences = sequences[:: -(-len(sequences) // _SAMPLE) or 1]
         self._before = self._experts()
 
     def change(self) -> Activation | None:
-        """The experts they have now, compared with those before; None for a model without routers."""
-        now = self._experts()
-        if self._policy.routing is None or not self._before or not now:
+        """The experts they have now, compared with those before; None for a model without routers, or no sequences."""
+        if self._policy.routing is None or not self._before:
             return None
-        return activation(now, self._before, self._policy.routing.num_experts)
+        return activation(self._experts(), self._before, self._policy.routing.num_experts)
 
     @torch.no_grad()
-    def _experts(self) -> Sequence[Experts] | None:
-        if self._policy.routing is None or not self._sequences:
-            return None
-        return response_likelihood(self._policy, self._sequences).experts
+    def _experts(self) -> Sequence[Experts]:
+        if self._policy.routing is None:
+            return ()
+        parts = cut(self._policy, self._sequences, self._actor)
+        passes = (response_likelihood(self._policy, [self._sequences[index] for index in part]) for part in parts)
+        return [experts for likelihood in passes for experts in likelihood.experts or ()]
