@@ -17,6 +17,11 @@ def _ratio(recipe: Recipe) -> list[str]:
             "actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update of a batch starts "
             "from π_old, whose experts are the policy's own"
         )
+    if actor.old_logprobs == "engine" and actor.routing_replay == "policy":
+        found.append(
+            "actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's "
+            "experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)"
+        )
     if actor.mini_batches == 1:
         found.append(
             "actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1, "

@@ -11,7 +11,7 @@ from tests.mixtures import GROUP_LIMITED, MIXTURES, random_experts, routers_of
 from torch import Tensor, nn
 
 from gspo.policy.likelihood import response_likelihood
-from gspo.policy.model import Policy
+from gspo.policy.model import Policy, checkpoint_gradients
 from gspo.policy.packing import Conditioned
 from gspo.policy.routers import find_routing
 from gspo.policy.routing import Routing, UnknownRouterError
@@ -90,6 +90,15 @@ def test_experts_take_a_byte_each_as_far_as_a_byte_goes(
     assert torch.equal(replayed.logprobs, live.logprobs)
 
 
+def test_a_routers_jitter_is_off_even_where_activations_are_recomputed(new_policy: NewPolicy) -> None:
+    policy = new_policy("mixtral", **MIXTURES["mixtral"], router_jitter_noise=0.3)
+    checkpoint_gradients(policy)
+    assert policy.model.training
+    sequence = Conditioned(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
+    one, two = (response_likelihood(policy, [sequence]).logprobs for _ in range(2))
+    assert torch.equal(one, two)
+
+
 def test_a_saved_model_has_its_routing_again(new_policy: NewPolicy, tmp_path: Path) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     policy.save(tmp_path)
@@ -148,8 +157,9 @@ class ForgetfulRouter(OwnRouter):
 
 
 class OwnTrunk(nn.Module):
-    def __init__(self, routers: list[Any]) -> None:
+    def __init__(self, routers: list[Any], deaf: int | None = None) -> None:
         super().__init__()
+        self.deaf = deaf  # a layer that picks its experts from the logits again
         self.embedding = nn.Embedding(9, 6)
         nn.init.normal_(self.embedding.weight, generator=torch.Generator().manual_seed(0))
         self.routers = nn.ModuleList(routers)
@@ -160,10 +170,11 @@ class OwnTrunk(nn.Module):
 
     def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
         states = self.embedding(input_ids)[0]
-        for router in self.routers:
+        for layer, router in enumerate(self.routers):
             output = router(states)
             logits, weights, experts = output if isinstance(output, tuple) else (output, output[:, :2], None)
-            chosen = logits.topk(2).indices if experts is None else experts
+            chosen = logits.topk(2).indices if experts is None or layer == self.deaf else experts
+            weights = logits.softmax(-1).topk(2).values if layer == self.deaf else weights
             states = states + (weights[..., None] * self.shift[chosen]).sum(1)
         return SimpleNamespace(last_hidden_state=states[None])
 
@@ -190,6 +201,31 @@ def test_a_router_that_breaks_one_promise_is_refused_and_left_as_it_was(kind: ty
         find_routing(trunk, trunk)
     assert why in str(raised.value)
     assert all("watched" not in getattr(router.forward, "__qualname__", "") for router in trunk.routers)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_layer_that_does_not_heed_its_router_is_found_out(layer: int) -> None:
+    trunk = OwnTrunk([OwnRouter(), OwnRouter()], deaf=layer)
+    with pytest.raises(UnknownRouterError, match="does not use the experts that its router returns"):
+        find_routing(trunk, trunk)
+
+
+class ProbabilityRouter(OwnRouter):
+    def forward(self, states: Tensor) -> Any:
+        probabilities = (states @ self.weight.T).softmax(-1)
+        return probabilities, *probabilities.topk(2)
+
+
+def test_logits_are_logits_whatever_the_router_gives_in_their_place() -> None:
+    probabilities = []
+    for kind in (OwnRouter, ProbabilityRouter):
+        trunk = OwnTrunk([kind(), kind()])
+        routing = find_routing(trunk, trunk)
+        assert routing is not None
+        with routing.traced(keep_logits=True) as trace:
+            trunk(input_ids=torch.arange(9)[None], use_cache=False)
+        probabilities.append(torch.stack(trace.logits).softmax(-1))
+    torch.testing.assert_close(*probabilities)
 
 
 def test_layers_of_different_sizes_are_refused() -> None:

@@ -15,13 +15,22 @@ from gspo.checkpoint.files import write_tensors
 from gspo.config_file import load_recipe
 from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport
+from gspo.policy.update import MiniBatchReport, Trained
 from gspo.policy.volatility import Activation
 from gspo.records import Experts, Group, Query, Rollout
 from gspo.report.experts import expert_metrics, recorded_bytes
 from gspo.report.run_directory import RunDirectory
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
+TRAINED = Trained(
+    index=0,
+    mini_batch=0,
+    num_tokens=1,
+    num_clipped=0,
+    sequence_ratio=1.0,
+    entropy_sum=0.0,
+    old_logprobs=torch.zeros(1),
+)
 QUERY = Query(id="q:1", prompt="p", text="p", prompt_ids=(1, 2, 3), columns={})
 
 
@@ -32,11 +41,20 @@ def counts(
 
 
 def report(
-    activation: Activation | None = None, *, after: Activation | None = None, balance_loss: float = 0.0
+    activation: Activation | None = None,
+    *,
+    after: Activation | None = None,
+    balance_loss: float = 0.0,
+    num_trained: int = 1,
 ) -> MiniBatchReport:
     step = StepReport(grad_norm=1.0, learning_rate=1e-4, applied=True)
     return MiniBatchReport(
-        loss=0.0, step=step, trained=(), activation=activation, after=after, balance_loss=balance_loss
+        loss=0.0,
+        step=step,
+        trained=(TRAINED,) * num_trained,
+        activation=activation,
+        after=after,
+        balance_loss=balance_loss,
     )
 
 
@@ -102,9 +120,10 @@ def test_load_is_added_up_over_the_mini_batches_and_compared_with_an_even_one() 
     assert even["moe/busiest_expert_load_by_layer"] == [1, 1] and even["moe/idle_expert_fraction"] == 0
 
 
-def test_the_balance_loss_is_the_mean_of_the_mini_batches_and_told_only_where_it_is_on() -> None:
-    line = metrics(report(counts(), balance_loss=1.5), report(counts(), balance_loss=2.0))
-    assert line["moe/balance_loss"] == pytest.approx(1.75)
+def test_the_balance_loss_is_the_mean_over_the_trained_sequences_and_told_only_where_it_is_on() -> None:
+    some, many = report(counts(), balance_loss=1.5), report(counts(), balance_loss=2.0, num_trained=3)
+    line = metrics(some, report(counts(), num_trained=0), many)
+    assert line["moe/balance_loss"] == pytest.approx((1.5 + 3 * 2.0) / 4)
     assert "moe/balance_loss" not in metrics(report(counts()), report(counts()))
 
 

@@ -10,11 +10,11 @@ from gspo.errors import UserError
 
 
 def load_config(recipe: Model) -> Any:
-    """The transformers configuration of the recipe's model, dropout off; UserError where there is none."""
+    """The transformers configuration of the recipe's model, dropout and jitter off; UserError where there is none."""
     config = _made_config(recipe.architecture) if recipe.architecture is not None else _read_config(str(recipe.path))
-    # Dropout makes π_θ ≠ π_old before any update: the first mini-batch's ratio would not be 1.
+    # Dropout, and the jitter of some routers, make π_θ ≠ π_old before any update: the first ratio would not be 1.
     for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop") or "jitter" in name):
             setattr(config, name, 0.0)
     return config
 

@@ -14,8 +14,8 @@ from gspo.errors import UserError
 from gspo.policy.architecture import load_config, max_positions, short, unloadable
 from gspo.policy.head import Head
 from gspo.policy.packing import Pack
-from gspo.policy.routers import find_routing
-from gspo.policy.routing import Routing, UnknownRouterError
+from gspo.policy.routers import routing_or_reason
+from gspo.policy.routing import Routing
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
 from gspo.policy.trunk import Pass, enable_packing, packed_pass, padded_pass
 
@@ -110,7 +110,7 @@ def load_policy(
     trunk, head = _trunk_of(model), _head_of(model)
     _check_head(model, trunk, head)
     packs = enable_packing(model, trunk, head.weight.shape[1])
-    routing, unknown_routers = _routing_of(model, trunk)
+    routing, unknown_routers = routing_or_reason(model, trunk)
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -163,13 +163,6 @@ def _head_of(model: Any) -> Head:
     scale = getattr(config, "logit_scale", None) if divisor is None else 1 / divisor
     cap = getattr(config, "final_logit_softcapping", None)
     return Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
-
-
-def _routing_of(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
-    try:
-        return find_routing(model, trunk), None
-    except UnknownRouterError as error:
-        return None, str(error)
 
 
 def _device(name: str) -> torch.device:

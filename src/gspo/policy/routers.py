@@ -19,8 +19,8 @@ _PROBE = 8  # tokens
 def find_routing(model: Any, trunk: Any) -> Routing | None:
     """Watch the model's routers; None where it has no experts. UnknownRouterError for routers of another kind.
 
-    Proven on a few tokens: replaying what was recorded changes nothing, and any other experts are used as told, each
-    with a weight of its own.
+    Proven on a few tokens: replaying what was recorded changes nothing; any other experts are used as told, each with a
+    weight of its own, and change what the model computes, whichever layer they are in.
     """
     suspects = _suspects(model)
     if not suspects:
@@ -36,6 +36,14 @@ def find_routing(model: Any, trunk: Any) -> Routing | None:
             router.forward = forward
         names = ", ".join(sorted({type(router).__name__ for router in suspects}))
         raise UnknownRouterError(f"{names}: {error}") from None
+
+
+def routing_or_reason(model: Any, trunk: Any) -> tuple[Routing | None, str | None]:
+    """What `find_routing` finds, or why it refuses."""
+    try:
+        return find_routing(model, trunk), None
+    except UnknownRouterError as error:
+        return None, str(error)
 
 
 def may_have_experts(kind: type) -> bool:
@@ -54,7 +62,9 @@ def _watched(trunk: Any, suspects: Sequence[nn.Module]) -> Routing:
         raise UnknownRouterError("its layers differ in their numbers of experts")
     num_experts, top_k = sizes.pop()
     routers = [router for router, _ in called]
-    routing = Routing(routers, num_experts=num_experts, top_k=top_k)
+    logits = torch.cat([output[0] for _, output in called]).float()
+    gives_probabilities = bool((logits >= 0).all()) and torch.allclose(logits.sum(-1), logits.new_ones(()), atol=1e-2)
+    routing = Routing(routers, num_experts=num_experts, top_k=top_k, gives_probabilities=gives_probabilities)
     _prove(trunk, routing, routers)
     return routing
 
@@ -100,11 +110,12 @@ def _outputs(trunk: Any, modules: Sequence[nn.Module]) -> list[Any]:
 def _prove(trunk: Any, routing: Routing, routers: Sequence[nn.Module]) -> None:
     with routing.traced() as trace:
         plain = _states(trunk)
-    with routing.traced(trace.experts):
+    own = trace.experts.long()
+    with routing.traced(own):
         replayed = _states(trunk)
     if not same(replayed, plain):
         raise UnknownRouterError("with its own experts replayed, the model computes something else")
-    others = (trace.experts.long() + 1) % routing.num_experts
+    others = (own + 1) % routing.num_experts
     with routing.traced(others):
         outputs = _outputs(trunk, routers)
     for layer, output in enumerate(outputs):
@@ -113,3 +124,9 @@ def _prove(trunk: Any, routing: Routing, routers: Sequence[nn.Module]) -> None:
             raise UnknownRouterError("it does not use the experts it is told to")
         if weights.shape != others[:, layer].shape or not (weights.isfinite() & (weights > 0)).all():
             raise UnknownRouterError("experts that are replayed get no weight of their own")
+    for layer in range(routing.num_layers if routing.top_k < routing.num_experts else 0):
+        told = own.clone()
+        told[:, layer] = others[:, layer]
+        with routing.traced(told):
+            if torch.equal(_states(trunk), replayed):
+                raise UnknownRouterError("the model does not use the experts that its router returns")

@@ -22,7 +22,7 @@ class Trace:
     def __init__(self, routing: "Routing", replay: Integer[Tensor, "N L K"] | None, *, keep_logits: bool) -> None:
         self.replay = replay  # the experts to be used in place of the routers' own choice
         self.keep_logits = keep_logits
-        self._dtype = routing.dtype
+        self._routing = routing
         self._chosen: list[Tensor | None] = [None] * routing.num_layers
         self._logits: list[Tensor | None] = [None] * routing.num_layers
 
@@ -30,12 +30,14 @@ class Trace:
         """What a router has chosen, in its own order, or would have, had it not been overruled."""
         self._chosen[layer] = chosen
         if self.keep_logits:
-            self._logits[layer] = logits
+            self._logits[layer] = logits.float().log() if self._routing.gives_probabilities else logits
 
     @property
     def experts(self) -> Integer[Tensor, "N L K"]:
         """The routers' own choice, in the smallest integers that hold it."""
-        return torch.stack([chosen for chosen in self._chosen if chosen is not None], dim=1).to(self._dtype)
+        chosen = [one for one in self._chosen if one is not None]
+        assert len(chosen) == self._routing.num_layers, "a pass left routers out"
+        return torch.stack(chosen, dim=1).to(self._routing.dtype)
 
     @property
     def logits(self) -> list[Float[Tensor, "N E"]]:
@@ -48,11 +50,15 @@ class Routing:
 
     A router is a module that returns its logits and the chosen experts' indices and picks those by `torch.topk`: where
     experts are replayed, the pick alone is replaced. Everything else of the router runs as its model has it, so that
-    the weights of the replayed experts come from the live logits, with their gradients.
+    the weights of the replayed experts come from the live logits, with their gradients. A deep copy of the model would
+    still call the routers watched here: a second model has to be loaded.
     """
 
-    def __init__(self, routers: Sequence[nn.Module], *, num_experts: int, top_k: int) -> None:
+    def __init__(
+        self, routers: Sequence[nn.Module], *, num_experts: int, top_k: int, gives_probabilities: bool = False
+    ) -> None:
         self.num_layers, self.num_experts, self.top_k = len(routers), num_experts, top_k
+        self.gives_probabilities = gives_probabilities  # in place of logits
         self.dtype = torch.uint8 if num_experts <= 256 else torch.int16
         self._trace: Trace | None = None
         for layer, router in enumerate(routers):

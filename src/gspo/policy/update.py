@@ -48,7 +48,7 @@ class Trained:
 class MiniBatchReport:
     """One optimiser step: its loss and what became of it."""
 
-    loss: float
+    loss: float  # the surrogate's part
     step: StepReport
     trained: tuple[Trained, ...]
     balance_loss: float = 0.0  # of the routers, mean over the trained sequences; 0 where it is no part of the loss
@@ -142,13 +142,13 @@ def accumulate_gradient(
         part_loss = -result.per_sequence.sum() / num_sequences
         if result.clipped.all():  # there is no gradient to compute, and that of an infinite ratio would be NaN
             part_loss = part_loss.detach()
+        loss += part_loss.item()
         if likelihood.router_logits:
             unbalanced = _balance_loss(chosen, likelihood)
             part_loss = part_loss + actor.router_aux_loss * unbalanced / num_sequences
             balance += unbalanced.item() / len(items)
         if part_loss.requires_grad:
             part_loss.backward()
-        loss += part_loss.item()
         trained += _observed(chosen, result, likelihood.entropy, old, mini_batch)
         if policy.routing is not None and likelihood.experts is not None:
             counts = activation(likelihood.experts, [item.old_experts for item in chosen], policy.routing.num_experts)

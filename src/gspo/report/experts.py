@@ -31,7 +31,8 @@ def expert_metrics(
         "moe/recorded_bytes": float(recorded_bytes([experts for experts in recorded if experts is not None])),
     }
     if any(report.balance_loss for report in reports):
-        metrics["moe/balance_loss"] = sum(report.balance_loss for report in reports) / len(reports)
+        sums = sum(report.balance_loss * len(report.trained) for report in reports)
+        metrics["moe/balance_loss"] = sums / sum(len(report.trained) for report in reports)
     return metrics
 
 

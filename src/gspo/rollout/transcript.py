@@ -25,7 +25,7 @@ class Transcript:
     def __init__(self, num_responses: int, max_new_tokens: int, device: torch.device) -> None:
         self.tokens = torch.zeros(num_responses, max_new_tokens, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(num_responses, max_new_tokens, device=device)
-        self.experts: Tensor | None = None  # responses x tokens x L x K, once there are any
+        self.experts: Tensor | None = None  # responses x tokens x L x K, on the CPU, once there are any
         self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last
         self._stretch: list[tuple[Tensor, Tensor]] = []
         self._experts: list[Tensor] = []
@@ -46,10 +46,10 @@ class Transcript:
         columns = sampled[:, None] - token.shape[1] + torch.arange(token.shape[1], device=token.device)
         self.tokens[index[:, None], columns], self.logprobs[index[:, None], columns] = token, logprob
         if self._experts:
-            experts = torch.stack(self._experts, dim=1)
+            experts = torch.stack(self._experts, dim=1).cpu()
             if self.experts is None:
                 self.experts = experts.new_zeros(*self.tokens.shape, *experts.shape[2:])
-            self.experts[index[:, None], columns] = experts
+            self.experts[index[:, None].cpu(), columns.cpu()] = experts
         self._stretch, self._experts = [], []
 
     def responses(self, stop_ids: Int[Tensor, "S"]) -> list[Response]:
