@@ -1,6 +1,6 @@
 """What is compared, as data: the models runs begin from, the arms, the clip ranges, the seeds, the conditions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ class Condition:
     overrides: Overrides = field(default_factory=dict)
     start: str = "moe"
     replay: Literal["policy", "engine"] = "policy"  # whose experts the arms with replay take
+    seeds: Sequence[int] = (1, 2, 3)
 
 
 _DENSE = {
@@ -95,12 +96,15 @@ SEQUENCE_CLIPS = {"narrow": (1e-3, 1.33e-3), "middle": (3e-3, 4e-3), "wide": (1e
 TOKEN_CLIPS = {"narrow": (0.1, 0.135), "middle": (0.2, 0.27), "wide": (0.4, 0.54)}
 
 TUNE_SEEDS = (11, 12)
-MAIN_SEEDS = (1, 2, 3, 4, 5)
-FACTOR_SEEDS = (1, 2, 3)
 
-MAIN = Condition(name="main", what="4 mini-batches, 2 layers of 24 experts, learning rate 1e-4")
+MAIN = Condition(name="main", what="4 mini-batches, 2 layers of 24 experts, learning rate 1e-4", seeds=(1, 2, 3, 4, 5))
 FACTORS = (
-    Condition(name="learning_rate_4", what="learning rate × 4", overrides={"actor.optimizer.lr": 4e-4}),
+    Condition(
+        name="learning_rate_4",
+        what="learning rate × 4",
+        overrides={"actor.optimizer.lr": 4e-4},
+        seeds=(1, 2, 3, 4, 5),  # 4 and 5 were added once the first three had set the arms apart
+    ),
     Condition(name="learning_rate_10", what="learning rate × 10", overrides={"actor.optimizer.lr": 1e-3}),
     Condition(name="mini_batches_16", what="16 mini-batches", overrides={"actor.mini_batches": 16}),
     Condition(name="mini_batches_1", what="1 mini-batch: on-policy", overrides={"actor.mini_batches": 1}),

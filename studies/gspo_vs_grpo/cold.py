@@ -1,6 +1,6 @@
-"""A model that runs begin from: base.yaml's cold start, without the reinforcement learning.
+"""A model that runs begin from: a recipe's (base.yaml's) cold start, without the reinforcement learning.
 
-python -m studies.gspo_vs_grpo.cold DIRECTORY [key=value …]    # writes model and tokenizer, and start.json beside them
+python -m studies.gspo_vs_grpo.cold DIRECTORY [key=value …] [--recipe FILE]    # model, tokenizer, and start.json
 """
 
 import argparse
@@ -28,9 +28,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--recipe", type=Path, default=BASE)
     options = parser.parse_args()
     started = time.monotonic()
-    recipe = load_recipe(BASE, options.overrides)
+    recipe = load_recipe(options.recipe, options.overrides)
     parts = prepare(recipe)
     try:
         report = _cold_start(recipe, parts)

@@ -12,8 +12,9 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, Arm
-from studies.gspo_vs_grpo.results import Result, load_all
-from studies.gspo_vs_grpo.summary import Results, deviation, mean
+from studies.gspo_vs_grpo.results import Result
+from studies.gspo_vs_grpo.runs import Results, Runs
+from studies.gspo_vs_grpo.summary import deviation, mean
 
 # Text stays text; the names of clip paths are drawn from the salt.
 plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gspo", "font.size": 9, "axes.grid": True})
@@ -25,14 +26,14 @@ CLIPPED = "clip/token_fraction"
 Curve = Callable[[Result], list[float]]
 
 
-def draw_all(results: Path, output: Path) -> None:
+def draw_all(runs: Runs, output: Path) -> None:
     """Every figure for which there are results, a file each."""
     output.mkdir(parents=True, exist_ok=True)
-    main = {arm.name: load_all(results, MAIN.name, arm) for arm in ARMS}
+    main = {arm.name: runs.of(MAIN.name, arm) for arm in ARMS}
     _reward_figure(main, output / "figure_1_reward.svg")
     _clipping_figure(main, output / "figure_2_clipped.svg")
     _replay_figure(main, output / "figure_3_replay.svg")
-    _factor_figure(results, output / "factors.svg")
+    _factor_figure(runs, output / "factors.svg")
 
 
 def _reward_figure(main: Mapping[str, Results], path: Path) -> None:
@@ -87,7 +88,7 @@ def _replay_figure(main: Mapping[str, Results], path: Path) -> None:
     _save(figure, path)
 
 
-def _factor_figure(results: Path, path: Path) -> None:
+def _factor_figure(runs: Runs, path: Path) -> None:
     conditions = [(MAIN.name, MAIN), *((f"factors/{condition.name}", condition) for condition in FACTORS)]
     columns = math.ceil(len(conditions) / 2)
     figure, axes = plt.subplots(2, columns, figsize=(11, 5), sharey=True, layout="constrained")
@@ -95,7 +96,7 @@ def _factor_figure(results: Path, path: Path) -> None:
         axis.remove()
     for axis, (experiment, condition) in zip(axes.flat, conditions, strict=False):
         for arm in MOE_ARMS:
-            _draw_curve(axis, arm, load_all(results, experiment, arm), _reward)
+            _draw_curve(axis, arm, runs.of(experiment, arm), _reward)
         _label(axis, "main" if condition is MAIN else condition.what, "step")
     for row in axes:
         row[0].set_ylabel("training reward")

@@ -11,10 +11,8 @@ import yaml
 from studies.gspo_vs_grpo.arms import (
     ARMS,
     COLD,
-    FACTOR_SEEDS,
     FACTORS,
     MAIN,
-    MAIN_SEEDS,
     MOE_ARMS,
     STARTS,
     TUNE_SEEDS,
@@ -73,14 +71,14 @@ def tuning_jobs(variant: Variant) -> Iterator[Job]:
 def main_jobs(clips: Mapping[str, ClipRange], variant: Variant) -> Iterator[Job]:
     """Every arm with the clip range chosen for it."""
     for arm in ARMS:
-        yield from _jobs(MAIN.name, arm, clips[arm.name], MAIN_SEEDS, MAIN, variant)
+        yield from _jobs(MAIN.name, arm, clips[arm.name], MAIN.seeds, MAIN, variant)
 
 
 def factor_jobs(clips: Mapping[str, ClipRange], variant: Variant) -> Iterator[Job]:
     """Every mixture-of-experts arm under every condition."""
     for condition in FACTORS:
         for arm in MOE_ARMS:
-            yield from _jobs(f"factors/{condition.name}", arm, clips[arm.name], FACTOR_SEEDS, condition, variant)
+            yield from _jobs(f"factors/{condition.name}", arm, clips[arm.name], condition.seeds, condition, variant)
 
 
 def from_model(path: Path) -> Overrides:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from studies.gspo_vs_grpo.figures import draw_all
 from studies.gspo_vs_grpo.results import RESULTS
+from studies.gspo_vs_grpo.runs import load_runs
 from studies.gspo_vs_grpo.tables import TABLES
 
 PAGE = Path(__file__).with_name("README.md")
@@ -20,10 +21,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--output", type=Path, default=PAGE.parent, help="the page's folder; figures/ lies in it")
     options = parser.parse_args()
-    draw_all(options.results, options.output / "figures")
+    runs = load_runs(options.results)
+    if runs.missing:
+        print(f"no result of the recipes as they are now: {', '.join(runs.missing)}")
+    draw_all(runs, options.output / "figures")
     text = PAGE.read_text(encoding="utf-8")
     for name, table in TABLES.items():
-        text = _put(text, name, table(options.results))
+        text = _put(text, name, table(runs))
     (options.output / PAGE.name).write_text(text, encoding="utf-8")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import yaml
 
-from studies.gspo_vs_grpo.arms import Arm
-
 RESULTS = Path(__file__).with_name("results")
 DIGITS = 4  # significant ones
 SERIES = (
@@ -69,18 +67,6 @@ class Result:
     def compute(self) -> list[float]:
         """Forward-token equivalents spent up to the end of each step."""
         return list(accumulate(self.values("tokens/forward_equivalents")))
-
-
-def path_of(results: Path, experiment: str, arm: Arm, seed: int) -> Path:
-    """Where the result of a run lies."""
-    return results / experiment / f"{arm.name}_{seed}.json"
-
-
-def load_all(results: Path, experiment: str, arm: Arm) -> dict[int, Result]:
-    """The results there are of an arm in an experiment, by seed."""
-    paths = (results / experiment).glob(f"{arm.name}_*.json")
-    found = {path.stem.removeprefix(f"{arm.name}_"): path for path in paths}
-    return {int(seed): Result.load(found[seed]) for seed in sorted(found, key=int)}
 
 
 def collect(

@@ -5,17 +5,20 @@ python -m studies.gspo_vs_grpo.run --only main factors/long
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
 
+from studies.gspo_vs_grpo.clips import chosen_clips
 from studies.gspo_vs_grpo.execute import Task, has_start, make_start, side_by_side, train
 from studies.gspo_vs_grpo.jobs import Job, Variant, factor_jobs, main_jobs, tuning_jobs
-from studies.gspo_vs_grpo.results import RESULTS, Result
-from studies.gspo_vs_grpo.tuned import chosen_clips, tune
+from studies.gspo_vs_grpo.results import RESULTS
+from studies.gspo_vs_grpo.runs import VARIANT, load_result, load_runs, variant_of
+from studies.gspo_vs_grpo.tuned import tune
 
 WORK = Path(__file__).parents[2] / "runs" / "gspo_vs_grpo"
 
@@ -36,8 +39,7 @@ class Study:
 
     def has(self, job: Job) -> bool:
         """Whether there is a result of just this run."""
-        path = self.results / f"{job.name}.json"
-        return path.is_file() and Result.load(path).digest == job.digest
+        return load_result(self.results, job) is not None
 
 
 def main() -> int:
@@ -48,7 +50,7 @@ def main() -> int:
     if not all(study.has(job) for job in sweep):
         print("the comparison and the factors need the whole sweep (tune), which is not there")
         return int(not is_whole)
-    tune(study.results)
+    tune(load_runs(study.results))
     clips = chosen_clips(study.results)
     is_whole &= _run_missing(study, main_jobs(clips, study.variant))
     is_whole &= _run_missing(study, factor_jobs(clips, study.variant))
@@ -65,13 +67,24 @@ def _study() -> Study:
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="recipe keys changed in every run")
     options = parser.parse_args()
     extra = {key: yaml.safe_load(value) for key, _, value in (text.partition("=") for text in options.set)}
+    variant = Variant(seeds=options.seeds, extra=extra)
+    _keep_apart(options.results, variant)
     return Study(
         results=options.results.absolute(),
         work=options.work.absolute(),
         workers=options.jobs,
         only=options.only,
-        variant=Variant(seeds=options.seeds, extra=extra),
+        variant=variant,
     )
+
+
+def _keep_apart(results: Path, variant: Variant) -> None:
+    """Results that were made in another way stay by themselves."""
+    if any(results.glob("*")) and variant_of(results) != variant:
+        sys.exit(f"{results} has results made with other --seeds or --set: name another directory with --results")
+    if variant != Variant():
+        results.mkdir(parents=True, exist_ok=True)
+        (results / VARIANT).write_text(json.dumps(asdict(variant)) + "\n", encoding="utf-8")
 
 
 def _run_missing(study: Study, jobs: Iterable[Job]) -> bool:

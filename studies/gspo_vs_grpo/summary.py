@@ -2,12 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from studies.gspo_vs_grpo.results import Result
+from studies.gspo_vs_grpo.runs import Results
 
-Results = Mapping[int, Result]  # of one arm, by seed
 Measure = Callable[[Result], float]
 
 
@@ -34,18 +34,24 @@ def mean_reward(result: Result) -> float:
 
 
 def has_collapsed(result: Result) -> bool:
-    """Whether the reward of the last quarter is below that of the first."""
-    rewards = result.values("reward/mean")
-    first = rewards[: _quarter(result.steps)]
-    return not first or late_reward(result) < statistics.fmean(first)
+    """Whether the reward of the last quarter is below half of the best quarter's: more than noise would do."""
+    size, rewards = _quarter(result.steps), result.values("reward/mean")
+    quarters = [statistics.fmean(rewards[start : start + size]) for start in range(0, len(rewards) - size + 1, size)]
+    return not quarters or late_reward(result) < max(quarters) / 2
 
 
 def reward_at(compute: float) -> Measure:
-    """Mean training reward over the last quarter of a budget of forward-token equivalents."""
+    """Mean training reward over the last quarter of a budget of forward-token equivalents.
+
+    Each step counts by the part of that quarter it was spent in; what a failed run never spent counts 0.
+    """
 
     def measure(result: Result) -> float:
-        pairs = zip(result.compute(), result.values("reward/mean"), strict=True)
-        return mean([reward for spent, reward in pairs if 0.75 * compute <= spent <= compute])
+        start, total, before = 0.75 * compute, 0.0, 0.0
+        for spent, reward in zip(result.compute(), result.values("reward/mean"), strict=True):
+            total += reward * max(0.0, min(spent, compute) - max(before, start))
+            before = spent
+        return total / (compute - start)
 
     return measure
 
@@ -93,7 +99,8 @@ def difference(arm: Results, other: Results, measure: Measure) -> Difference:
     seeds = sorted(arm.keys() & other.keys())
     ours, theirs = [measure(arm[seed]) for seed in seeds], [measure(other[seed]) for seed in seeds]
     pairs = [one - two for one, two in zip(ours, theirs, strict=True)]
-    root = math.sqrt(len(seeds)) if seeds else math.nan
+    finite = sum(math.isfinite(pair) for pair in pairs)
+    root = math.sqrt(finite) if finite else math.nan
     return Difference(
         mean=mean(pairs),
         unpaired_error=math.hypot(deviation(ours), deviation(theirs)) / root,

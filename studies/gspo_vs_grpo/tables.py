@@ -3,13 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, STARTS
-from studies.gspo_vs_grpo.results import LISTS, load_all
+from studies.gspo_vs_grpo.clips import chosen_names
+from studies.gspo_vs_grpo.results import LISTS, Result
+from studies.gspo_vs_grpo.runs import Results, Runs
 from studies.gspo_vs_grpo.summary import (
     Measure,
-    Results,
     common_compute,
     deviation,
     difference,
@@ -23,7 +23,6 @@ from studies.gspo_vs_grpo.summary import (
     over_seeds,
     reward_at,
 )
-from studies.gspo_vs_grpo.tuned import chosen_names
 
 NONE = "–"
 EXPERT_CHANGE = "moe/expert_change_fraction"
@@ -40,11 +39,11 @@ LABELS = {arm.name: arm.label for arm in ARMS}
 FACTOR_ROWS = ((MAIN.name, MAIN), *((f"factors/{condition.name}", condition) for condition in FACTORS))
 
 
-def starts_table(results: Path) -> str:
+def starts_table(runs: Runs) -> str:
     """The models that runs begin from."""
     rows = []
     for start in STARTS.values():
-        path = results / "starts" / f"{start.name}.json"
+        path = runs.directory / "starts" / f"{start.name}.json"
         if path.is_file():
             known = json.loads(path.read_text(encoding="utf-8"))
             sizes = [f"{known[name]:,}" for name in ("parameters", "active_parameters", "steps")]
@@ -54,21 +53,21 @@ def starts_table(results: Path) -> str:
     return _table(head, rows)
 
 
-def tuning_table(results: Path) -> str:
+def tuning_table(runs: Runs) -> str:
     """The sweep: late reward and clipped tokens of each arm with each range, the chosen one in bold."""
-    chosen, rows = chosen_names(results), []
+    chosen, rows = chosen_names(runs.directory), []
     for arm in ARMS:
         cells = [arm.label]
         for name, (low, high) in arm.clips.items():
-            runs = load_all(results, f"tune/{name}", arm)
-            clipped = mean(over_seeds(runs, mean_of("clip/token_fraction")))
-            text = f"{low:g}/{high:g}: {_spread(runs, late_reward)}, {_number(clipped, '.2g')} clipped"
+            found = runs.of(f"tune/{name}", arm)
+            clipped = mean(over_seeds(found, mean_of("clip/token_fraction")))
+            text = f"{low:g}/{high:g}: {_spread(found, late_reward)}, {_number(clipped, '.2g')} clipped"
             cells.append(f"**{text}**" if chosen.get(arm.name) == name else text)
         rows.append(cells)
     return _table(["arm", "narrow", "middle", "wide"], rows)
 
 
-def main_table(results: Path) -> str:
+def main_table(runs: Runs) -> str:
     """The comparison: each arm over its seeds."""
     columns: dict[str, Measure] = {
         "late reward": late_reward,
@@ -83,57 +82,62 @@ def main_table(results: Path) -> str:
     }
     rows = []
     for arm in ARMS:
-        runs = load_all(results, MAIN.name, arm)
-        cells = [_spread(runs, measure) for measure in columns.values()]
-        rows.append([arm.label, str(len(runs)), *cells, _fate(runs)])
+        found = runs.of(MAIN.name, arm)
+        cells = [_spread(found, measure) for measure in columns.values()]
+        rows.append([arm.label, str(len(found)), *cells, _fate(found)])
     return _table(["arm", "seeds", *columns, "collapsed / failed"], rows)
 
 
-def difference_table(results: Path) -> str:
+def difference_table(runs: Runs) -> str:
     """One arm minus another, with both standard errors."""
-    runs = {arm.name: load_all(results, MAIN.name, arm) for arm in ARMS}
-    budgets = {arm.model: common_compute([runs[one.name] for one in ARMS if one.model == arm.model]) for arm in ARMS}
+    main = {arm.name: runs.of(MAIN.name, arm) for arm in ARMS}
+    budgets = {arm.model: common_compute([main[one.name] for one in ARMS if one.model == arm.model]) for arm in ARMS}
     rows = []
     for one, other in PAIRS:
         at_compute = reward_at(budgets["moe" if one.endswith("moe") else "dense"])
         measures = (late_reward, mean_reward, at_compute, final_pass_at_1)
-        cells = [_difference(runs[one], runs[other], measure) for measure in measures]
+        cells = [_difference(main[one], main[other], measure) for measure in measures]
         rows.append([_minus(one, other), *cells])
     return _table(["difference", "late reward", "mean reward", "reward at equal compute", "pass@1 after"], rows)
 
 
-def factor_table(results: Path) -> str:
+def factor_table(runs: Runs) -> str:
     """Each condition: late reward of each arm, and what sets them apart."""
     rows = []
     for experiment, condition in FACTOR_ROWS:
-        runs = {arm.name: load_all(results, experiment, arm) for arm in MOE_ARMS}
-        differences = [_difference(runs[one], runs[other], late_reward) for one, other in FACTOR_PAIRS]
-        fates = ", ".join(_fate(runs[arm.name]) for arm in MOE_ARMS)
-        rewards = [_spread(runs[arm.name], late_reward) for arm in MOE_ARMS]
+        found = {arm.name: runs.of(experiment, arm) for arm in MOE_ARMS}
+        differences = [_difference(found[one], found[other], late_reward) for one, other in FACTOR_PAIRS]
+        fates = ", ".join(_fate(found[arm.name]) for arm in MOE_ARMS)
+        rewards = [_spread(found[arm.name], late_reward) for arm in MOE_ARMS]
         rows.append([f"{condition.name}: {condition.what}", *rewards, *differences, fates])
     head = ["condition", *(arm.label for arm in MOE_ARMS), *(_minus(*pair) for pair in FACTOR_PAIRS)]
     return _table([*head, "collapsed / failed, by arm"], rows)
 
 
-def observed_table(results: Path) -> str:
-    """Each condition: clipped tokens and changed experts of each arm."""
+def observed_table(runs: Runs) -> str:
+    """Each condition: clipped tokens, and experts changed by one update, of each arm."""
     rows = []
     for experiment, condition in FACTOR_ROWS:
-        runs = [load_all(results, experiment, arm) for arm in MOE_ARMS]
-        clipped = [_number(mean(over_seeds(one, mean_of("clip/token_fraction"))), ".2g") for one in runs]
-        changed = [_number(mean(over_seeds(one, mean_of(EXPERT_CHANGE))), ".2g") for one in runs]
+        found = [runs.of(experiment, arm) for arm in MOE_ARMS]
+        clipped = [_number(mean(over_seeds(one, mean_of("clip/token_fraction"))), ".2g") for one in found]
+        changed = [_number(mean(over_seeds(one, _changed_by_one_update)), ".2g") for one in found]
         rows.append([condition.name, " / ".join(clipped), " / ".join(changed)])
     order = " / ".join(arm.label for arm in MOE_ARMS)
-    return _table(["condition", f"clipped tokens: {order}", "experts changed"], rows)
+    return _table(["condition", f"clipped tokens: {order}", "experts changed by one update"], rows)
 
 
-def expert_table(results: Path) -> str:
+def _changed_by_one_update(result: Result) -> float:
+    by_update = result.means.get("moe/expert_change_fraction_by_update", ())
+    return math.nan if not by_update or by_update[0] is None else by_update[0]
+
+
+def expert_table(runs: Runs) -> str:
     """Changed experts by layer and by updates since π_old, of the arms whose routers are free."""
     rows = []
     for experiment, condition in FACTOR_ROWS:
         for arm in (one for one in MOE_ARMS if not one.replays):
-            runs = load_all(results, experiment, arm)
-            by = [_list_means(result.means.get(name, ()) for result in runs.values()) for name in LISTS]
+            found = runs.of(experiment, arm).values()
+            by = [_list_means(result.means.get(name, ()) for result in found) for name in LISTS]
             if any(by):
                 rows.append(
                     [condition.name, arm.label, *(", ".join(_number(value, ".2g") for value in one) for one in by)]
@@ -191,7 +195,7 @@ def _last(values: Sequence[float]) -> float:
     return values[-1] if values else math.nan
 
 
-TABLES: Mapping[str, Callable[[Path], str]] = {
+TABLES: Mapping[str, Callable[[Runs], str]] = {
     "starts": starts_table,
     "tuning": tuning_table,
     "main": main_table,
