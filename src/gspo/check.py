@@ -43,6 +43,9 @@ def check(recipe: Recipe) -> Iterator[str]:
     rollout = recipe.rollout
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
     yield f"model       {config.model_type}: {recipe.model.path or 'new, untrained'}"
+    if recipe.actor.routing_replay != "none" or recipe.actor.router_aux_loss:
+        yield f"experts     replay: {recipe.actor.routing_replay}"
+        yield "            its routers prove at load that they can be watched and overruled (docs/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
     yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
     yield f"one prompt  {len(queries[0].prompt_ids)} tokens: {json.dumps(queries[0].text, ensure_ascii=False)}"

@@ -5,6 +5,7 @@ python -m studies.gspo_vs_grpo.cold DIRECTORY [key=value …] [--recipe FILE]   
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,11 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
         if step.step % 100 == 0:
             print(f"{step.step}/{settings.steps}  loss {step.loss:.3f}", flush=True)
     optimizer.close()
-    rate = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
-    return {
-        "steps": settings.steps,
-        "pass_at_1": round(rate.pass_at_1, 4),
-        "mean_tokens": round(rate.mean_response_tokens, 2),
-        **_parameters(parts.policy),
-    }
+    known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
+    if parts.queries.held_out:
+        rate = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
+        known |= {"pass_at_1": round(rate.pass_at_1, 4), "mean_tokens": round(rate.mean_response_tokens, 2)}
+    return known
 
 
 def _parameters(policy: Policy) -> dict[str, int]:

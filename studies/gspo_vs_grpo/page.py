@@ -5,6 +5,7 @@ python -m studies.gspo_vs_grpo.page
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from studies.gspo_vs_grpo.figures import draw_all
@@ -22,6 +23,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGE.parent, help="the page's folder; figures/ lies in it")
     options = parser.parse_args()
     runs = load_runs(options.results)
+    if not runs.found:
+        sys.exit(
+            f"no result of the study's recipes in {options.results}: make them with python -m studies.gspo_vs_grpo.run"
+        )
     if runs.missing:
         print(f"no result of the recipes as they are now: {', '.join(runs.missing)}")
     draw_all(runs, options.output / "figures")

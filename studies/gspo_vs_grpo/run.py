@@ -13,9 +13,12 @@ from pathlib import Path
 
 import yaml
 
+from gspo.config_file import load_recipe
+from gspo.errors import UserError
+from studies.gspo_vs_grpo.arms import ARMS
 from studies.gspo_vs_grpo.clips import chosen_clips
 from studies.gspo_vs_grpo.execute import Task, has_start, make_start, side_by_side, train
-from studies.gspo_vs_grpo.jobs import Job, Variant, factor_jobs, main_jobs, tuning_jobs
+from studies.gspo_vs_grpo.jobs import BASE, Job, Variant, as_arguments, factor_jobs, main_jobs, tuning_jobs
 from studies.gspo_vs_grpo.results import RESULTS
 from studies.gspo_vs_grpo.runs import VARIANT, load_result, load_runs, variant_of
 from studies.gspo_vs_grpo.tuned import tune
@@ -35,7 +38,7 @@ class Study:
 
     def wants(self, job: Job) -> bool:
         """Whether the run was asked for."""
-        return not self.only or any(f"{job.name}/".startswith(f"{name}/") for name in self.only)
+        return not self.only or any(_lies_in(job, name) for name in self.only)
 
     def has(self, job: Job) -> bool:
         """Whether there is a result of just this run."""
@@ -48,7 +51,10 @@ def main() -> int:
     sweep = list(tuning_jobs(study.variant))
     is_whole = _run_missing(study, sweep)
     if not all(study.has(job) for job in sweep):
-        print("the comparison and the factors need the whole sweep (tune), which is not there")
+        if any(study.wants(job) for job in _later_jobs(study.variant)):
+            sys.exit(
+                "the comparison and the factors need the whole sweep, which is not there: make it with --only tune"
+            )
         return int(not is_whole)
     tune(load_runs(study.results))
     clips = chosen_clips(study.results)
@@ -57,17 +63,29 @@ def main() -> int:
     return int(not is_whole)
 
 
+def _lies_in(job: Job, name: str) -> bool:
+    return f"{job.name}/".startswith(f"{name}/")
+
+
+def _later_jobs(variant: Variant) -> list[Job]:
+    """Those after the sweep, by name: with any clip ranges, for these are not chosen yet."""
+    clips = {arm.name: arm.clips["middle"] for arm in ARMS}
+    return [*main_jobs(clips, variant), *factor_jobs(clips, variant)]
+
+
 def _study() -> Study:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="such as tune, main, factors/long")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, each on one core")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="for models and run directories")
-    parser.add_argument("--seeds", type=int, help="the first so many of each experiment only")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, each on one core (2)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the results (the study's own)")
+    parser.add_argument("--work", type=Path, default=WORK, help="for models and run directories (runs/gspo_vs_grpo)")
+    parser.add_argument("--seeds", type=int, help="the first so many of each experiment only (all)")
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="recipe keys changed in every run")
     options = parser.parse_args()
     extra = {key: yaml.safe_load(value) for key, _, value in (text.partition("=") for text in options.set)}
     variant = Variant(seeds=options.seeds, extra=extra)
+    if complaint := _complaint(options, variant):
+        parser.error(complaint)
     _keep_apart(options.results, variant)
     return Study(
         results=options.results.absolute(),
@@ -76,6 +94,18 @@ def _study() -> Study:
         only=options.only,
         variant=variant,
     )
+
+
+def _complaint(options: argparse.Namespace, variant: Variant) -> str | None:
+    """What is wrong with the options; UserError for what is wrong with the recipe that they make."""
+    load_recipe(BASE, as_arguments(variant.extra))
+    if options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
+        return "--jobs and --seeds must be at least 1"
+    jobs = [*tuning_jobs(variant), *_later_jobs(variant)]
+    for name in options.only:
+        if not any(_lies_in(job, name) for job in jobs):
+            return f"--only {name}: no such experiment; there are {', '.join(sorted({job.experiment for job in jobs}))}"
+    return None
 
 
 def _keep_apart(results: Path, variant: Variant) -> None:
@@ -100,5 +130,9 @@ def _run_missing(study: Study, jobs: Iterable[Job]) -> bool:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("interrupted: results so far are kept, and the same command makes the rest")
+        print("interrupted: results so far are kept, and the same command makes the rest", file=sys.stderr)
+        sys.exit(130)

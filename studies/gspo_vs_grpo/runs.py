@@ -19,6 +19,7 @@ class Runs:
     """Every result, by experiment and arm; and those that are missing or came of another recipe."""
 
     directory: Path
+    variant: Variant  # how they were made
     found: Mapping[tuple[str, str], Results]
     missing: tuple[str, ...]
 
@@ -38,7 +39,7 @@ def load_runs(directory: Path) -> Runs:
             missing.append(job.name)
         else:
             found.setdefault((job.experiment, job.arm.name), {})[job.seed] = result
-    return Runs(directory=directory, found=found, missing=tuple(missing))
+    return Runs(directory=directory, variant=variant, found=found, missing=tuple(missing))
 
 
 def load_result(directory: Path, job: Job) -> Result | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, STARTS
 from studies.gspo_vs_grpo.clips import chosen_names
+from studies.gspo_vs_grpo.jobs import Variant
 from studies.gspo_vs_grpo.results import LISTS, Result
 from studies.gspo_vs_grpo.runs import Results, Runs
 from studies.gspo_vs_grpo.summary import (
@@ -195,7 +196,16 @@ def _last(values: Sequence[float]) -> float:
     return values[-1] if values else math.nan
 
 
+def status_line(runs: Runs) -> str:
+    """Whether all results are in, and are the study's own."""
+    made = sum(map(len, runs.found.values()))
+    line = f"{made} of {made + len(runs.missing)} runs are in. `–` in a table: no number."
+    departs = runs.variant != Variant()
+    return line + (f" **A trial, not the study**: {runs.variant}; the sizes below are not its own." if departs else "")
+
+
 TABLES: Mapping[str, Callable[[Runs], str]] = {
+    "status": status_line,
     "starts": starts_table,
     "tuning": tuning_table,
     "main": main_table,

@@ -32,7 +32,7 @@ def check_routing(actor: Actor, policy: Policy) -> None:
         f"the routers of {type(policy.model).__name__} are of a kind that gspo cannot watch or overrule: "
         f"{policy.unknown_routers}",
         where=key,
-        mend=f"{_OFF[key]}, or take a model whose router returns (logits, weights, indices) and picks by topk",
+        mend=f"{_OFF[key]}, or take a model of another family (docs/experts.md has which can be)",
     )
 
 

@@ -16,12 +16,15 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-    padded = "" if policy.packs else "; trained padded, for its attention cannot be handed packed sequences: slower"
+    about = "" if policy.packs else "; trained padded, for its attention cannot be handed packed sequences: slower"
+    if (routing := policy.routing) is not None:
+        about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
+        about += f", replay: {actor.routing_replay}"
     if policy.unknown_routers is not None:
-        padded += f"; its experts are not measured ({policy.unknown_routers})"
+        about += f"; its experts are not measured ({policy.unknown_routers})"
     return "\n".join(
         [
-            f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}{padded}",
+            f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}{about}",
             f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; "
             f"reward: {', '.join(function.name for function in functions)}",
             arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps),
