@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -45,9 +46,9 @@ def main() -> None:
     batch = roll_out(policy)
     weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
 
-    def train(policy: Policy, replay: str) -> None:
+    def train(policy: Policy, **changes: object) -> None:
         policy.model.load_state_dict(weights)
-        actor = recipe.actor.model_copy(update={"routing_replay": replay, "old_logprobs": "recompute"})
+        actor = recipe.actor.model_copy(update={"old_logprobs": "recompute", **changes})
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
         list(
             update(policy, optimizer, batch, old_policy(policy, batch, actor, temperature=1.0), actor, temperature=1.0)
@@ -56,8 +57,12 @@ def main() -> None:
 
     print("| what | seconds without | ratio (median, range) |\n|---|---|---|")
     _row("rollout that records", lambda: roll_out(unwatched), lambda: roll_out(policy), rounds)
-    _row("update that records", lambda: train(unwatched, "none"), lambda: train(policy, "none"), rounds)
-    _row("update that replays π_old's", lambda: train(unwatched, "none"), lambda: train(policy, "policy"), rounds)
+    _row("update that records", lambda: train(unwatched), lambda: train(policy), rounds)
+    _row(
+        "update that replays π_old's", lambda: train(unwatched), partial(train, policy, routing_replay="policy"), rounds
+    )
+    one = {"mini_batches": 1}
+    _row("one mini-batch: 8 of 256 read twice", partial(train, unwatched, **one), partial(train, policy, **one), rounds)
 
 
 def _row(name: str, without: Callable[[], object], with_it: Callable[[], object], rounds: int) -> None:

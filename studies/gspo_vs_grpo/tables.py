@@ -79,7 +79,6 @@ def main_table(runs: Runs) -> str:
         "clipped sequences": mean_of("clip/sequence_fraction"),
         "experts changed": mean_of(EXPERT_CHANGE),
         "largest gradient norm": largest("policy/grad_norm"),
-        "s a step": lambda result: result.seconds["total"] / max(1, len(result.values("reward/mean"))),
     }
     rows = []
     for arm in ARMS:
