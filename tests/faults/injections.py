@@ -16,7 +16,7 @@ import torch
 
 from gspo import coldstart, run
 from gspo.checkpoint import files, snapshot, store
-from gspo.policy import update
+from gspo.policy import old_policy, update
 from gspo.policy.optimizer import Optimizer
 from gspo.report.display import Display
 from gspo.rollout import embedded
@@ -24,6 +24,7 @@ from gspo.rollout import embedded
 # By name: an object and its attribute, called at that place of a run.
 PLACES: dict[str, tuple[Any, str]] = {
     "sampling": (embedded, "sample"),
+    "old likelihoods": (old_policy, "response_likelihood"),
     "gradient": (update, "response_likelihood"),
     "cold gradient": (coldstart, "response_likelihood"),
     "optimizer step": (Optimizer, "step"),

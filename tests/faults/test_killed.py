@@ -17,6 +17,7 @@ PARTS = 16  # that the operations of a save are shared out to
     [
         ("sampling", 1, True),
         ("sampling", 40, True),
+        ("old likelihoods", 2, True),
         ("gradient", 1, True),
         ("gradient", 5, False),
         ("optimizer step", 1, True),  # in the cold start
@@ -45,7 +46,7 @@ def test_a_run_saved_at_every_safe_point_and_killed_again_and_again_goes_on_bit_
 ) -> None:
     everywhere = "checkpoint.seconds=1e-9"
     places: list[str] = []
-    count = {"sampling": 15, "gradient": 5, "optimizer step": 2, "cold gradient": 2}[place]
+    count = {"sampling": 15, "gradient": 3, "optimizer step": 2, "cold gradient": 2}[place]
     fault = ("signal_at", {"place": place, "count": count, "before": False, "saved": True})
     status = laboratory.train(everywhere, fault=fault)
     while status == -9 and len(places) < 40:  # every life gets a little further

@@ -12,7 +12,6 @@ from tests.mixtures import MIXTURES, live_experts, sets
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
 from gspo.policy.packing import Conditioned
-from gspo.rollout import embedded
 from gspo.rollout.embedded import Response, generate
 from gspo.rollout.source import sample_groups
 from gspo.rollout.transcript import Transcript
@@ -66,20 +65,9 @@ def test_recorded_experts_are_those_of_a_fresh_pass(family: str, prompts: Any, n
     ],
 )
 def test_rows_that_are_taken_over_keep_their_own_experts(
-    family: str, decoder: str, look_every: int, new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
+    family: str, decoder: str, look_every: int, new_policy: NewPolicy, refilling: Any
 ) -> None:
-    monkeypatch.setitem(embedded._REFILL_BELOW, "cpu", 0.75)
-    monkeypatch.setitem(embedded._LOOK_EVERY, "cpu", look_every)
-    if decoder != "written out":
-        monkeypatch.setattr(embedded, "decoder_of", lambda trunk: None)
-    joined: list[int] = []
-    join = embedded._joined
-
-    def joining(old: Any, new: Any) -> Any:
-        joined.append(len(new.index))
-        return join(old, new)
-
-    monkeypatch.setattr(embedded, "_joined", joining)
+    joined = refilling(decoder, look_every)
     policy, rng = mixture(new_policy, family), random.Random(0)
     prompts = [[rng.randrange(9, 20) for _ in range(rng.randint(1, 12))] for _ in range(6)]
     sampling = Sampling(max_new_tokens=14, max_rows=6)

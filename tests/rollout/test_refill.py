@@ -11,7 +11,6 @@ import torch
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
 from gspo.policy.packing import Conditioned
-from gspo.rollout import embedded
 from gspo.rollout.embedded import generate
 
 NewPolicy = Callable[..., Policy]
@@ -29,20 +28,9 @@ def test_responses_are_the_models_whatever_row_they_are_decoded_in(
     max_rows: int,
     new_policy: NewPolicy,
     plain_logprobs: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    refilling: Any,
 ) -> None:
-    monkeypatch.setitem(embedded._REFILL_BELOW, "cpu", 0.75)
-    monkeypatch.setitem(embedded._LOOK_EVERY, "cpu", look_every)
-    if decoder != "written out":
-        monkeypatch.setattr(embedded, "decoder_of", lambda trunk: None)
-    joined: list[int] = []
-    join = embedded._joined
-
-    def joining(old: Any, new: Any) -> Any:
-        joined.append(len(new.index))
-        return join(old, new)
-
-    monkeypatch.setattr(embedded, "_joined", joining)
+    joined = refilling(decoder, look_every)
     policy = new_policy(family)
     policy = replace(policy, stop_ids=(5, 6, 7, 8))  # responses end after a few tokens, each at its own time
     rng = random.Random(0)

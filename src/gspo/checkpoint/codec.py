@@ -54,18 +54,20 @@ class _Pieces:
     def __init__(self) -> None:
         self.parts: dict[str, list[Tensor]] = {}
         self._ends: dict[str, int] = {}
-        self._known: dict[int, tuple[Tensor, list[Any]]] = {}  # a group's members share the experts of their prompt
+        # A group's members share the experts of their prompt, in memory that they share after a resume, too.
+        self._known: dict[tuple[Any, ...], tuple[Tensor, list[Any]]] = {}
 
     def add(self, tensor: Tensor) -> list[Any]:
         """Where the tensor will lie: dtype, start, shape."""
-        if id(tensor) in self._known:
-            return self._known[id(tensor)][1]
+        known = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if known in self._known:
+            return self._known[known][1]
         dtype = str(tensor.dtype).removeprefix("torch.")
         start = self._ends.get(dtype, 0)
         self._ends[dtype] = start + tensor.numel()
         self.parts.setdefault(dtype, []).append(tensor.detach().cpu().flatten())
         place = [dtype, start, list(tensor.shape)]
-        self._known[id(tensor)] = (tensor, place)
+        self._known[known] = (tensor, place)  # held, so that no other tensor comes to lie there
         return place
 
 

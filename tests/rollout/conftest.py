@@ -1,0 +1,30 @@
+"""What the tests of the engine share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gspo.rollout import embedded
+
+
+@pytest.fixture
+def refilling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]]:
+    """Has the engine take in waiting prompts early, as on a GPU; the list grows by the rows of each taking in."""
+
+    def set_up(decoder: str, look_every: int) -> list[int]:
+        monkeypatch.setitem(embedded._REFILL_BELOW, "cpu", 0.75)
+        monkeypatch.setitem(embedded._LOOK_EVERY, "cpu", look_every)
+        if decoder != "written out":
+            monkeypatch.setattr(embedded, "decoder_of", lambda trunk: None)
+        joined: list[int] = []
+        join = embedded._joined
+
+        def joining(old: Any, new: Any) -> Any:
+            joined.append(len(new.index))
+            return join(old, new)
+
+        monkeypatch.setattr(embedded, "_joined", joining)
+        return joined
+
+    return set_up
