@@ -75,6 +75,14 @@ def test_a_single_reward_is_a_list_of_one() -> None:
     assert len(make_recipe({**MINIMAL, "reward": {"function": "math"}}).reward) == 1
 
 
+@pytest.mark.parametrize("written", ["math", "{function: math, weight: 3}"])
+def test_a_single_reward_is_overridden_by_its_place_as_one_of_a_list_is(written: str, tmp_path: Path) -> None:
+    text = f"name: x\nsteps: 1\nmodel: {{path: m}}\nreward: {written}\n"
+    recipe = load_recipe(write(tmp_path / "one.yaml", text), ["reward.0.function=format"])
+    assert [reward.function for reward in recipe.reward] == ["format"]
+    assert recipe.reward[0].weight == (1 if written == "math" else 3)
+
+
 def test_yaml_merge_keys_and_anchors_work(tmp_path: Path) -> None:
     text = (
         "name: a\nsteps: 1\nmodel: {path: x}\nactor:\n  optimizer: &adam {lr: 1e-4, warmup_steps: 3}\n"

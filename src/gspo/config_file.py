@@ -85,6 +85,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise UserError(f"override {override!r} is not of the form key.subkey=value", where="command line")
     *parents, last = key.split(".")
+    reward = tree.get("reward")
+    if [*parents, last][:2] == ["reward", "0"] and isinstance(reward, str | dict):  # one stands for a list of one
+        tree["reward"] = [{"function": reward} if isinstance(reward, str) else reward]
     node: Any = tree
     for position, name in enumerate(parents):
         node = _descend(node, name, where=".".join(parents[: position + 1]))
