@@ -23,11 +23,13 @@ from gspo.checkpoint.store import Store
 from gspo.checkpoint.writer import Writer
 from gspo.config import Actor, Checkpoint, Model
 from gspo.config import Optimizer as Settings
+from gspo.policy.item import Item
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, load_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.tokenizer import fit_tokenizer
-from gspo.policy.update import Item, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 from gspo.prepare import quiet_transformers
 from gspo.progress import InHand, Progress
 
@@ -106,7 +108,7 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
     ]
 
     def step() -> None:
-        accumulate_gradient(policy, items, Actor(), SEQUENCES, 0, temperature=1.0)
+        accumulate_gradient(policy, items, Actor(), Denominators(num_sequences=SEQUENCES), 0, temperature=1.0)
         optimizer.step()
 
     return policy, optimizer, step

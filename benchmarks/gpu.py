@@ -22,12 +22,14 @@ from benchmarks.peer import compare
 from gspo.config import Actor, Model
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
+from gspo.policy.item import Item
 from gspo.policy.likelihood import response_likelihood
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, load_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.tokenizer import fit_tokenizer
-from gspo.policy.update import Item, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 from gspo.rollout.embedded import generate
 from gspo.rollout.one_token import decoder_of
 from gspo.rollout.transcript import Response
@@ -158,7 +160,7 @@ def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: i
     ]
 
     def step() -> None:
-        accumulate_gradient(policy, items, actor, len(items), 0, temperature=1.0)
+        accumulate_gradient(policy, items, actor, Denominators(num_sequences=len(items)), 0, temperature=1.0)
         optimizer.step()
 
     (duration,) = _alternating(policy.device, repeats, step)

@@ -22,18 +22,19 @@ import torch
 
 from benchmarks.machine import load
 from benchmarks.peer import workloads
+from gspo.batch import make_batch
 from gspo.config import Actor, Model
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
+from gspo.policy.cutting import trainable_items
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy, load_policy, make_tokenizer
-from gspo.policy.old_policy import old_policy, trainable_items
+from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import update
 from gspo.records import Batch, Query, Score
 from gspo.rollout import embedded
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 ACTOR = Actor(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 

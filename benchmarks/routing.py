@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from gspo.batch import make_batch
 from gspo.config_file import load_recipe
 from gspo.policy.model import Policy
 from gspo.policy.old_policy import old_policy
@@ -20,7 +21,6 @@ from gspo.policy.update import update
 from gspo.prepare import prepare
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
 QUERIES, GROUP_SIZE = 32, 8

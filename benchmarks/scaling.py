@@ -20,11 +20,13 @@ from benchmarks.machine import load, matmul_peak, memory_bandwidth
 from gspo.config import Actor, Model
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
+from gspo.policy.item import Item
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, load_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.tokenizer import fit_tokenizer
-from gspo.policy.update import Item, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 from gspo.rollout.embedded import generate
 
 LENGTHS = [64, 256, 1024, 4096]
@@ -99,7 +101,7 @@ def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: f
             for index, response in enumerate(group)
         ]
         started = time.perf_counter()
-        accumulate_gradient(policy, items, actor, group_size, 0, temperature=1.0)
+        accumulate_gradient(policy, items, actor, Denominators(num_sequences=group_size), 0, temperature=1.0)
         optimizer.step()
         updating.append(time.perf_counter() - started)
     shape, tokens = Shape.of(policy.model.config), group_size * length

@@ -134,8 +134,8 @@ def query_of() -> "Callable[[Sequence[int]], Query]":
 @pytest.fixture(scope="session")
 def batch_of(query_of: Any) -> "Callable[..., Batch]":
     """A scored batch: one group for each list of rewards, with random prompts and responses."""
+    from gspo.batch import make_batch
     from gspo.records import Group, Rollout, Score
-    from gspo.train import make_batch
 
     def build(rewards: Sequence[Sequence[float | None]], *, vocabulary: int, seed: int = 0) -> "Batch":
         rng = random.Random(seed)

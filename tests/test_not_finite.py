@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gspo import cli
+from gspo.batch import make_batch
 from gspo.checkpoint.store import Store
 from gspo.checkpoint.writer import Writer
 from gspo.config_file import load_recipe
@@ -27,7 +28,6 @@ from gspo.report.run_directory import RunDirectory
 from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
 from gspo.run import Run
-from gspo.train import make_batch
 
 TINY = Path(__file__).with_name("tiny.yaml")
 

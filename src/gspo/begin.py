@@ -81,6 +81,7 @@ def _take_up(run: Run, saved: Saved | None) -> None:
     take_over(run.directory, run.recipe, saved, note)
     run.seconds = dict(run.progress.in_hand.seconds)
     run.optimizer_state = saved.group("optimizer")
+    run.critic_state = saved.group("critic")
     run.random = saved.group("random")
     restore_random_state(run.random)
     run.log_bytes = run.directory.log_bytes()

@@ -8,11 +8,11 @@ from logging import getLogger
 from typing import Any
 
 from gspo.coldstart import encode_demonstrations
-from gspo.config import Recipe
+from gspo.config import Model, Recipe
 from gspo.policy.architecture import load_config
 from gspo.policy.check_routing import check_declared, check_routing
 from gspo.policy.likelihood import Conditioned
-from gspo.policy.model import Policy, checkpoint_gradients, load_policy, make_tokenizer
+from gspo.policy.model import Policy, check_same_tokens, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
@@ -31,6 +31,8 @@ class Prepared:
     queries: QuerySet
     functions: Sequence[RewardFunction]
     demonstrations: Sequence[Conditioned]
+    reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
+    value_trunk: Policy | None  # what a critic of its own is made of
     rows_sha256: str  # of the data as it was before the tokenizer
 
 
@@ -60,6 +62,7 @@ def prepare(
             stop_tokens=recipe.rollout.stop_tokens,
             weights=None if saved is None else saved.path / "model",
         )
+        reference, value_trunk = _load_companions(recipe, tokenizer)
     check_routing(recipe.actor, policy)
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
@@ -71,9 +74,30 @@ def prepare(
         policy=policy,
         queries=rendered,
         functions=functions,
+        reference=reference,
+        value_trunk=value_trunk,
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
         rows_sha256=rows_digest(rows, pairs),
     )
+
+
+def _load_companions(recipe: Recipe, tokenizer: Any) -> tuple[Policy | None, Policy | None]:
+    """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do."""
+    kl, reference, value_trunk = recipe.actor.kl, None, None
+    if kl.coefficient:
+        own = recipe.model if kl.reference is None else _reference_model(recipe, kl.reference)
+        if kl.reference is not None:
+            check_same_tokens(tokenizer, kl.reference)
+        reference = load_policy(own, tokenizer, seed=recipe.seed)
+    if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
+        value_trunk = load_policy(recipe.model, tokenizer, seed=recipe.seed)
+        if recipe.actor.gradient_checkpointing:
+            checkpoint_gradients(value_trunk)
+    return reference, value_trunk
+
+
+def _reference_model(recipe: Recipe, path: str) -> Model:
+    return Model(path=path, dtype=recipe.model.dtype, device=recipe.model.device)
 
 
 @contextlib.contextmanager

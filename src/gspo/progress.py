@@ -7,16 +7,26 @@ from typing import Any
 from gspo.checkpoint.position import Position, position_in_step
 from gspo.policy.old_policy import Old
 from gspo.policy.update import MiniBatchReport
-from gspo.records import Group
+from gspo.records import Appraisal, Group
 from gspo.reward.score import Scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Groups sampled together, and their scores."""
+
+    groups: tuple[Group, ...]
+    scored: Scored
 
 
 @dataclass(kw_only=True)
 class InHand:
     """The step under way: what its stages have given so far, under the stages' names."""
 
+    rounds: tuple[Round, ...] = ()  # of sampling and scoring, that are over; the next two are of the one under way
     rollout: tuple[Group, ...] | None = None
     reward: Scored | None = None
+    appraisal: Appraisal | None = None
     likelihood: Mapping[int, Old] | None = None  # π_old by rollout
     reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches trained on
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
@@ -29,10 +39,13 @@ class Progress:
     num_cold_steps: int  # of the cold start's, how many there are to be
     cold_steps: int = 0  # finished
     steps: int = 0  # of reinforcement learning, finished
+    extra_rounds: int = 0  # of sampling, beyond one a step: so far has the order of the queries moved on
     skipped_in_a_row: int = 0  # updates
     seconds: float = 0.0  # the run took before this process took it up
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every one named so far
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
+    reference_sha256: str | None = None  # of the weights that a reference model took from the policy; None: not yet
+    clip_scale: float = 1.0  # of the clip range, where actor.clip_fraction sets it
     in_hand: InHand = field(default_factory=InHand)
 
     @property

@@ -10,6 +10,7 @@ from gspo.coldstart import ColdStep
 from gspo.errors import DivergedError
 from gspo.evaluation.held_out import evaluate
 from gspo.evaluation.pass_at_1 import PassRate
+from gspo.policy.clip_range import next_scale
 from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.policy.update import MiniBatchReport
 from gspo.progress import InHand
@@ -60,7 +61,16 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
     if step >= WINDOW or step == recipe.steps:
         _name_diagnoses(run)
     _stop_if_broken(run, step, batch, reports)
-    run.progress = replace(run.progress, steps=step, rollout_files=files, in_hand=InHand())
+    progress = run.progress
+    scale = next_scale(progress.clip_scale, recipe.actor, batch, trained, is_first=step == 1)
+    run.progress = replace(
+        progress,
+        steps=step,
+        extra_rounds=progress.extra_rounds + len(progress.in_hand.rounds),
+        rollout_files=files,
+        clip_scale=scale,
+        in_hand=InHand(),
+    )
     run.seconds = {}
     run.reached()
 

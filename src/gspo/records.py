@@ -1,7 +1,7 @@
 """The nouns that flow from stage to stage: values, frozen, without behaviour."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxtyping import Float, Int, Integer
@@ -69,12 +69,26 @@ class Score:
     reward: float | None  # weighted sum of the parts that apply; None where none applies: no part in the update
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
+    token_rewards: Float[Tensor, "T"] | None = None  # whose mean the reward is, where a function scores turns or tokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Appraisal:
+    """What models other than the policy say of a step's rollouts, by rollout index; empty where they are not used."""
+
+    reference_logprobs: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)
+    values: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # of the state before each response token
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A step's groups with their scores and advantages, both in the order of the rollouts, group after group."""
+    """A step's groups with their scores and advantages, all in the order of the rollouts, group after group."""
 
     groups: tuple[Group, ...]
     scores: tuple[Score, ...]  # B
-    advantages: tuple[float, ...]  # B, Eq. 7
+    advantages: tuple[float, ...]  # B; where every token has its own, their mean
+    token_advantages: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # of those whose tokens differ
+    returns: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # what a value model learns
+    masked: frozenset[int] = frozenset()  # scored, and part of their group's mean, but no part of the loss
+    appraisal: Appraisal = field(default_factory=Appraisal)
+    dropped: tuple[tuple[Group, tuple[Score, ...]], ...] = ()  # sampled, and left out by dynamic sampling

@@ -16,6 +16,7 @@ from gspo.config import Recipe
 from gspo.config_file import dump_recipe
 from gspo.errors import RunError
 from gspo.interrupt import Interrupt
+from gspo.policy.critic import Critic
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import MiniBatchReport
 from gspo.prepare import Prepared
@@ -42,6 +43,8 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
     optimizer: Optimizer | None = None  # of the phase under way
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)  # of a resumed phase, until it has begun
+    critic: Critic | None = None  # a value model, where reinforcement learning has one
+    critic_state: Mapping[str, Tensor] = field(default_factory=dict)  # the same of it
     seconds: dict[str, float] = field(default_factory=dict)  # of the step under way, by stage
     started: float = field(default_factory=time.monotonic)
     random: Mapping[str, Tensor] = field(default_factory=random_state)  # at the last safe point, as are the next two
@@ -139,6 +142,11 @@ class Run:
         self.directory.save_model(self.parts.policy)
         return self.directory.model
 
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that is sampled, and so of every likelihood."""
+        return self.recipe.rollout.temperature
+
     def note_resume(self) -> None:
         """Say how a run that ends here goes on."""
         self.display.stop()
@@ -160,6 +168,7 @@ class Run:
         return take_snapshot(
             policy=self.parts.policy,
             optimizer=self.optimizer,
+            critic=self.critic,
             progress=replace(self.progress, seconds=self.elapsed),
             random=self.random,
             home=self.directory.path,
@@ -169,11 +178,11 @@ class Run:
             about=self.about,
         )
 
-    def queries(self, step: int) -> list[Query]:
-        """The step's queries, a function of step and seed alone."""
+    def queries(self, step: int, round_number: int = 0) -> list[Query]:
+        """The queries of a step's round: the next in the order, which every round there was has moved on."""
         everything = self.parts.queries.train
         indices = query_indices(
-            step - 1,
+            step - 1 + self.progress.extra_rounds + round_number,
             num_queries=len(everything),
             queries_per_step=self.recipe.rollout.queries_per_step,
             seed=self.recipe.seed,
@@ -181,9 +190,9 @@ class Run:
         )
         return [everything[index] for index in indices]
 
-    def sampling_seed(self, step: int) -> int:
-        """The sampler's seed of a step: far apart for neighbouring recipe seeds."""
-        return (self.recipe.seed * 1_000_003 + step) % 2**63
+    def sampling_seed(self, step: int, round_number: int = 0) -> int:
+        """The sampler's seed of a step's round: far apart for neighbouring recipe seeds, and for rounds."""
+        return (self.recipe.seed * 1_000_003 + step + round_number * 1_000_000_007) % 2**63
 
     def count_update(self, *, applied: bool) -> int:
         """How many updates in a row have now been skipped."""

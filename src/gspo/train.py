@@ -6,25 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gspo.begin import begun
 from gspo.coldstart import cold_start
+from gspo.collect import batch_of, collect
+from gspo.companions import begin_companions
 from gspo.config import Optimizer as OptimizerSettings
 from gspo.config import Recipe
 from gspo.errors import DivergedError
 from gspo.inert import inert_settings
 from gspo.interrupt import Stopped
-from gspo.objective import group_advantages
+from gspo.policy.appraisal import appraise
+from gspo.policy.clip_range import with_clip_range
 from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import update
 from gspo.record import record_cold_step, record_start, record_step
-from gspo.records import Batch, Group, Score
 from gspo.report.display import Display
 from gspo.report.summary import introduction
-from gspo.reward.score import score
-from gspo.rollout.source import sample_groups
 from gspo.run import Run
 
 
@@ -96,46 +94,32 @@ def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Di
 
 
 def _loop(run: Run) -> None:
-    recipe, policy, temperature = run.recipe, run.parts.policy, run.recipe.rollout.temperature
+    recipe, policy, reference, temperature = run.recipe, run.parts.policy, run.parts.reference, run.temperature
     optimizer = _optimizer(run, recipe.actor.optimizer, recipe.steps * recipe.actor.mini_batches)
-    run.display.start("GSPO", recipe.steps, done=run.progress.steps)
+    begin_companions(run)
+    run.display.start(recipe.actor.title, recipe.steps, done=run.progress.steps)
     for step in range(run.progress.steps + 1, recipe.steps + 1):
         with run.clock("total"):
-            sample = partial(
-                sample_groups,
-                policy,
-                run.queries(step),
-                recipe.rollout,
-                group_size=recipe.rollout.group_size,
-                seed=run.sampling_seed(step),
-                policy_version=optimizer.steps_taken,
-                record_experts=recipe.actor.wants_engine_experts,
-            )
-            groups = run.stage("rollout", sample)
-            scored = run.stage("reward", partial(score, groups, run.parts.functions))
-            batch = make_batch(groups, scored.scores)
-            old = run.stage("likelihood", partial(old_policy, policy, batch, recipe.actor, temperature=temperature))
+            actor = with_clip_range(recipe.actor, run.progress.clip_scale)
+            found = collect(run, step, policy_version=optimizer.steps_taken)
+            say = partial(appraise, found.groups, found.scored.scores, actor, temperature=temperature)
+            appraisal = run.stage("appraisal", partial(say, policy=policy, reference=reference, critic=run.critic))
+            batch = batch_of(recipe, found, appraisal)
+            old = run.stage("likelihood", partial(old_policy, policy, batch, actor, temperature=temperature))
             left = update(
                 policy,
                 optimizer,
                 batch,
                 old,
-                recipe.actor,
+                actor,
                 temperature=temperature,
+                max_tokens=recipe.rollout.max_new_tokens,
+                critic=run.critic,
                 num_done=len(run.progress.in_hand.reports),
                 may_stop=run.interrupt.may_stop,
             )
             reports = run.updates(left)
-        record_step(run, step, batch, reports, scored=scored)
-
-
-def make_batch(groups: Sequence[Group], scores: Sequence[Score]) -> Batch:
-    """Groups with their scores and Eq. 7's advantages; an unscored rollout takes no part in its group."""
-    # float64, so that nearly equal rewards keep their order.
-    rewards = torch.tensor([float("nan") if s.reward is None else s.reward for s in scores], dtype=torch.float64)
-    ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts])
-    advantages = group_advantages(rewards, ids).tolist()
-    return Batch(groups=tuple(groups), scores=tuple(scores), advantages=tuple(advantages))
+        record_step(run, step, batch, reports, scored=found.scored)
 
 
 def _optimizer(run: Run, settings: OptimizerSettings, num_updates: int) -> Optimizer:

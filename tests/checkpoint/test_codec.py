@@ -17,9 +17,10 @@ from torch import Tensor
 import gspo
 from gspo.checkpoint.codec import decode, encode
 from gspo.checkpoint.files import write_tensors
+from gspo.policy.item import Trained
 from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.update import MiniBatchReport
 from gspo.policy.volatility import Activation
 from gspo.progress import InHand, Progress
 from gspo.records import Experts, Failure, Group, Query, Rollout, Score

@@ -306,7 +306,7 @@ def test_sequences_do_not_touch_each_other() -> None:
         ("sequence", 6, 6, 3),
         ("sequence", 6, 6, 1),
         ("sequence", 6, 6, 6),
-        ("token", 6, 6, 6),
+        ("token", 6, 6, 5),
         ("sequence_token", 6, 6, 5),
         ("sequence_token", 6, 6, 1),
     ],

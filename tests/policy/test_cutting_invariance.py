@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.policy.item import Item, Trained
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, checkpoint_gradients
 from gspo.policy.packing import Conditioned
-from gspo.policy.update import Item, Trained, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 
 NewPolicy = Callable[..., Policy]
 LEVELS = ["sequence", "sequence_token", "token"]
@@ -106,7 +108,9 @@ def check_cuts(
         for micro_batch_tokens, chunk_tokens in cuts:
             monkeypatch.setattr("gspo.policy.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
             actor = actor_of(importance_sampling_level=level, micro_batch_tokens=micro_batch_tokens, **CLIP)
-            seen = accumulate_gradient(policy, items, actor, NUM_SEQUENCES, 3, temperature=temperature)
+            seen = accumulate_gradient(
+                policy, items, actor, Denominators(num_sequences=NUM_SEQUENCES), 3, temperature=temperature
+            )
             differences.append(float((gradient_of(policy.model) - expected).norm() / expected.norm()))
             assert seen.loss == pytest.approx(expected_loss.item(), rel=1e-4, abs=1e-6)
             assert sorted(item.index for item in seen.trained) == list(range(len(items)))
@@ -203,9 +207,9 @@ def test_gradient_checkpointing_changes_no_gradient(
 ) -> None:
     policy = new_policy("qwen3_moe")
     items = items_of(policy, ragged_sequences(20, vocabulary=len(policy.tokenizer), seed=1))
-    accumulate_gradient(policy, items, actor_of(**CLIP), len(items), 0, temperature=1.0)
+    accumulate_gradient(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)), 0, temperature=1.0)
     expected = gradient_of(policy.model)
     checkpoint_gradients(policy)
     policy.model.train()
-    accumulate_gradient(policy, items, actor_of(**CLIP), len(items), 0, temperature=1.0)
+    accumulate_gradient(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)), 0, temperature=1.0)
     assert (gradient_of(policy.model) - expected).norm() / expected.norm() <= 1e-5

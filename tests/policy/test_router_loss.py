@@ -9,9 +9,11 @@ import torch
 from tests.mixtures import MIXTURES, random_experts, router_calls
 from torch import Tensor
 
+from gspo.policy.item import Item
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, checkpoint_gradients
 from gspo.policy.packing import Conditioned
-from gspo.policy.update import Item, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 
 NewPolicy = Callable[..., Policy]
 COEFFICIENT = 0.3
@@ -77,11 +79,11 @@ def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(
     expected = gradient_of(plain.model)
     for micro_batch_tokens in (20, 10**6):
         actor = actor_of(router_aux_loss=COEFFICIENT, micro_batch_tokens=micro_batch_tokens)
-        seen = accumulate_gradient(policy, items, actor, 10, 0, temperature=1.0)
+        seen = accumulate_gradient(policy, items, actor, Denominators(num_sequences=10), 0, temperature=1.0)
         assert seen.loss == pytest.approx(surrogate, abs=1e-6)
         assert seen.balance_loss == pytest.approx(even.item(), rel=1e-4)
         assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
-    accumulate_gradient(policy, items, actor_of(), 10, 0, temperature=1.0)
+    accumulate_gradient(policy, items, actor_of(), Denominators(num_sequences=10), 0, temperature=1.0)
     assert (gradient_of(policy.model) - expected).norm() > 1e-2 * expected.norm()  # the loss has a part in it
 
 
@@ -100,8 +102,10 @@ def test_where_all_is_clipped_the_routers_still_learn_to_share(
         Item(index=index, sequence=one, advantage=1.0, old_logprobs=torch.full((len(one.response_ids),), old))
         for index, one in enumerate(sequences)
     ]
-    seen = accumulate_gradient(policy, items, actor_of(router_aux_loss=COEFFICIENT), len(items), 0, temperature=1.0)
+    seen = accumulate_gradient(
+        policy, items, actor_of(router_aux_loss=COEFFICIENT), Denominators(num_sequences=len(items)), 0, temperature=1.0
+    )
     assert all(one.num_clipped == one.num_tokens for one in seen.trained)
     assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
-    accumulate_gradient(policy, items, actor_of(), len(items), 0, temperature=1.0)
+    accumulate_gradient(policy, items, actor_of(), Denominators(num_sequences=len(items)), 0, temperature=1.0)
     assert gradient_of(policy.model).norm() == 0

@@ -9,10 +9,12 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, random_experts, replayed_logprobs, router_calls, routers_of
 
+from gspo.policy.item import Item
 from gspo.policy.likelihood import response_likelihood
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy, checkpoint_gradients
 from gspo.policy.packing import Conditioned, pack
-from gspo.policy.update import Item, accumulate_gradient
+from gspo.policy.update import accumulate_gradient
 
 NewPolicy = Callable[..., Policy]
 RUNS = [
@@ -86,7 +88,7 @@ def test_log_likelihoods_and_gradient_are_those_of_the_sequences_one_by_one(
     gradient = gradient_of(plain.model)
     for micro_batch_tokens in (1, 30, 10**6) if kept else (30, 10**6):
         actor = actor_of(clip_low=0.05, clip_high=0.05, micro_batch_tokens=micro_batch_tokens)
-        seen = accumulate_gradient(policy, items, actor, 12, 0, temperature=0.8)
+        seen = accumulate_gradient(policy, items, actor, Denominators(num_sequences=12), 0, temperature=0.8)
         assert seen.loss == pytest.approx(loss.item(), rel=1e-4)
         assert 1 <= sum(one.num_clipped > 0 for one in seen.trained) < len(items)
         assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()

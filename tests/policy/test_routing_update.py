@@ -8,16 +8,17 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
 
+from gspo.batch import make_batch
 from gspo.config import Actor
 from gspo.config import Rollout as Sampling
+from gspo.policy.cutting import rollouts_of
 from gspo.policy.model import Policy
-from gspo.policy.old_policy import Old, old_policy, rollouts_of
+from gspo.policy.old_policy import Old, old_policy
 from gspo.policy.optimizer import StepReport
 from gspo.policy.packing import Conditioned
 from gspo.policy.update import MiniBatchReport, update
 from gspo.records import Batch, Experts, Score
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 NewPolicy = Callable[..., Policy]
 FAMILIES = ["qwen3_moe", "gpt_oss"]  # the one packed, the other padded

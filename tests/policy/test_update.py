@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.batch import make_batch
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
 from gspo.objective import group_advantages
+from gspo.policy.cutting import trainable_items
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
-from gspo.policy.old_policy import Old, old_policy, trainable_items
+from gspo.policy.old_policy import Old, old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
 from gspo.policy.update import update
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 NewPolicy = Callable[..., Policy]
 WIDE = {"clip_low": 0.5, "clip_high": 0.5}

@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.batch import make_batch
 from gspo.config import Actor
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
+from gspo.policy.cutting import trainable_items
+from gspo.policy.item import Item
 from gspo.policy.likelihood import response_likelihood
+from gspo.policy.loss import Denominators
 from gspo.policy.model import Policy
-from gspo.policy.old_policy import old_policy, trainable_items
+from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.packing import Conditioned
-from gspo.policy.update import Item, accumulate_gradient, update
+from gspo.policy.update import accumulate_gradient, update
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 NewPolicy = Callable[..., Policy]
 LEVELS = ["sequence", "sequence_token", "token"]
@@ -182,7 +185,7 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
         actor = actor_of(
             importance_sampling_level=level, clip_low=0.1, clip_high=0.1, micro_batch_tokens=micro_batch_tokens
         )
-        trained = accumulate_gradient(policy, items, actor, 9, 0, temperature=1.0).trained
+        trained = accumulate_gradient(policy, items, actor, Denominators(num_sequences=9), 0, temperature=1.0).trained
         assert len(backward_passes) == passes
         assert len(tokens) == (9 if micro_batch_tokens == 1 else 1)
         assert [item.num_clipped == item.num_tokens for item in sorted(trained, key=lambda t: t.index)] == clipped
@@ -200,6 +203,6 @@ def test_one_clipped_token_of_a_response_leaves_the_others_their_gradient(
     old = logprobs.detach() - torch.tensor([0.5, 0, 0])
     item = Item(index=0, sequence=sequence, advantage=1.0, old_logprobs=old)
     actor = actor_of(importance_sampling_level="token", clip_low=0.1, clip_high=0.1)
-    trained = accumulate_gradient(policy, [item], actor, 1, 0, temperature=1.0).trained
+    trained = accumulate_gradient(policy, [item], actor, Denominators(num_sequences=1), 0, temperature=1.0).trained
     assert [item.num_clipped for item in trained] == [1]
     assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()

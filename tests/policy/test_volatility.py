@@ -8,9 +8,11 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
 
+from gspo.batch import make_batch
 from gspo.config import Rollout as Sampling
+from gspo.policy.cutting import rollouts_of
 from gspo.policy.model import Policy
-from gspo.policy.old_policy import old_policy, rollouts_of
+from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import StepReport
 from gspo.policy.packing import Conditioned
 from gspo.policy.update import MiniBatchReport, update
@@ -18,7 +20,6 @@ from gspo.policy.volatility import Activation, VolatilitySample, activation
 from gspo.records import Batch, Experts, Score
 from gspo.report.experts import expert_metrics
 from gspo.rollout.source import sample_groups
-from gspo.train import make_batch
 
 NewPolicy = Callable[..., Policy]
 L, E, K = 3, 5, 2

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from gspo.checkpoint.codec import decode, encode
 from gspo.checkpoint.files import write_tensors
 from gspo.config_file import load_recipe
+from gspo.policy.item import Trained
 from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.update import MiniBatchReport
 from gspo.policy.volatility import Activation
 from gspo.records import Experts, Group, Query, Rollout
 from gspo.report.experts import expert_metrics, recorded_bytes

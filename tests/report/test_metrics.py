@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.policy.item import Trained
 from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.update import MiniBatchReport
 from gspo.records import Batch, Failure, FailureKind, FinishReason, Group, Query, Rollout, Score
 from gspo.report.metrics import peak_bytes, step_metrics
 from gspo.reward.score import Scored

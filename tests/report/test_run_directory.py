@@ -14,8 +14,8 @@ from gspo.checkpoint.files import sha256
 from gspo.config import Recipe
 from gspo.config_file import load_recipe, make_recipe
 from gspo.errors import RunError, UserError
+from gspo.policy.item import Trained
 from gspo.policy.model import Policy
-from gspo.policy.update import Trained
 from gspo.records import Batch, Failure, Group, Query, Rollout, Score
 from gspo.report.run_directory import RunDirectory, check_absent
 

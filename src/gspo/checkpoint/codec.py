@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.policy.item import Trained
+from gspo.policy.noise import Noise
 from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.update import MiniBatchReport
 from gspo.policy.volatility import Activation
-from gspo.progress import InHand, Progress
-from gspo.records import Experts, Failure, Group, Query, Rollout, Score
+from gspo.progress import InHand, Progress, Round
+from gspo.records import Appraisal, Experts, Failure, Group, Query, Rollout, Score
 from gspo.reward.score import Scored
 
 _KINDS = (
-    *(Activation, Experts, Failure, Group, InHand, MiniBatchReport, Old),
-    *(Progress, Rollout, Score, Scored, StepReport, Trained),
+    *(Activation, Appraisal, Experts, Failure, Group, InHand, MiniBatchReport, Noise, Old),
+    *(Progress, Rollout, Round, Score, Scored, StepReport, Trained),
 )
 _KNOWN = {kind.__name__: kind for kind in _KINDS}
 # Marks of what JSON has no form for; a mapping of the records never has such a key.

@@ -17,6 +17,7 @@ from gspo.checkpoint.files import copy_beginning, move_into_place, seal, sync, v
 from gspo.checkpoint.position import Position
 from gspo.checkpoint.store import Store
 from gspo.errors import RunError
+from gspo.policy.critic import Critic
 from gspo.policy.model import Policy
 from gspo.policy.optimizer import Optimizer
 from gspo.progress import Progress
@@ -30,7 +31,7 @@ class Snapshot:
 
     position: Position
     weights: Mapping[str, Tensor]
-    tensors: Mapping[str, Tensor]  # optimizer/…, random/…, records/…
+    tensors: Mapping[str, Tensor]  # optimizer/…, critic/…, random/…, records/…
     progress: Any  # as JSON
     rollouts: Sequence[Path]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
@@ -50,6 +51,7 @@ def take_snapshot(
     *,
     policy: Policy,
     optimizer: Optimizer | None,
+    critic: Critic | None = None,
     progress: Progress,
     random: Mapping[str, Tensor],
     home: Path,
@@ -60,7 +62,12 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy what the run will change; only this costs its loop time."""
     tree, records = encode(progress)
-    groups = {"optimizer": {} if optimizer is None else optimizer.state(), "random": random, "records": records}
+    groups = {
+        "optimizer": {} if optimizer is None else optimizer.state(),
+        "critic": {} if critic is None else critic.state(),
+        "random": random,
+        "records": records,
+    }
     return Snapshot(
         position=progress.position,
         weights=policy.weights(),

@@ -1,15 +1,14 @@
-"""The clipped surrogates: one function a published objective, chosen by the level of its importance ratio."""
+"""An objective put together: a ratio of some level, the form of the term, and what divides a sequence's sum."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gspo.objective.ratio import sequence_mean, sequence_of_token, sequence_ratio
-
-Level = Literal["token", "sequence", "sequence_token"]
+from gspo.objective.terms import FORMS, Bounds, Units
+from gspo.published import LEVELS, PUBLISHED, LengthNorm, Level, Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +17,7 @@ class Surrogate:
 
     per_sequence: Float[Tensor, "B"]  # the term under 1/G Σ_i, to be maximised
     clipped: Bool[Tensor, "N"]  # the token takes no part in the gradient because of clipping
+    masked: Bool[Tensor, "N"]  # nor because a correction or OPSM has dropped it
     sequence_ratio: Float[Tensor, "B"]  # s_i, detached; whatever the level
 
 
@@ -26,82 +26,131 @@ def surrogate(
     old_logprobs: Float[Tensor, "N"],
     advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
     lengths: Int[Tensor, "B"],
-    level: Level = "sequence",
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    level: Level | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    *,
+    name: Name = "clip",
+    length_norm: LengthNorm | None = None,
+    tokens_per_sequence: float | None = None,
+    dual_clip: float = 3.0,
+    sapo_temperature: tuple[float, float] = (1.0, 1.05),
+    sampler_logprobs: Float[Tensor, "N"] | None = None,
+    weights: Float[Tensor, "N"] | None = None,
+    opsm_delta: float | None = None,
 ) -> Surrogate:
-    """The clipped surrogate with the importance ratio of the given level; its mean over sequences is maximised.
+    """A published objective by name; its mean over sequences is maximised. `clip` is GSPO, at level token GRPO.
 
     `logprobs` are log π_θ of the response tokens and carry the gradient; `old_logprobs` log π_old. Advantages are one a
-    sequence [B], or one a token [N] for sequence_token. Every response must have at least one token.
-    Raises ValueError where shapes do not fit the level.
+    sequence [B], or, unless the ratio is the sequence's, one a token [N]. Every response has at least one token. What
+    is not given is as published. `tokens_per_sequence`, over the whole mini-batch, is what length_norm mean and
+    constant divide by; `weights` come from a correction; `opsm_delta` drops sequences of Â < 0 with mean
+    log(π_old/π_θ) above it (DeepSeek-V3.2). Raises ValueError for what does not fit.
     """
+    published = PUBLISHED[name]
+    level = level or published.level
+    _check(name, level, logprobs, old_logprobs, advantages, lengths)
+    low, high = published.range(level)
+    bounds = Bounds(
+        low=low if clip_low is None else clip_low,
+        high=high if clip_high is None else clip_high,
+        dual=dual_clip,
+        temperature=sapo_temperature,
+    )
+    units = _units(level, logprobs, old_logprobs, advantages, lengths, sampler_logprobs)
+    terms, clipped = FORMS[published.form](units, bounds)
+    masked = _masked(logprobs, old_logprobs, advantages, lengths, weights, opsm_delta)
+    if level == "sequence":  # its term stands at each of its tokens
+        sequences = sequence_of_token(lengths)
+        terms, clipped = terms[sequences], clipped[sequences]
+    weighted = terms if weights is None else terms * weights
+    means = sequence_mean(torch.where(masked, 0.0, weighted), lengths)
+    return Surrogate(
+        per_sequence=means * _length_weight(length_norm or published.length_norm, lengths, tokens_per_sequence),
+        clipped=clipped & ~masked,
+        masked=masked,
+        sequence_ratio=sequence_ratio(logprobs.detach(), old_logprobs, lengths),
+    )
+
+
+def _check(
+    name: Name, level: Level, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, lengths: Int[Tensor, "B"]
+) -> None:
+    published = PUBLISHED[name]
+    if level not in LEVELS:
+        raise ValueError(f"unknown level {level!r}: token, sequence or sequence_token")
+    if level not in published.levels:
+        raise ValueError(f"{name} has no level {level}: {published.only}")
     if int(lengths.sum()) != len(logprobs) or len(old_logprobs) != len(logprobs):
         raise ValueError(f"lengths sum to {int(lengths.sum())}, but there are {len(logprobs)} tokens")
-    if level not in ("token", "sequence", "sequence_token"):
-        raise ValueError(f"unknown level {level!r}: token, sequence or sequence_token")
     if len(lengths) and int(lengths.min()) < 1:
         raise ValueError("a response without tokens has no likelihood")
-    if len(advantages) != len(lengths) and not (level == "sequence_token" and len(advantages) == len(logprobs)):
-        raise ValueError(f"level {level}: {len(advantages)} advantages do not fit {len(lengths)} sequences")
-    objective = {"sequence": gspo, "sequence_token": gspo_token, "token": grpo}[level]
-    per_sequence, clipped = objective(logprobs, old_logprobs, advantages, lengths, clip_low, clip_high)
-    ratio = sequence_ratio(logprobs.detach(), old_logprobs, lengths)
-    return Surrogate(per_sequence=per_sequence, clipped=clipped, sequence_ratio=ratio)
+    takes_tokens = level != "sequence" and published.form != "gmpo"  # whose ratio is of the whole sequence, too
+    if len(advantages) != len(lengths) and not (takes_tokens and len(advantages) == len(logprobs)):
+        raise ValueError(f"{name}, level {level}: {len(advantages)} advantages do not fit {len(lengths)} sequences")
 
 
-def gspo(
-    logprobs: Float[Tensor, "N"],
-    old_logprobs: Float[Tensor, "N"],
-    advantages: Float[Tensor, "B"],
-    lengths: Int[Tensor, "B"],
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Float[Tensor, "B"], Bool[Tensor, "N"]]:
-    """GSPO: min(s_i Â_i, clip(s_i, 1-ε_low, 1+ε_high) Â_i) (arXiv 2507.18071, Eq. 6)."""
-    s = sequence_ratio(logprobs, old_logprobs, lengths)
-    per_sequence, clipped = _clipped_minimum(s, advantages, clip_low, clip_high)
-    return per_sequence, clipped[sequence_of_token(lengths)]
-
-
-def gspo_token(
+def _units(
+    level: Level,
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
     advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
     lengths: Int[Tensor, "B"],
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Float[Tensor, "B"], Bool[Tensor, "N"]]:
-    """GSPO-token: the mean over tokens of Eq. 6's term with s_{i,t} = sg[s_i] · π_θ/sg[π_θ] (Eq. 14-15).
-
-    With Â_{i,t} = Â_i it equals GSPO in value, clipping and gradient (Eq. 18).
-    """
+    sampler_logprobs: Float[Tensor, "N"] | None,
+) -> Units:
+    if level == "sequence":  # s_i, Eq. 8
+        return Units(
+            ratio=sequence_ratio(logprobs, old_logprobs, lengths),
+            logprobs=sequence_mean(logprobs, lengths),
+            old_logprobs=sequence_mean(old_logprobs, lengths),
+            sampler_logprobs=None,
+            advantages=advantages,
+            lengths=lengths,
+        )
     sequences = sequence_of_token(lengths)
-    s = sequence_ratio(logprobs, old_logprobs, lengths).detach()
-    s_token = s[sequences] * (logprobs - logprobs.detach()).exp()
-    token_advantages = advantages if len(advantages) == len(logprobs) else advantages[sequences]
-    terms, clipped = _clipped_minimum(s_token, token_advantages, clip_low, clip_high)
-    return sequence_mean(terms, lengths), clipped
+    if level == "sequence_token":  # s_{i,t} = sg[s_i] · π_θ/sg[π_θ], Eq. 15
+        s = sequence_ratio(logprobs, old_logprobs, lengths).detach()
+        ratio = s[sequences] * (logprobs - logprobs.detach()).exp()
+    else:
+        ratio = (logprobs - old_logprobs).exp()
+    return Units(
+        ratio=ratio,
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        sampler_logprobs=sampler_logprobs,
+        advantages=advantages if len(advantages) == len(logprobs) else advantages[sequences],
+        lengths=lengths,
+    )
 
 
-def grpo(
+def _masked(
     logprobs: Float[Tensor, "N"],
     old_logprobs: Float[Tensor, "N"],
-    advantages: Float[Tensor, "B"],
+    advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
     lengths: Int[Tensor, "B"],
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Float[Tensor, "B"], Bool[Tensor, "N"]]:
-    """GRPO: 1/|y_i| Σ_t min(w_t Â_i, clip(w_t) Â_i) with the token ratio w_t (arXiv 2402.03300; 2507.18071 Eq. 2-3)."""
-    w = (logprobs - old_logprobs).exp()
-    terms, clipped = _clipped_minimum(w, advantages[sequence_of_token(lengths)], clip_low, clip_high)
-    return sequence_mean(terms, lengths), clipped
+    weights: Float[Tensor, "N"] | None,
+    opsm_delta: float | None,
+) -> Bool[Tensor, "N"]:
+    """The tokens that a correction weighs 0, and those of the sequences that OPSM drops."""
+    masked = torch.zeros(len(logprobs), dtype=torch.bool, device=logprobs.device)
+    if weights is not None:
+        masked |= weights == 0
+    if opsm_delta is not None:
+        by_sequence = advantages if len(advantages) == len(lengths) else sequence_mean(advantages, lengths)
+        gone = sequence_mean(old_logprobs - logprobs.detach(), lengths)  # the k1 estimate of KL(π_old‖π_θ), a token
+        masked |= ((by_sequence < 0) & (gone > opsm_delta))[sequence_of_token(lengths)]
+    return masked
 
 
-def _clipped_minimum(
-    ratio: Float[Tensor, "M"], advantages: Float[Tensor, "M"], clip_low: float, clip_high: float
-) -> tuple[Float[Tensor, "M"], Bool[Tensor, "M"]]:
-    """min(ratio·Â, clip(ratio)·Â), and where the clipped side is the smaller, so that no gradient passes."""
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    clipped = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
-    return torch.minimum(ratio * advantages, clipped_ratio * advantages), clipped.detach()
+def _length_weight(
+    norm: LengthNorm, lengths: Int[Tensor, "B"], tokens_per_sequence: float | None
+) -> Float[Tensor, "B"] | float:
+    """What turns the mean over a sequence's tokens into their sum over the norm's divisor."""
+    if norm == "own":
+        return 1.0
+    if norm == "none":
+        return lengths.to(torch.get_default_dtype())
+    if tokens_per_sequence is None:  # nothing divides by what it happens to hold
+        what = "the mini-batch's mean length" if norm == "mean" else "the longest response there can be"
+        raise ValueError(f"length_norm {norm}: give tokens_per_sequence, {what}")
+    return lengths / tokens_per_sequence

@@ -31,7 +31,7 @@ class Head:
 def token_likelihood(
     head: Head, hidden: Float[Tensor, "N H"], targets: Int[Tensor, "N"], temperature: float
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """log softmax(logits / temperature) at the targets, and the entropy in nats (which carries no gradient).
+    """log softmax(logits / temperature) at the targets, and the entropy in nats.
 
     Memory does not depend on tokens × vocabulary: no more than a chunk's logits exist, in the backward pass neither.
     """
@@ -66,15 +66,16 @@ class _TokenLikelihood(torch.autograd.Function):
             # A token of probability 0 has entropy 0, not 0 · (-inf).
             mean = torch.bmm(weights[:, None], scores.clamp_(min=-1e4)[:, :, None])[:, 0, 0] / total[rows]
             entropy[rows] = total[rows].log() - mean
-        ctx.save_for_backward(hidden, weight, bias, targets, highest, total)
+        ctx.save_for_backward(hidden, weight, bias, targets, highest, total, entropy)
         ctx.head, ctx.temperature = head, temperature
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, highest, total = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor | None, entropy_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, highest, total, entropy = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
+        gradient = torch.zeros_like(total) if gradient is None else gradient
         hidden_gradient = torch.empty_like(hidden)
         # Added up over chunks in float32: bfloat16 would lose the small ones.
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
@@ -82,9 +83,16 @@ class _TokenLikelihood(torch.autograd.Function):
         for rows in _chunks(len(hidden), len(weight)):
             error = head.logits(hidden[rows])
             bend = None if head.cap is None else 1 - (error / head.cap) ** 2
+            scores = error.div_(temperature).sub_(highest[rows, None])
+            bonus = None
+            if entropy_gradient is not None:  # d H / d logits = -p (log p + H)
+                surprise = (scores - total[rows, None].log()).clamp_(min=-1e4)
+                bonus = surprise.exp() * (surprise + entropy[rows, None]) * -entropy_gradient[rows, None]
             # d log p(y) / d logits = 1[y] - p
-            error.div_(temperature).sub_(highest[rows, None]).exp_().mul_(-(gradient / total)[rows, None])
+            error = scores.exp_().mul_(-(gradient / total)[rows, None])
             error[torch.arange(len(error), device=error.device), targets[rows]] += gradient[rows]
+            if bonus is not None:
+                error += bonus
             if head.scale != temperature:
                 error *= head.scale / temperature
             if bend is not None:

@@ -15,13 +15,20 @@ from gspo.records import Experts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood:
-    """What the policy says of N packed response tokens, in nats, and where its routers sent them."""
+class ResponseStates:
+    """The policy's states before N packed response tokens, and where its routers sent them."""
+
+    hidden: Float[Tensor, "N H"]
+    experts: tuple[Experts, ...] | None  # of each sequence, as the routers would have it; None: no routers known
+    router_logits: tuple[Float[Tensor, "N E"], ...]  # where they were asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood(ResponseStates):
+    """What the policy says of N packed response tokens, in nats."""
 
     logprobs: Float[Tensor, "N"]
-    entropy: Float[Tensor, "N"]  # of the distribution each token was drawn from; carries no gradient
-    experts: tuple[Experts, ...] | None  # of each sequence, as the routers would have it; None: no routers known
-    router_logits: tuple[Float[Tensor, "N E"], ...]  # at the tokens before the response's, where they were asked for
+    entropy: Float[Tensor, "N"]  # of the distribution each token was drawn from
 
 
 def response_likelihood(
@@ -31,15 +38,21 @@ def response_likelihood(
 
     One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
     """
+    states = response_states(policy, sequences, keep_router_logits=keep_router_logits)
+    targets = torch.cat([sequence.response_ids for sequence in sequences]).to(policy.device)
+    logprobs, entropy = token_likelihood(policy.head, states.hidden, targets, temperature)
+    return Likelihood(logprobs=logprobs, entropy=entropy, **vars(states))
+
+
+def response_states(
+    policy: Policy, sequences: Sequence[Conditioned], *, keep_router_logits: bool = False
+) -> ResponseStates:
+    """What the policy's trunk makes of the tokens that precede the response's, in one forward pass."""
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
     found = policy.run(layout, keep_router_logits=keep_router_logits)
-    hidden = take(found.hidden, layout.predictors)
-    targets = torch.cat([sequence.response_ids for sequence in sequences]).to(policy.device)
-    logprobs, entropy = token_likelihood(policy.head, hidden, targets, temperature)
     lengths = [len(sequence.response_ids) for sequence in sequences]
-    return Likelihood(
-        logprobs=logprobs,
-        entropy=entropy,
+    return ResponseStates(
+        hidden=take(found.hidden, layout.predictors),
         experts=None if found.experts is None else _by_sequence(found.experts.cpu(), layout, lengths),
         router_logits=tuple(take(logits, layout.predictors) for logits in found.router_logits),
     )

@@ -1,6 +1,5 @@
 """What is known of π_old on a rollout batch: log-likelihoods and experts, the engine's or the policy's own."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.config import Actor
+from gspo.policy.cutting import cut, mini_batches, rollouts_of, trainable_items
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
-from gspo.policy.packing import Conditioned, micro_batches
-from gspo.records import Batch, Experts, Rollout
+from gspo.records import Batch, Experts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,39 +46,3 @@ def old_policy(policy: Policy, batch: Batch, actor: Actor, *, temperature: float
             for index, logprobs, own in zip(chosen, likelihood.logprobs.cpu().split(lengths), experts, strict=True):
                 found[index] = Old(logprobs=found[index].logprobs if index in found else logprobs, experts=own)
     return found
-
-
-def trainable_items(batch: Batch, actor: Actor) -> list[tuple[int, Conditioned]]:
-    """The rollouts (index, sequence) that carry a gradient: a zero advantage costs no forward or backward pass."""
-    replays = actor.routing_replay == "engine"
-    sequences = [
-        Conditioned(
-            prompt_ids=group.query.prompt_ids,
-            response_ids=rollout.response_ids,
-            experts=rollout.experts if replays else None,
-        )
-        for group in batch.groups
-        for rollout in group.rollouts
-    ]
-    return [(index, sequences[index]) for index, advantage in enumerate(batch.advantages) if advantage != 0]
-
-
-def rollouts_of(batch: Batch) -> list[Rollout]:
-    """All of a batch, group after group."""
-    return [rollout for group in batch.groups for rollout in group.rollouts]
-
-
-def cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:
-    """Indices of the micro-batches."""
-    return micro_batches(sequences, actor.micro_batch_tokens, hidden_size=policy.shared_hidden_size)
-
-
-def mini_batches(batch: Batch, parts: int) -> list[list[int]]:
-    """Rollout indices of each mini-batch: whole groups in the order of the batch."""
-    per_part = len(batch.groups) // parts
-    indices = iter(range(len(batch.scores)))
-    groups = [[next(indices) for _ in group.rollouts] for group in batch.groups]
-    return [
-        [index for group in groups[start : start + per_part] for index in group]
-        for start in range(0, per_part * parts, per_part)
-    ]

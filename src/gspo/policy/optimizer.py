@@ -1,13 +1,14 @@
 """AdamW with a schedule, gradient clipping, fp32 master weights, and steps that a bad gradient cannot take."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from gspo.config import Optimizer as Settings
+from gspo.policy.noise import Noise, gradient_noise
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
@@ -83,6 +84,15 @@ class Optimizer:
             self._publish()
         self._adamw.zero_grad(set_to_none=True)
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
+
+    def gradient(self) -> list[Tensor]:
+        """A copy of what has been accumulated, in float32."""
+        return [torch.zeros_like(m) if m.grad is None else m.grad.clone() for m in self._masters]
+
+    def noise(self, first_half: Sequence[Tensor], fraction: float) -> Noise:
+        """Of the accumulated gradient, which was `first_half` after a fraction of its sequences."""
+        whole = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._masters]
+        return gradient_noise(first_half, whole, fraction)
 
     def state(self) -> dict[str, Tensor]:
         """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""

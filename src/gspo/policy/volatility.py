@@ -8,9 +8,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gspo.config import Actor
+from gspo.policy.cutting import cut
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.model import Policy
-from gspo.policy.old_policy import cut
 from gspo.policy.packing import Conditioned
 from gspo.records import Experts
 

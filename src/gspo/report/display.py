@@ -50,6 +50,7 @@ class Display:
         self._rows: list[Sequence[str]] = []
         self._progress = _bar()
         self._task: Any = None
+        self._phase = ""
         self._total, self._done = 0, 0
         self._started = time.monotonic()
 
@@ -65,6 +66,7 @@ class Display:
     def start(self, phase: str, total: int, *, done: int = 0) -> None:
         """Begin a phase of `total` steps, or take it up after `done` of them."""
         self.stop()
+        self._phase = phase
         self._total, self._done, self._started = total, done, time.monotonic()
         if self.console.is_terminal:
             self._progress, self._rows = _bar(), []
@@ -84,7 +86,7 @@ class Display:
         row = _row(step, line)
         if self._live is not None:
             self._rows = [*self._rows, row][-_ROWS:]
-            self._progress.update(self._task, completed=step, description="GSPO")
+            self._progress.update(self._task, completed=step, description=self._phase)
             self._live.update(Group(_table(self._rows, self.console.width), self._progress))
         elif self._is_due(step):
             cells = "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS[1:], row[1:], strict=True))

@@ -10,8 +10,9 @@ from typing import get_args
 
 import torch
 
+from gspo.policy.item import Trained
 from gspo.policy.old_policy import Old
-from gspo.policy.update import MiniBatchReport, Trained
+from gspo.policy.update import MiniBatchReport
 from gspo.records import Batch, FailureKind, Rollout
 from gspo.report.experts import Metrics, expert_metrics
 from gspo.reward.score import Scored

@@ -16,8 +16,8 @@ from gspo.config import Recipe
 from gspo.config_file import dump_recipe
 from gspo.errors import RunError, UserError
 from gspo.lock import Lock
+from gspo.policy.item import Trained
 from gspo.policy.model import Policy
-from gspo.policy.update import Trained
 from gspo.records import Batch
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were

@@ -1,0 +1,25 @@
+"""Estimates of the KL divergence from a reference model at sampled tokens."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(
+    logprobs: Float[Tensor, "N"], reference_logprobs: Float[Tensor, "N"], estimator: Estimator
+) -> Float[Tensor, "N"]:
+    """KL(π_θ‖π_ref) estimated at each token drawn from π_θ, in nats (Schulman 2020, joschu.net/blog/kl-approx.html).
+
+    With l = log π_θ/π_ref: k1 = l, k2 = l²/2, k3 = e^-l - 1 + l. Of their values k1 and k3 are unbiased; of their
+    gradients, as a loss, only k2's is that of the KL (arXiv 2506.09477): k1's is 0 in the mean, k3's that of the
+    reverse KL.
+    """
+    gap = logprobs - reference_logprobs
+    if estimator == "k1":
+        return gap
+    if estimator == "k2":
+        return gap**2 / 2
+    return (-gap).exp() - 1 + gap

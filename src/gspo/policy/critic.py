@@ -1,0 +1,63 @@
+"""The value model of PPO: a linear head on hidden states of its own, or on the policy's."""
+
+from collections.abc import Mapping, Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gspo.config import Critic as Settings
+from gspo.policy.likelihood import response_states
+from gspo.policy.model import Policy
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.packing import Conditioned
+
+_TRUNK, _HEAD, _OPTIMIZER = "trunk.", "head.", "optimizer."  # the beginnings of its tensors' names
+
+
+class Critic:
+    """V of the state before each response token, in the units of the reward."""
+
+    def __init__(self, settings: Settings, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
+        """`own`: a second model, which takes the policy's weights; None: the critic reads the policy's states."""
+        self.settings, self._own = settings, own
+        self._head = nn.Linear(policy.head.weight.shape[1], 1, device=policy.device)  # in float32
+        nn.init.zeros_(self._head.weight)  # no opinion, rather than a random one
+        nn.init.zeros_(self._head.bias)
+        parts = nn.ModuleDict({"head": self._head})
+        if own is not None:
+            own.model.load_state_dict(policy.model.state_dict())
+            parts["trunk"] = own.trunk
+        self.optimizer = Optimizer(parts, settings.optimizer, total_steps=total_steps)
+
+    @property
+    def coefficient(self) -> float:
+        """Of the value loss: in a trunk of its own it would only scale the gradient, which Adam undoes."""
+        return self.settings.coefficient if self._own is None else 1.0
+
+    def values(self, sequences: Sequence[Conditioned], hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N"]:
+        """V before each response token; `hidden` are the policy's states there, which a shared trunk is."""
+        states = hidden if self._own is None else response_states(self._own, sequences).hidden
+        values: Tensor = self._head(states.float())[:, 0]
+        return values
+
+    def needs_policy(self) -> bool:
+        """Whether values are read off the policy's own states."""
+        return self._own is None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs of it, by name."""
+        found = {f"{_HEAD}{name}": tensor.detach() for name, tensor in self._head.state_dict().items()}
+        if self._own is not None:
+            found |= {f"{_TRUNK}{name}": tensor for name, tensor in self._own.weights().items()}
+        return found | {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put everything back to where `state` found it."""
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+        self._head.load_state_dict(under(_HEAD))
+        if self._own is not None:
+            self._own.model.load_state_dict(under(_TRUNK))
+        self.optimizer.restore(under(_OPTIMIZER))

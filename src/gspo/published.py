@@ -1,0 +1,127 @@
+"""The objectives as their papers have them: what `actor.surrogate` stands for where the recipe says no more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["token", "sequence", "sequence_token"]
+LengthNorm = Literal["own", "mean", "constant", "none"]
+Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "gae"]
+Name = Literal[
+    "clip",
+    "ppo",
+    "dual_clip",
+    "dapo",
+    "dr_grpo",
+    "luspo",
+    "cispo",
+    "gmpo",
+    "sapo",
+    "dppo",
+    "minirl",
+    "reinforce",
+]
+Range = tuple[float, float]
+
+LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_token")
+_TOKEN: tuple[Level, ...] = ("token",)
+# GSPO's and GRPO's (2507.18071, §5.1), where a surrogate is used at a level that it was not published with.
+_RANGES: Mapping[Level, Range] = {"sequence": (3e-4, 4e-4), "sequence_token": (3e-4, 4e-4), "token": (0.2, 0.27)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One objective: the form of its term, and the settings it was published with."""
+
+    paper: str  # arXiv id
+    form: str  # of the term: objective/terms.py
+    level: Level = "token"
+    levels: tuple[Level, ...] = LEVELS  # at which it means something
+    only: str = ""  # why at no other
+    ranges: Mapping[Level, Range] = field(default_factory=dict)  # clip_low, clip_high at its own level
+    bounds_ratio: bool = True  # beyond 1 - clip_low … 1 + clip_high it stops the gradient
+    length_norm: LengthNorm = "own"
+    advantage: Advantage = "group"
+
+    def range(self, level: Level) -> Range:
+        """clip_low and clip_high at a level, where the recipe gives none."""
+        return self.ranges.get(level, _RANGES[level])
+
+
+PUBLISHED: Mapping[Name, Published] = {
+    "clip": Published(paper="2507.18071", form="clip", level="sequence"),
+    "ppo": Published(
+        paper="1707.06347",
+        form="clip",
+        levels=("token", "sequence_token"),
+        only="a value model gives an advantage to every token, and the ratio of a sequence takes one a sequence",
+        ranges={"token": (0.2, 0.2)},
+        advantage="gae",
+    ),
+    "dual_clip": Published(paper="1912.09729", form="dual_clip", ranges={"token": (0.2, 0.2)}),
+    "dapo": Published(paper="2503.14476", form="clip", ranges={"token": (0.2, 0.28)}, length_norm="mean"),
+    "dr_grpo": Published(
+        paper="2503.20783",
+        form="clip",
+        ranges={"token": (0.2, 0.2)},
+        length_norm="constant",
+        advantage="group_mean",
+    ),
+    "luspo": Published(
+        paper="2602.05261",
+        form="clip",
+        level="sequence",
+        ranges={"sequence": (2e-3, 2.5e-3), "sequence_token": (2e-3, 2.5e-3)},
+        length_norm="none",
+    ),
+    "cispo": Published(
+        paper="2506.13585", form="cispo", ranges={"token": (1.0, 4.0)}, bounds_ratio=False, length_norm="mean"
+    ),
+    "gmpo": Published(
+        paper="2507.20673",
+        form="gmpo",
+        levels=_TOKEN,
+        only="it clips the tokens within a sequence's geometric mean; clipped as a whole that mean is GSPO: clip",
+        ranges={"token": (0.4, 0.4)},
+        bounds_ratio=False,
+    ),
+    "sapo": Published(paper="2511.20347", form="sapo", bounds_ratio=False),
+    "dppo": Published(
+        paper="2602.04879",
+        form="dppo",
+        levels=_TOKEN,
+        only="it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
+        ranges={"token": (0.15, 0.15)},
+        bounds_ratio=False,
+    ),
+    "minirl": Published(
+        paper="2512.01374",
+        form="minirl",
+        levels=_TOKEN,
+        only="it is the first-order approximation of the sequence's objective by its tokens; at the sequence: clip",
+        ranges={"token": (0.2, 0.27)},
+        bounds_ratio=False,
+        length_norm="none",
+        advantage="group_mean",
+    ),
+    "reinforce": Published(
+        paper="2402.14740",
+        form="reinforce",
+        levels=_TOKEN,
+        only="it has no importance ratio, so none of a sequence either: all levels are the same",
+        bounds_ratio=False,
+        length_norm="none",
+        advantage="leave_one_out",
+    ),
+}
+
+Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decoupled"]
+# Bounds on ρ = π_old/π_sampler where the recipe gives none; None: no bound.
+CORRECTION_RANGES: Mapping[Correction, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "tis": (None, 2.0),
+    "mis": (0.5, 2.0),
+    "icepop": (0.5, 5.0),
+    "geometric_mask": (0.99, 1.01),
+    "decoupled": (None, None),
+}

@@ -1,0 +1,35 @@
+"""What a response that runs into the limit of its length loses of its reward."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gspo.config import Rollout as Sampling
+from gspo.records import Group, Score
+from gspo.reward.score import Scored
+
+PART = "overlong_penalty"  # its name among a score's parts
+
+
+def with_overlong_penalty(groups: Sequence[Group], scored: Scored, sampling: Sampling) -> Scored:
+    """The scores with the penalty in them, where rollout.overlong asks for it; what has no reward has none either."""
+    if sampling.overlong != "penalty":
+        return scored
+    lengths = [len(rollout.response_ids) for group in groups for rollout in group.rollouts]
+    scores = [
+        _penalised(score, overlong_penalty(length, sampling.max_new_tokens, sampling.overlong_margin))
+        for score, length in zip(scored.scores, lengths, strict=True)
+    ]
+    return replace(scored, scores=tuple(scores))
+
+
+def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
+    """0 up to (1 - margin) · max_tokens, from there in a line down to -1 (DAPO, arXiv 2503.14476, Eq. 13)."""
+    start = (1 - margin) * max_tokens
+    return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
+
+
+def _penalised(score: Score, penalty: float) -> Score:
+    if score.reward is None:
+        return replace(score, parts={**score.parts, PART: None})
+    by_token = None if score.token_rewards is None else score.token_rewards + penalty
+    return replace(score, reward=score.reward + penalty, parts={**score.parts, PART: penalty}, token_rewards=by_token)
