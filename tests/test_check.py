@@ -57,7 +57,7 @@ def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.Capture
     [
         ("actor.mini_batches=1", "every importance ratio is 1"),
         ("actor.importance_sampling_level=sequence_token", "equals sequence"),
-        ("actor.importance_sampling_level=token", "range for sequence ratios"),
+        ("actor={importance_sampling_level: token, clip_low: 3e-4, clip_high: 4e-4}", "range for sequence ratios"),
         ("rollout.top_p=0.9", "top_p"),
         ("reward.0.weight=2", "reward.0.weight"),
         ("cold_start.steps=0", "cold_start.steps is 0"),

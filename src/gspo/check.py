@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from gspo.config import Recipe
+from gspo.config import Model, Recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
@@ -16,7 +16,7 @@ from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_rows, render_rows
 from gspo.records import Score
 from gspo.report.run_directory import check_absent
-from gspo.report.summary import arithmetic
+from gspo.report.summary import arithmetic, objective
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import JUNK, probe
 
@@ -25,12 +25,15 @@ NUM_ROWS = 8  # rendered
 
 def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
-    functions = load_functions(recipe.reward)
+    separator = recipe.rollout.turn_separator
+    functions = load_functions(recipe.reward, turn_separator=separator)
     rows = load_rows(recipe)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
         config = load_config(recipe.model)
         check_declared(recipe.actor, config)
+        if recipe.actor.kl.coefficient and recipe.actor.kl.reference is not None:
+            load_config(Model(path=recipe.actor.kl.reference))
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
     named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
     if recipe.model.path is not None:
@@ -38,7 +41,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
     rendered = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config))
     queries = rendered.train
-    probed = probe(queries, rendered.held_out, functions)
+    probed = probe(queries, rendered.held_out, functions, tokenizer, turn_separator=separator)
     check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
     rollout = recipe.rollout
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
@@ -54,6 +57,7 @@ def check(recipe: Recipe) -> Iterator[str]:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(probed, functions)
     actor = recipe.actor
+    yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
     for sentence in inert_settings(recipe):
@@ -70,7 +74,8 @@ def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[Rewar
     for function in functions:
         said = {text: one.parts[function.name] for text, one in probed}
         words = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in said.items()]
-        yield f"reward      {function.name}: {', '.join(words)}"
+        mean = "" if function.per == "response" else f", a number per {function.per}, on average"
+        yield f"reward      {function.name}{mean}: {', '.join(words)}"
         if all(value is None for value in said.values()):
             yield f"note        {function.name} says that it does not apply to either"
         # Only the first function is a verifier; a format, say, has nothing to do with being right.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gspo.combinations import impossible
 from gspo.published import CORRECTION_RANGES, PUBLISHED, Advantage, Correction, LengthNorm, Level, Name
 
 Positive = Annotated[int, Field(gt=0)]
@@ -14,6 +15,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Per = Literal["response", "turn", "token"]
 
 
 class Section(BaseModel):
@@ -109,7 +111,7 @@ class Rollout(Section):
     max_rounds: Positive = 4  # of sampling in a step, the first one too; then groups of equal rewards fill the batch
     overlong: Literal["keep", "mask", "penalty"] = "keep"  # what becomes of a response cut off at max_new_tokens
     overlong_margin: Fraction = 0.2  # of max_new_tokens: the last ones, over which the penalty grows from 0 to 1
-    turn_separator: str | None = None  # the text that ends a turn of a response, for rewards per turn
+    turn_separator: Annotated[str, Field(min_length=1)] | None = None  # the text that ends a turn of a response, for rewards per turn
 
     @field_validator("group_size")
     @classmethod
@@ -125,10 +127,14 @@ class Rollout(Section):
 class Reward(Section):
     function: str  # built-in name, module:name, or file.py:name
     weight: Finite = 1.0
-    per: Literal["response", "turn", "token"] = "response"  # what the function gives a number for
+    per: Per = "response"  # what the function gives a number for
     time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
     concurrent_calls: Positive | None = None  # at the same time; default: a process a core, at most 8; async: 32 in one
     options: dict[str, Any] = {}  # keyword arguments of the function
+
+
+# What an absent or null key takes from the surrogate, or from the correction.
+_PUBLISHED_KEYS = {"importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"}
 
 
 class Kl(Section):
@@ -142,7 +148,7 @@ class Kl(Section):
 
 class Actor(Section):
     surrogate: Name = "clip"
-    # What follows, down to clip_high, is as the surrogate was published where the recipe does not say.
+    # What follows, down to clip_high, is as the surrogate was published where the recipe does not say, or says null.
     importance_sampling_level: Level = "sequence"
     advantage: Advantage = "group"
     length_norm: LengthNorm = "own"  # what divides the sum over a response's tokens
@@ -173,15 +179,23 @@ class Actor(Section):
         """What the recipe leaves out, as the surrogate's paper has it."""
         if not isinstance(value, dict):
             return value
-        published = PUBLISHED.get(value.get("surrogate", "clip"))
-        if published is None:  # said of the key itself
-            return value
-        level = value.get("importance_sampling_level", published.level)
+        given = {name: one for name, one in value.items() if one is not None or name not in _PUBLISHED_KEYS}
+        name, correction = given.get("surrogate", "clip"), given.get("correction", "none")
+        if name not in tuple(PUBLISHED) or correction not in tuple(CORRECTION_RANGES):  # said of the key itself
+            return given
+        published, bounds = PUBLISHED[name], CORRECTION_RANGES[correction]
+        level = given.get("importance_sampling_level", published.level)
         low, high = published.range(level if level in published.levels else published.level)
-        given: dict[str, Any] = {"importance_sampling_level": published.level, "advantage": published.advantage}
-        given |= {"length_norm": published.length_norm, "clip_low": low, "clip_high": high}
-        bounds = CORRECTION_RANGES.get(value.get("correction", "none"), (None, None))
-        return {**given, "correction_low": bounds[0], "correction_high": bounds[1], **value}
+        return {
+            "importance_sampling_level": published.level,
+            "advantage": published.advantage,
+            "length_norm": published.length_norm,
+            "clip_low": low,
+            "clip_high": high,
+            "correction_low": bounds[0],
+            "correction_high": bounds[1],
+            **given,
+        }
 
     @property
     def title(self) -> str:
@@ -269,6 +283,22 @@ class Recipe(Section):
             raise ValueError(
                 f"actor.mini_batches ({parts}) must divide rollout.queries_per_step ({queries}): "
                 "groups stay whole within a mini-batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Self:
+        if faults := list(impossible(self)):
+            raise ValueError("\n  ".join(faults))
+        return self
+
+    @model_validator(mode="after")
+    def _turns_have_an_end(self) -> Self:
+        per_turn = [number for number, reward in enumerate(self.reward) if reward.per == "turn"]
+        if per_turn and self.rollout.turn_separator is None:
+            raise ValueError(
+                f"reward.{per_turn[0]}.per: turn needs rollout.turn_separator: nothing says where a turn of a response "
+                r'ends (for one turn a line: rollout.turn_separator="\n")'
             )
         return self
 

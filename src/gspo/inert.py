@@ -1,17 +1,24 @@
 """Settings that a recipe states but that cannot have an effect in it: nothing is ignored in silence."""
 
-from gspo.config import Recipe
+from gspo.config import Recipe, Section
+from gspo.published import CORRECTION_RANGES, PUBLISHED
 from gspo.queries.files import names_file
 
 
 def inert_settings(recipe: Recipe) -> list[str]:
     """One sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
-    return [*_ratio(recipe), *_sampling(recipe), *_optimizer(recipe), *_queries(recipe), *_sections(recipe)]
+    return [
+        *_ratio(recipe),
+        *_objective(recipe),
+        *_sampling(recipe),
+        *_optimizer(recipe),
+        *_queries(recipe),
+        *_sections(recipe),
+    ]
 
 
 def _ratio(recipe: Recipe) -> list[str]:
     actor, found = recipe.actor, []
-    level = actor.importance_sampling_level
     if actor.mini_batches == 1 and actor.routing_replay == "policy":
         found.append(
             "actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update of a batch starts "
@@ -27,21 +34,77 @@ def _ratio(recipe: Recipe) -> list[str]:
             "actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1, "
             "nothing is ever clipped, and GSPO, GSPO-token and GRPO are the same"
         )
-    if level == "sequence_token":
+        if actor.opsm_delta is not None:
+            found.append("actor.opsm_delta drops nothing with actor.mini_batches 1: the policy has not moved")
+    elif actor.surrogate == "reinforce":
+        found.append(
+            f"actor.surrogate: reinforce has no ratio: of {actor.mini_batches} mini-batches all but the first are "
+            "stale, and nothing makes up for it (mini_batches: 1 is on-policy)"
+        )
+    one_advantage = actor.advantage != "gae" and all(reward.per == "response" for reward in recipe.reward)
+    if actor.importance_sampling_level == "sequence_token" and one_advantage:
         found.append(
             "actor.importance_sampling_level: sequence_token equals sequence here, "
             "for every token of a response has the same advantage"
         )
-    if level != "token" and min(actor.clip_low, actor.clip_high) >= 0.1:
-        found.append(
-            f"actor.clip_low/high {actor.clip_low:g}/{actor.clip_high:g} is a range for token ratios: sequence ratios "
+    return found + _clip_range(recipe)
+
+
+def _clip_range(recipe: Recipe) -> list[str]:
+    actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
+    level, low, high = actor.importance_sampling_level, actor.clip_low, actor.clip_high
+    span = f"actor.clip_low/high {low:g}/{high:g}"
+    if published.form in ("sapo", "reinforce") and (low, high) != published.range(level):
+        return [f"{span} has no effect: {actor.surrogate} clips nothing"]
+    if not published.bounds_ratio:
+        return []
+    if level != "token" and min(low, high) >= 0.1:
+        return [
+            f"{span} is a range for token ratios: sequence ratios "
             "stay within a few thousandths of 1, so it will not bind (the paper: 3e-4/4e-4)"
-        )
-    if level == "token" and max(actor.clip_low, actor.clip_high) <= 0.01:
+        ]
+    if level == "token" and max(low, high) <= 0.01:
+        return [
+            f"{span} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)"
+        ]
+    return []
+
+
+def _objective(recipe: Recipe) -> list[str]:
+    """Keys of other objectives than the recipe's."""
+    actor, rollout, found = recipe.actor, recipe.rollout, []
+
+    def changed(section: Section, name: str) -> bool:
+        return bool(getattr(section, name) != type(section).model_fields[name].default)
+
+    if changed(actor, "dual_clip") and actor.surrogate != "dual_clip":
+        found.append("actor.dual_clip is for actor.surrogate: dual_clip")
+    if changed(actor, "sapo_temperature") and actor.surrogate != "sapo":
+        found.append("actor.sapo_temperature is for actor.surrogate: sapo")
+    if changed(actor, "advantage_ddof") and actor.advantage not in ("group", "batch"):
+        found.append(f"actor.advantage_ddof has no effect: actor.advantage: {actor.advantage} divides by no deviation")
+    if not actor.kl.coefficient and any(changed(actor.kl, name) for name in ("estimator", "place", "reference")):
+        found.append("actor.kl.coefficient is 0: there is no KL term, and no reference model")
+    if actor.kl.coefficient and actor.kl.place == "reward" and actor.kl.estimator != "k1":
         found.append(
-            f"actor.clip_low/high {actor.clip_low:g}/{actor.clip_high:g} is a range for sequence ratios: "
-            "most token ratios fall outside it (the paper's GRPO: 0.2/0.27)"
+            f"actor.kl.estimator: {actor.kl.estimator} in the reward: only k1 there leads to the gradient of the KL"
         )
+    bounds = CORRECTION_RANGES[actor.correction]
+    for name, given, known in zip(("low", "high"), (actor.correction_low, actor.correction_high), bounds, strict=True):
+        if given is not None and known is None:
+            found.append(f"actor.correction_{name} has no effect with actor.correction: {actor.correction}")
+    if actor.surrogate == "dppo" and actor.old_logprobs == "recompute":
+        found.append("actor.surrogate: dppo bounds the distance from the sampler: actor.old_logprobs: engine is that")
+    if actor.advantage != "gae" and any(changed(recipe.critic, name) for name in type(recipe.critic).model_fields):
+        found.append("critic is for actor.advantage: gae: no value model is made")
+    elif changed(recipe.critic, "coefficient") and recipe.critic.trunk == "own":
+        found.append("critic.coefficient is for critic.trunk: shared")
+    if changed(rollout, "max_rounds") and not rollout.dynamic_sampling:
+        found.append("rollout.max_rounds is for rollout.dynamic_sampling")
+    if changed(rollout, "overlong_margin") and rollout.overlong != "penalty":
+        found.append("rollout.overlong_margin is for rollout.overlong: penalty")
+    if rollout.turn_separator is not None and all(reward.per != "turn" for reward in recipe.reward):
+        found.append("rollout.turn_separator is for rewards per turn")
     return found
 
 

@@ -120,10 +120,10 @@ def accumulate_gradient(
     activations = [loss.activation for loss in losses if loss.activation is not None]
     return Accumulated(
         trained=tuple(item for loss in losses for item in loss.trained),
-        loss=sum(loss.surrogate for loss in losses),
-        balance_loss=sum(loss.balance for loss in losses) * denominators.num_sequences / max(1, len(items)),
-        kl=sum(loss.kl for loss in losses),
-        value_loss=sum(loss.value for loss in losses),
+        loss=sum((loss.surrogate for loss in losses), 0.0),
+        balance_loss=sum((loss.balance for loss in losses), 0.0) * denominators.num_sequences / max(1, len(items)),
+        kl=sum((loss.kl for loss in losses), 0.0),
+        value_loss=sum((loss.value for loss in losses), 0.0),
         activation=sum(activations[1:], activations[0]) if activations else None,
         noise=None if half is None or optimizer is None else optimizer.noise(half, boundary / len(items)),
     )

@@ -12,7 +12,7 @@ from gspo.reward.functions import RewardFunction
 
 
 def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
-    """Model, data and the derived arithmetic of a run, in three lines."""
+    """Model, data and the derived arithmetic of a run, in four lines."""
     rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
@@ -27,9 +27,35 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
             f"{recipe.name}: {kind}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}{about}",
             f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; "
             f"reward: {', '.join(function.name for function in functions)}",
+            f"objective: {objective(recipe)}",
             arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps),
         ]
     )
+
+
+def objective(recipe: Recipe) -> str:
+    """The objective in a line: its ratio, its range, its advantages, and what is added to it."""
+    actor, rollout = recipe.actor, recipe.rollout
+    told = [f"{actor.title} (ratio: {actor.importance_sampling_level}, advantage: {actor.advantage})"]
+    if actor.surrogate not in ("sapo", "reinforce"):
+        told.append(f"clip {actor.clip_low:g}/{actor.clip_high:g}")
+    if actor.clip_fraction is not None:
+        told[-1] += f" scaled to clip {actor.clip_fraction:.0%}"
+    if actor.kl.coefficient:
+        told.append(f"{actor.kl.coefficient:g} · {actor.kl.estimator} of the KL in the {actor.kl.place}")
+    if actor.entropy_bonus:
+        told.append(f"entropy bonus {actor.entropy_bonus:g}")
+    if actor.correction != "none":
+        told.append(f"correction {actor.correction}")
+    if actor.opsm_delta is not None:
+        told.append(f"OPSM above {actor.opsm_delta:g}")
+    if actor.advantage == "gae":
+        told.append(f"value model: {recipe.critic.trunk} trunk")
+    if rollout.dynamic_sampling:
+        told.append(f"dynamic sampling, at most {rollout.max_rounds} rounds")
+    if rollout.overlong != "keep":
+        told.append(f"overlong responses: {rollout.overlong}")
+    return ", ".join(told)
 
 
 def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps: int) -> str:

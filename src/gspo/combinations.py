@@ -1,0 +1,92 @@
+"""Settings that mean nothing together: refused before anything is loaded, each with its reason."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gspo.published import PUBLISHED
+
+if TYPE_CHECKING:  # it asks here whether a recipe can be
+    from gspo.config import Recipe
+
+
+def impossible(recipe: "Recipe") -> Iterator[str]:
+    """A sentence for each combination: where, why, and what to set instead."""
+    yield from _level(recipe)
+    yield from _advantage(recipe)
+    yield from _correction(recipe)
+    yield from _clip_fraction(recipe)
+    if recipe.actor.kl.coefficient and recipe.actor.kl.place == "loss" and recipe.actor.kl.estimator == "k1":
+        yield (
+            "actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference; "
+            "use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward"
+        )
+
+
+def _level(recipe: "Recipe") -> Iterator[str]:
+    name, level = recipe.actor.surrogate, recipe.actor.importance_sampling_level
+    published = PUBLISHED[name]
+    if level not in published.levels:
+        fitting = " or ".join(published.levels)
+        mend = f"set importance_sampling_level: {fitting}"
+        yield f"actor.surrogate: {name} has no level {level}: {published.only}; {mend}"
+
+
+def _advantage(recipe: "Recipe") -> Iterator[str]:
+    actor = recipe.actor
+    finer = sorted({reward.per for reward in recipe.reward} - {"response"})
+    by_token = [f"reward.per: {one}" for one in finer] + ["actor.advantage: gae"] * (actor.advantage == "gae")
+    if actor.importance_sampling_level not in PUBLISHED[actor.surrogate].levels:
+        return  # said already
+    if by_token and actor.importance_sampling_level == "sequence":
+        yield (
+            f"{by_token[0]} gives every token an advantage of its own, and the ratio of a sequence takes one a "
+            "sequence; set actor.importance_sampling_level: sequence_token (GSPO-token) or token"
+        )
+    if by_token and actor.surrogate == "gmpo":
+        yield f"{by_token[0]} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip"
+    if finer and actor.advantage == "gae":
+        yield (
+            f"reward.per: {finer[0]} with actor.advantage: gae: the value model learns one reward at the end of a "
+            "response; set actor.advantage: group"
+        )
+    if recipe.rollout.dynamic_sampling and actor.advantage == "gae":
+        yield (
+            "rollout.dynamic_sampling with actor.advantage: gae: a group of equal rewards has advantages there, "
+            "and dropping it would hide from the value model what it is to learn; set dynamic_sampling: false"
+        )
+
+
+def _correction(recipe: "Recipe") -> Iterator[str]:
+    actor = recipe.actor
+    if actor.correction == "none":
+        return
+    where = f"actor.correction: {actor.correction}"
+    if actor.old_logprobs == "engine":
+        yield (
+            f"{where} weighs by π_old/π_engine, which is 1 with actor.old_logprobs: engine; set old_logprobs: recompute"
+        )
+    if actor.surrogate == "minirl":
+        yield f"{where} with minirl, which weighs tokens by π_θ/π_engine itself; set correction: none"
+    if actor.correction == "icepop" and (actor.importance_sampling_level == "sequence" or actor.surrogate == "gmpo"):
+        yield (
+            f"{where} drops single tokens, and there is one ratio for the whole sequence; "
+            "set correction: geometric_mask, or another level"
+        )
+    low, high = actor.correction_low, actor.correction_high
+    if low is not None and high is not None and low >= high:
+        yield f"actor.correction_low {low:g} must be below correction_high {high:g}"
+
+
+def _clip_fraction(recipe: "Recipe") -> Iterator[str]:
+    actor = recipe.actor
+    if actor.clip_fraction is None:
+        return
+    if not PUBLISHED[actor.surrogate].bounds_ratio:
+        yield f"actor.clip_fraction: {actor.surrogate} has no clip range on the ratio that could be set; leave it out"
+    elif actor.importance_sampling_level == "token":
+        yield (
+            "actor.clip_fraction follows the ratio of the sequence, and at level token each token has its own; "
+            "set importance_sampling_level: sequence or sequence_token"
+        )
+    elif actor.mini_batches == 1:
+        yield "actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches"

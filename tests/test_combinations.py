@@ -1,0 +1,141 @@
+"""Settings that mean nothing together are refused with the reason; what a recipe leaves out is as published."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gspo.config import Actor, Recipe
+from gspo.config_file import make_recipe
+from gspo.errors import UserError
+from gspo.inert import inert_settings
+from gspo.published import CORRECTION_RANGES, LEVELS, PUBLISHED
+
+SOUND: dict[str, Any] = {
+    "name": "sound",
+    "steps": 10,
+    "model": {"path": "somewhere"},
+    "queries": {"path": "rows.jsonl"},
+    "reward": [{"function": "math"}],
+}
+
+
+def recipe(tree: Mapping[str, Any]) -> Recipe:
+    return make_recipe({**SOUND, **tree})
+
+
+@pytest.mark.parametrize(
+    ("tree", "reasons"),
+    [
+        ({"actor": {"surrogate": "gmpo", "importance_sampling_level": "sequence"}}, ["geometric mean", "token"]),
+        ({"actor": {"surrogate": "dppo", "importance_sampling_level": "sequence"}}, ["probability of a token"]),
+        ({"actor": {"surrogate": "minirl", "importance_sampling_level": "sequence_token"}}, ["first-order"]),
+        ({"actor": {"surrogate": "reinforce", "importance_sampling_level": "sequence"}}, ["no importance ratio"]),
+        ({"actor": {"surrogate": "ppo", "importance_sampling_level": "sequence"}}, ["value model", "sequence_token"]),
+        ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
+        ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
+        ({"reward": [{"function": "math", "per": "token"}]}, ["reward.per: token", "sequence_token"]),
+        (
+            {"actor": {"surrogate": "ppo"}, "reward": [{"function": "math", "per": "token"}]},
+            ["one reward at the end"],
+        ),
+        ({"actor": {"surrogate": "ppo"}, "rollout": {"dynamic_sampling": True}}, ["dynamic_sampling: false"]),
+        ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, ["expected gradient is 0", "k2"]),
+        ({"actor": {"correction": "tis", "old_logprobs": "engine"}}, ["π_old/π_engine", "recompute"]),
+        ({"actor": {"correction": "mis", "surrogate": "minirl"}}, ["π_θ/π_engine itself"]),
+        ({"actor": {"correction": "icepop"}}, ["single tokens", "geometric_mask"]),
+        ({"actor": {"correction": "icepop", "surrogate": "gmpo"}}, ["single tokens"]),
+        ({"actor": {"correction": "mis", "correction_low": 3}}, ["below correction_high"]),
+        ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),
+        ({"actor": {"clip_fraction": 0.1, "surrogate": "dapo"}}, ["each token has its own"]),
+        ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
+    ],
+)
+def test_what_means_nothing_together_is_refused_with_the_reason(tree: Mapping[str, Any], reasons: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        recipe(tree)
+    assert all(reason in str(error.value) for reason in reasons), str(error.value)
+
+
+def test_all_faults_are_said_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        recipe({"actor": {"correction": "tis", "old_logprobs": "engine", "kl": {"coefficient": 1, "estimator": "k1"}}})
+    assert "π_old/π_engine" in str(error.value) and "expected gradient" in str(error.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_surrogate_takes_every_level_it_does_not_refuse_with_a_reason(name: Any, level: Any) -> None:
+    tree = {"actor": {"surrogate": name, "importance_sampling_level": level}}
+    if level in PUBLISHED[name].levels:
+        assert recipe(tree).actor.importance_sampling_level == level
+        return
+    assert PUBLISHED[name].only
+    with pytest.raises(UserError, match=f"{name} has no level {level}"):
+        recipe(tree)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> None:
+    published = PUBLISHED[name]
+    nulls = dict.fromkeys(["importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"])
+    for actor in (Actor.model_validate({"surrogate": name}), Actor.model_validate({"surrogate": name, **nulls})):
+        assert actor.importance_sampling_level == published.level
+        assert actor.advantage == published.advantage
+        assert actor.length_norm == published.length_norm
+        assert (actor.clip_low, actor.clip_high) == published.range(published.level)
+
+
+def test_the_papers_ranges_belong_to_the_level() -> None:
+    assert (Actor().clip_low, Actor().clip_high) == (3e-4, 4e-4)
+    assert Actor.model_validate({"importance_sampling_level": "token"}).clip_high == 0.27
+    dapo = Actor.model_validate({"surrogate": "dapo"})
+    assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
+    at_sequence = Actor.model_validate({"surrogate": "dapo", "importance_sampling_level": "sequence"})
+    assert (at_sequence.clip_low, at_sequence.clip_high) == (3e-4, 4e-4)
+
+
+def test_what_a_recipe_sets_stays_whatever_was_published() -> None:
+    actor = Actor.model_validate({"surrogate": "dr_grpo", "advantage": "group", "clip_high": 0.3, "length_norm": "own"})
+    assert (actor.advantage, actor.clip_high, actor.length_norm, actor.clip_low) == ("group", 0.3, "own", 0.2)
+
+
+@pytest.mark.parametrize("method", CORRECTION_RANGES)
+def test_a_correction_brings_its_own_bounds(method: Any) -> None:
+    actor = Actor.model_validate({"correction": method, "importance_sampling_level": "token"})
+    assert (actor.correction_low, actor.correction_high) == CORRECTION_RANGES[method]
+
+
+@pytest.mark.parametrize("value", [["clip"], {"name": "clip"}, 3, None, "gspo"])
+def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
+    with pytest.raises(UserError, match=r"actor\.surrogate"):
+        recipe({"actor": {"surrogate": value}})
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"actor": {"dual_clip": 4}}, "actor.dual_clip"),
+        ({"actor": {"sapo_temperature": [1, 2]}}, "actor.sapo_temperature"),
+        ({"actor": {"surrogate": "sapo", "clip_low": 0.1}}, "actor.clip_low"),
+        ({"actor": {"surrogate": "dr_grpo", "advantage_ddof": 0}}, "actor.advantage_ddof"),
+        ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
+        ({"actor": {"kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
+        ({"actor": {"correction": "tis", "correction_low": 0.1}}, "actor.correction_low"),
+        ({"actor": {"surrogate": "dppo"}}, "distance from the sampler"),
+        ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
+        ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
+        ({"critic": {"trunk": "shared"}}, "critic is for"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
+        ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
+        ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
+        ({"rollout": {"turn_separator": "x"}}, "rollout.turn_separator"),
+    ],
+)
+def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:
+    assert any(key in sentence for sentence in inert_settings(recipe(tree)))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("dppo", "reinforce")])
+def test_a_surrogate_as_published_is_told_nothing(name: Any) -> None:
+    assert inert_settings(recipe({"actor": {"surrogate": name}})) == []
