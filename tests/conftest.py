@@ -168,7 +168,7 @@ def actor_of() -> "Callable[..., Actor]":
     from gspo.config import Actor
 
     def build(**settings: Any) -> "Actor":
-        return Actor(**{"micro_batch_tokens": 10**6, "mini_batches": 1, **settings})
+        return Actor(**{"micro_batch_tokens": 10**6, "mini_batches": 1, "gradient_noise": False, **settings})
 
     return build
 

@@ -260,22 +260,42 @@ def test_every_path_of_the_readmes_tree_exists() -> None:
             parent = ROOT / name
 
 
+EXPERTS = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
+REWARDS = "[{function: reasoning_gym}, {function: format, options: {pattern: '<answer>'}}]"
+RUNS = {  # together, every part that logs numbers of its own
+    "experts, several rewards, evaluations": [
+        f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {EXPERTS}}}",
+        f"reward={REWARDS}",
+        "evaluation.every=1",
+        "checkpoint.every=1",
+        "actor.routing_replay=engine",
+        "actor.router_aux_loss=0.01",
+    ],
+    "value model, KL in the loss": ["actor.surrogate=ppo", "actor.kl.coefficient=0.01"],
+    "dynamic sampling, corrections, KL in the reward": [
+        "rollout.dynamic_sampling=true",
+        "rollout.overlong=mask",
+        "actor.clip_fraction=0.15",
+        "actor.correction=tis",
+        "actor.opsm_delta=0.01",
+        "actor.kl={coefficient: 0.01, estimator: k1, place: reward}",
+    ],
+}
+
+
 @pytest.fixture(scope="module")
-def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """A run with experts, several rewards, evaluations and recomputed log-likelihoods: its keys by file."""
-    path = tmp_path_factory.mktemp("everything") / "run"
-    rewards = "[{function: reasoning_gym}, {function: format, options: {pattern: '<answer>'}}]"
-    experts = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
-    overrides = [f"output_dir={path}", f"reward={rewards}", "evaluation.every=1", "checkpoint.every=1"]
-    overrides += [f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {experts}}}"]
-    overrides += ["actor.routing_replay=engine", "actor.router_aux_loss=0.01"]
-    train(load_recipe(TINY, overrides), display=Display(quiet=True))
-    files = {"metrics.jsonl": path / "metrics.jsonl", "cold_start.jsonl": path / "cold_start.jsonl"}
-    files["rollouts"] = path / "rollouts" / "step_000001.jsonl"
-    return {
-        name: {key for line in file.read_text(encoding="utf-8").splitlines() for key in json.loads(line)}
-        for name, file in files.items()
-    }
+def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
+    """The keys that the runs have written, by file."""
+    found: dict[str, set[str]] = {}
+    for overrides in RUNS.values():
+        path = tmp_path_factory.mktemp("everything") / "run"
+        train(load_recipe(TINY, [f"output_dir={path}", *overrides]), display=Display(quiet=True))
+        files = {name: path / name for name in ("metrics.jsonl", "cold_start.jsonl")}
+        files["rollouts"] = path / "rollouts" / "step_000001.jsonl"
+        for name, file in files.items():
+            lines = file.read_text(encoding="utf-8").splitlines()
+            found.setdefault(name, set()).update(key for line in lines for key in json.loads(line))
+    return found
 
 
 def general_name(key: str) -> str:
@@ -312,4 +332,5 @@ def test_the_guide_explains_every_key_of_the_recipe_and_no_other() -> None:
     explained = {key for key in explained if key.partition(".")[0] in Recipe.model_fields and not key.endswith(".*")}
     recipe = load_recipe(TINY, ["queries.procedural={task: chain_sum}", "reward=[]"]).model_dump()
     recipe["model"]["architecture"] = None
-    assert {key for key in leaves(recipe) if not key.startswith("cold_start.optimizer.")} == explained
+    like_the_actors = ("cold_start.optimizer.", "critic.optimizer.")
+    assert {key for key in leaves(recipe) if not key.startswith(like_the_actors)} == explained

@@ -142,7 +142,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
         ("gspo.coldstart.response_likelihood", 2, signal.SIGINT, "cold_000001"),
         ("gspo.record.evaluate", 1, signal.SIGTERM, "step_000000"),
         ("gspo.rollout.embedded.sample", 3, signal.SIGHUP, "step_000000"),
-        ("gspo.train.score", 1, signal.SIGINT, "step_000000_sampled"),
+        ("gspo.collect.score", 1, signal.SIGINT, "step_000000_sampled"),
         ("gspo.train.old_policy", 2, signal.SIGTERM, "step_000001_scored"),
         ("gspo.record.evaluate", 2, signal.SIGINT, "step_000001_update_4"),
     ],

@@ -1,27 +1,28 @@
 """A run broken off anywhere and resumed is, bit by bit, the run that never was."""
 
 import importlib
-import json
-import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-
-import gspo
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
-from gspo.report.display import Display
-
-TINY = Path(__file__).with_name("tiny.yaml")
-VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
-COLD_GRADIENT, GRADIENT = "gspo.coldstart.response_likelihood", "gspo.policy.update._surrogate"
-SAMPLING, REWARD, EVALUATION = "gspo.rollout.embedded.sample", "gspo.train.score", "gspo.record.evaluate"
-LIKELIHOOD = "gspo.train.old_policy"
+from tests.breaking_off import (
+    COLD_GRADIENT,
+    EVALUATION,
+    GRADIENT,
+    LIKELIHOOD,
+    REWARD,
+    SAMPLING,
+    break_off,
+    differing,
+    lasting,
+    recipe_of,
+    result,
+    train,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,65 +30,9 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def recipe_of(name: str, *overrides: str) -> Recipe:
-    reward = "reward=[{function: format, options: {pattern: '[1-4]'}}]"
-    fixed = [f"name={name}", "steps=3", "evaluation.every=2", "actor.mini_batches=2", reward]
-    return load_recipe(TINY, [*fixed, *overrides])
-
-
-def train(recipe: Recipe, **given: Any) -> Any:
-    return gspo.train(recipe, display=Display(quiet=True), **given)
-
-
 @pytest.fixture
 def broken_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Train until the `count`-th call of a place, where a signal comes."""
-
-    def run(recipe: Recipe, place: str, count: int, **given: Any) -> Any:
-        module, _, name = place.rpartition(".")
-        owner, calls = importlib.import_module(module), []
-        original = getattr(owner, name)
-
-        def wrapped(*arguments: Any, **keywords: Any) -> Any:
-            calls.append(name)
-            if len(calls) == count:
-                signal.raise_signal(signal.SIGINT)
-            return original(*arguments, **keywords)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, wrapped)
-            outcome = train(recipe, **given)
-        assert outcome.signal == signal.SIGINT and len(calls) == count
-        return outcome
-
-    return run
-
-
-def lasting(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if not any(v in key for v in VARIES)} for line in lines]
-
-
-def logged(path: Path) -> list[dict[str, Any]]:
-    return lasting([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
-
-
-def result(name: str) -> dict[str, Any]:
-    """All that two runs must have in common."""
-    run = Path("runs", name)
-    last = max((run / "checkpoints").iterdir())
-    paths = [*(run / "model").iterdir(), *(run / "rollouts").iterdir(), *(last / "model").iterdir()]
-    contents: dict[str, Any] = {str(path.relative_to(run)): path.read_bytes() for path in paths}
-    state = load_file(last / "state.safetensors")  # optimiser and random generators
-    del state["random/python"]  # beartype draws from it, in these tests, whenever it checks a container
-    contents |= {name: (tensor.dtype, tensor.numpy().tobytes()) for name, tensor in state.items()}
-    for log in ("metrics.jsonl", "cold_start.jsonl"):
-        contents[log] = logged(run / log)
-        assert logged(last / log) == contents[log]
-    return contents
-
-
-def differing(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
-    return [name for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
+    return partial(break_off, monkeypatch)
 
 
 def test_a_run_broken_off_again_and_again_at_every_stage_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
@@ -98,8 +43,8 @@ def test_a_run_broken_off_again_and_again_at_every_stage_is_the_unbroken_one(bro
         (SAMPLING, 3),
         (REWARD, 1),
         (LIKELIHOOD, 1),
-        (GRADIENT, 2),  # the second mini-batch of step 1
-        (GRADIENT, 2),  # that again, then the first one of step 2
+        (GRADIENT, 4),  # the second half of the second mini-batch of step 1
+        (GRADIENT, 3),  # both of it again, then the first one of step 2
         (EVALUATION, 1),  # after step 2
     ]
     for number, (place, count) in enumerate(places):
@@ -147,7 +92,7 @@ def test_broken_off_with_experts_to_be_replayed(replay: str, broken_off: Callabl
     ]
     train(recipe_of("unbroken", *overrides))
     recipe = recipe_of("broken", *overrides)
-    broken_off(recipe, GRADIENT, 4)
+    broken_off(recipe, GRADIENT, 7)
     assert max(path.name for path in Path("runs/broken/checkpoints").iterdir()) == "step_000001_update_1"
     outcome = train(recipe, resume=True)
     assert differing(result("broken"), result("unbroken")) == []
@@ -158,7 +103,7 @@ def test_broken_off_with_experts_to_be_replayed(replay: str, broken_off: Callabl
 def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, drawn = importlib.import_module("gspo.train"), []
+    owner, drawn = importlib.import_module("gspo.collect"), []
     sample_groups = owner.sample_groups
 
     def drawing(*arguments: Any, **keywords: Any) -> Any:
@@ -170,7 +115,7 @@ def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     train(recipe)
     expected = drawn.copy()
     assert len(set(expected)) == 3
-    for place, count, before, after in [(SAMPLING, 20, 2, 2), (GRADIENT, 3, 2, 1)]:  # both in step 2
+    for place, count, before, after in [(SAMPLING, 20, 2, 2), (GRADIENT, 5, 2, 1)]:  # both in step 2
         drawn.clear()
         name = f"broken_{place.rpartition('.')[2]}"
         broken_off(recipe.model_copy(update={"name": name}), place, count)

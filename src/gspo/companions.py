@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from safetensors import SafetensorError
+
 from gspo.checkpoint.files import move_into_place, remove
 from gspo.checkpoint.snapshot import digest_of
 from gspo.errors import UserError
@@ -41,7 +43,7 @@ def _settle_reference(run: Run, reference: Policy) -> None:
         return
     try:
         _load(reference, path)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"the reference model cannot be read: {error}", where=str(path), mend=_MEND) from None
     if digest_of(reference.weights()) != run.progress.reference_sha256:
         raise UserError("the reference model is not the one the run began with", where=str(path), mend=_MEND)

@@ -47,7 +47,8 @@ def prepare(
 
     Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
     """
-    functions = load_functions(recipe.reward, reward)
+    separator = recipe.rollout.turn_separator
+    functions = load_functions(recipe.reward, reward, turn_separator=separator)
     rows = load_rows(recipe, queries)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
@@ -68,7 +69,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
-    probe(rendered.train, rendered.held_out, functions)
+    probe(rendered.train, rendered.held_out, functions, tokenizer, turn_separator=separator)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
         policy=policy,

@@ -64,4 +64,5 @@ class Progress:
             sampled=hand.rollout is not None,
             scored=hand.reward is not None,
             num_updates=None if hand.likelihood is None else len(hand.reports),
+            rounds=len(hand.rounds),
         )

@@ -46,7 +46,7 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
     seconds = {"checkpoint": 0.0, **run.seconds}
     line: dict[str, Any] = {
         "step": step,
-        **step_metrics(batch, reports, seconds, scored=scored, old=run.progress.in_hand.likelihood),
+        **step_metrics(batch, reports, seconds, scored=scored, actor=recipe.actor, old=run.progress.in_hand.likelihood),
     }
     run.display.step(step, line)
     due = recipe.evaluation.every and step % recipe.evaluation.every == 0
@@ -101,10 +101,7 @@ def _append(run: Run, line: dict[str, Any]) -> None:
 
 
 def _name_diagnoses(run: Run) -> None:
-    actor = run.recipe.actor
-    steps = [line for line in run.lines if line["step"] > 0]
-    level = actor.importance_sampling_level
-    found = diagnoses(steps, level=level, mini_batches=actor.mini_batches)
+    found = diagnoses([line for line in run.lines if line["step"] > 0], run.recipe.actor)
     for name, sentence in found.items():
         if name not in run.progress.diagnoses:
             run.display.note(f"diagnosis: {sentence}", style="yellow")

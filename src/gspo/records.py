@@ -44,6 +44,7 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int  # updates, made or skipped, before it was sampled
     experts: Experts | None = None  # that the engine activated; None: not recorded
+    turns: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.turn_separator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,13 @@ import gspo
 from gspo.checkpoint.codec import decode, encode
 from gspo.checkpoint.files import write_tensors
 from gspo.policy.item import Trained
+from gspo.policy.noise import Noise
 from gspo.policy.old_policy import Old
 from gspo.policy.optimizer import StepReport
 from gspo.policy.update import MiniBatchReport
 from gspo.policy.volatility import Activation
-from gspo.progress import InHand, Progress
-from gspo.records import Experts, Failure, Group, Query, Rollout, Score
+from gspo.progress import InHand, Progress, Round
+from gspo.records import Appraisal, Experts, Failure, Group, Query, Rollout, Score
 from gspo.reward.score import Scored
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
@@ -73,6 +74,7 @@ REPORTS = tuple(
         trained=(trained(number), trained(1.0)) if number > 0 else (),
         balance_loss=number,
         activation=COUNTS if number > 0 else None,
+        noise=Noise(signal=number, noise=1.0) if number > 0 else None,
     )
     for number in NUMBERS
 )
@@ -85,8 +87,10 @@ PROGRESS = Progress(
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
     in_hand=InHand(
+        rounds=(Round(groups=GROUPS, scored=SCORED),),
         rollout=GROUPS,
         reward=SCORED,
+        appraisal=Appraisal(reference_logprobs={2**31: torch.tensor(NUMBERS)}, values={0: torch.empty(0)}),
         likelihood={
             7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
             0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),

@@ -8,8 +8,10 @@ import pytest
 from gspo.checkpoint.position import Position, position_in_step, position_of
 
 
-def in_step(steps: int, *, updates: int | None = None, sampled: bool = True, scored: bool = True) -> Position:
-    return position_in_step(steps, sampled=sampled, scored=scored, num_updates=updates)
+def in_step(
+    steps: int, *, updates: int | None = None, sampled: bool = True, scored: bool = True, rounds: int = 0
+) -> Position:
+    return position_in_step(steps, sampled=sampled, scored=scored, num_updates=updates, rounds=rounds)
 
 
 IN_ORDER = [  # as a run comes through them
@@ -28,6 +30,12 @@ IN_ORDER = [  # as a run comes through them
     in_step(1, sampled=False, scored=False),
     in_step(1, scored=False),
     in_step(9, sampled=False, scored=False),
+    in_step(9),
+    in_step(9, sampled=False, scored=False, rounds=1),
+    in_step(9, scored=False, rounds=1),
+    in_step(9, rounds=1),
+    in_step(9, sampled=False, scored=False, rounds=9),
+    in_step(9, updates=1, rounds=9),
     in_step(10, sampled=False, scored=False),
     in_step(999_999, updates=3),
     in_step(1_000_000, sampled=False, scored=False),
@@ -52,6 +60,8 @@ def test_a_name_is_one_positions_and_reads_back_as_it() -> None:
         (Position(12), "step_000012", "step 12"),
         (in_step(12, scored=False), "step_000012_sampled", "step 13, sampled"),
         (in_step(12), "step_000012_scored", "step 13, scored"),
+        (in_step(12, sampled=False, scored=False, rounds=1), "step_000012_round_2", "step 13, round 2"),
+        (in_step(12, rounds=2), "step_000012_round_3_scored", "step 13, round 3, scored"),
         (in_step(12, updates=0), "step_000012_update_0", "step 13, update 0"),
         (in_step(12, updates=2), "step_000012_update_2", "step 13, update 2"),
     ],
@@ -70,6 +80,8 @@ def test_a_position_is_named_and_said(position: Position, name: str, words: str)
         "step_000001_",
         "step_000001_update_",
         "step_000001_trained",
+        "step_000001_round_1",
+        "step_000001_round_02_sampled",
         "step_",
         "cold_000001_sampled",
         "step_-00001",

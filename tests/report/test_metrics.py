@@ -2,78 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
+from tests.report.steps import SECONDS, TWO_GROUPS, batch, metrics, report, trained
 
-from gspo.policy.item import Trained
-from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport
-from gspo.records import Batch, Failure, FailureKind, FinishReason, Group, Query, Rollout, Score
-from gspo.report.metrics import peak_bytes, step_metrics
-from gspo.reward.score import Scored
-
-SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}
-
-
-def rollout(length: int, *, cut: bool = False, logprob: float = -1.0) -> Rollout:
-    reason: FinishReason = "length" if cut else "stop"
-    return Rollout(
-        response_ids=torch.full((length,), 5),
-        text="x",
-        sampler_logprobs=torch.full((length,), logprob),
-        finish_reason=reason,
-        policy_version=0,
-    )
-
-
-def batch(lengths: Sequence[Sequence[int]], rewards: Sequence[Sequence[float | None]], **given: Any) -> Batch:
-    groups = tuple(
-        Group(
-            query=Query(id=f"q:{number}", prompt="p", text="p", prompt_ids=(1,), columns={}),
-            rollouts=tuple(rollout(length, cut=length >= 9) for length in group),
-        )
-        for number, group in enumerate(lengths)
-    )
-    scores = tuple(Score(reward=reward, parts={"f": reward}) for group in rewards for reward in group)
-    return Batch(groups=groups, scores=given.get("scores", scores), advantages=(0.0,) * len(scores))
-
-
-def trained(
-    index: int,
-    mini_batch: int,
-    tokens: int,
-    clipped: int,
-    ratio: float,
-    entropy: float = 1.0,
-    old: Sequence[float] | None = None,
-) -> Trained:
-    return Trained(
-        index=index,
-        mini_batch=mini_batch,
-        num_tokens=tokens,
-        num_clipped=clipped,
-        sequence_ratio=ratio,
-        entropy_sum=entropy * tokens,
-        old_logprobs=torch.full((tokens,), -1.0) if old is None else torch.tensor(old),
-    )
-
-
-def report(
-    *items: Trained, loss: float = 0.0, norm: float = 1.0, rate: float = 1e-4, applied: bool = True
-) -> MiniBatchReport:
-    step = StepReport(grad_norm=norm, learning_rate=rate, applied=applied)
-    return MiniBatchReport(loss=loss, step=step, trained=items)
-
-
-def metrics(batch: Batch, *reports: MiniBatchReport) -> dict[str, Any]:
-    scored = Scored(scores=batch.scores, seconds={"verifier": 0.5})
-    return dict(step_metrics(batch, reports, SECONDS, scored=scored))
-
-
-TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])
+from gspo.records import Failure, FailureKind, Score
+from gspo.report.metrics import peak_bytes
 
 
 def test_rewards_are_averaged_over_scored_responses() -> None:

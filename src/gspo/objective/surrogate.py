@@ -57,16 +57,20 @@ def surrogate(
         dual=dual_clip,
         temperature=sapo_temperature,
     )
-    units = _units(level, logprobs, old_logprobs, advantages, lengths, sampler_logprobs)
-    terms, clipped = FORMS[published.form](units, bounds)
     masked = _masked(logprobs, old_logprobs, advantages, lengths, weights, opsm_delta)
+    free = logprobs.view_as(logprobs)
+    units = _units(level, free, old_logprobs, advantages, lengths, sampler_logprobs)
+    terms, clipped = FORMS[published.form](units, bounds)
     if level == "sequence":  # its term stands at each of its tokens
         sequences = sequence_of_token(lengths)
         terms, clipped = terms[sequences], clipped[sequences]
+    if free.requires_grad:  # 0, not the NaN that 0 times an infinite ratio is
+        free.register_hook(lambda slope: slope.masked_fill(clipped | masked, 0.0))
     weighted = terms if weights is None else terms * weights
     means = sequence_mean(torch.where(masked, 0.0, weighted), lengths)
     return Surrogate(
-        per_sequence=means * _length_weight(length_norm or published.length_norm, lengths, tokens_per_sequence),
+        per_sequence=means
+        * _length_weight(length_norm or published.length_norm, lengths.to(means.dtype), tokens_per_sequence),
         clipped=clipped & ~masked,
         masked=masked,
         sequence_ratio=sequence_ratio(logprobs.detach(), old_logprobs, lengths),
@@ -143,13 +147,13 @@ def _masked(
 
 
 def _length_weight(
-    norm: LengthNorm, lengths: Int[Tensor, "B"], tokens_per_sequence: float | None
+    norm: LengthNorm, lengths: Float[Tensor, "B"], tokens_per_sequence: float | None
 ) -> Float[Tensor, "B"] | float:
     """What turns the mean over a sequence's tokens into their sum over the norm's divisor."""
     if norm == "own":
         return 1.0
     if norm == "none":
-        return lengths.to(torch.get_default_dtype())
+        return lengths
     if tokens_per_sequence is None:  # nothing divides by what it happens to hold
         what = "the mini-batch's mean length" if norm == "mean" else "the longest response there can be"
         raise ValueError(f"length_norm {norm}: give tokens_per_sequence, {what}")

@@ -66,9 +66,9 @@ def gmpo(units: Units, bounds: Bounds) -> Terms:
     The sequence's term stands at each of its tokens.
     """
     log_ratio = units.logprobs - units.old_logprobs
-    positive = units.advantages > 0
+    positive, negative = units.advantages > 0, units.advantages < 0
     bounded = torch.where(positive, log_ratio.clamp(max=bounds.high), log_ratio.clamp(min=-bounds.low))
-    clipped = torch.where(positive, log_ratio > bounds.high, log_ratio < -bounds.low)
+    clipped = (positive & (log_ratio > bounds.high)) | (negative & (log_ratio < -bounds.low))
     means = sequence_mean(bounded, units.lengths).exp()
     return means[sequence_of_token(units.lengths)] * units.advantages, clipped
 
@@ -76,7 +76,7 @@ def gmpo(units: Units, bounds: Bounds) -> Terms:
 def sapo(units: Units, bounds: Bounds) -> Terms:
     """σ(τ(ρ-1)) · 4/τ · Â: a gate that closes smoothly away from ρ = 1 (arXiv 2511.20347, Eq. 5-6)."""
     positive, negative = bounds.temperature
-    tau = torch.where(units.advantages > 0, positive, negative).to(units.ratio.dtype)
+    tau = torch.full_like(units.ratio, negative).masked_fill(units.advantages > 0, positive)
     terms = torch.sigmoid(tau * (units.ratio - 1)) * 4 / tau * units.advantages
     return terms, torch.zeros_like(terms, dtype=torch.bool)
 

@@ -41,8 +41,7 @@ def appraise(
 
     def values(some: Sequence[Conditioned]) -> Float[Tensor, "N"]:
         assert critic is not None
-        states = response_states(policy, some).hidden if critic.needs_policy() else torch.empty(0, 0)
-        return critic.values(some, states)
+        return critic.values(some, response_states(policy, some).hidden if critic.needs_policy() else None)
 
     return Appraisal(
         reference_logprobs={} if reference is None else _by_rollout(likelihood, sequences, policy, actor),

@@ -1,5 +1,6 @@
 """A clip range that sets itself: wide enough that a given fraction of the tokens is clipped."""
 
+import math
 from collections.abc import Sequence
 
 from gspo.config import Actor
@@ -43,4 +44,6 @@ def next_scale(scale: float, actor: Actor, batch: Batch, trained: Sequence[Train
 
 def _excess(item: Trained, actor: Actor, batch: Batch) -> float:
     advantage, moved = batch.advantages[item.index], item.sequence_ratio - 1
+    if advantage == 0:  # trained by a KL or entropy term: never clipped
+        return -math.inf
     return moved / actor.clip_high if advantage > 0 else -moved / actor.clip_low

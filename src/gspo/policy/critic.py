@@ -20,8 +20,9 @@ class Critic:
     def __init__(self, settings: Settings, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
         """`own`: a second model, which takes the policy's weights; None: the critic reads the policy's states."""
         self.settings, self._own = settings, own
-        self._head = nn.Linear(policy.head.weight.shape[1], 1, device=policy.device)  # in float32
-        nn.init.zeros_(self._head.weight)  # no opinion, rather than a random one
+        # In float32; without a draw, which a resumed run would make once more, and without an opinion.
+        self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
+        nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         parts = nn.ModuleDict({"head": self._head})
         if own is not None:
@@ -34,9 +35,10 @@ class Critic:
         """Of the value loss: in a trunk of its own it would only scale the gradient, which Adam undoes."""
         return self.settings.coefficient if self._own is None else 1.0
 
-    def values(self, sequences: Sequence[Conditioned], hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N"]:
-        """V before each response token; `hidden` are the policy's states there, which a shared trunk is."""
+    def values(self, sequences: Sequence[Conditioned], hidden: Float[Tensor, "N H"] | None) -> Float[Tensor, "N"]:
+        """V before each response token; `hidden` are the policy's states there, which only a shared trunk reads."""
         states = hidden if self._own is None else response_states(self._own, sequences).hidden
+        assert states is not None
         values: Tensor = self._head(states.float())[:, 0]
         return values
 

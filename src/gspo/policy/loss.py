@@ -1,10 +1,10 @@
 """The loss of a micro-batch: the surrogate, and what a recipe adds to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gspo.config import Actor
@@ -55,7 +55,7 @@ def micro_batch_loss(
         policy, sequences, temperature=temperature, keep_router_logits=actor.router_aux_loss > 0
     )
     logprobs, count = likelihood.logprobs, denominators.num_sequences
-    old = _packed([item.old_logprobs for item in items], logprobs)
+    old = _packed(items, lambda item: item.old_logprobs, logprobs)
     lengths = torch.tensor([item.length for item in items], device=logprobs.device)
     weights = _weights(items, old, lengths, actor)
     result = _surrogate(items, logprobs, old, lengths, weights, actor, denominators)
@@ -64,11 +64,9 @@ def micro_batch_loss(
     loss.trained = observed(items, result, logprobs, old, likelihood.entropy, weights, mini_batch)
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
         loss.total = loss.total.detach()
-    if actor.kl.coefficient and actor.kl.place == "loss":
-        reference = _packed([item.reference_logprobs for item in items], logprobs)
-        divergence = sequence_mean(kl_estimate(logprobs, reference, actor.kl.estimator), lengths).sum() / count
-        loss.total = loss.total + actor.kl.coefficient * divergence
-        loss.kl = divergence.item()
+    if (divergence := _divergence(items, logprobs, lengths, actor)) is not None:
+        loss.total = loss.total + actor.kl.coefficient * divergence / count
+        loss.kl = divergence.item() / count
     if actor.entropy_bonus:
         loss.total = loss.total - actor.entropy_bonus * sequence_mean(likelihood.entropy, lengths).sum() / count
     if likelihood.router_logits:
@@ -76,11 +74,7 @@ def micro_batch_loss(
         loss.total = loss.total + actor.router_aux_loss * unbalanced
         loss.balance = unbalanced.item()
     if critic is not None:
-        values = critic.values(sequences, likelihood.hidden)
-        old_values, returns = (
-            _packed([getattr(item, name) for item in items], values) for name in ("old_values", "returns")
-        )
-        errors = sequence_mean(value_loss(values, old_values, returns, critic.settings.clip), lengths).sum() / count
+        errors = _value_errors(critic, items, likelihood, lengths) / count
         loss.total = loss.total + critic.coefficient * errors
         loss.value = errors.item()
     if policy.routing is not None and likelihood.experts is not None:
@@ -93,7 +87,7 @@ def _surrogate(
     items: Sequence[Item],
     logprobs: Float[Tensor, "N"],
     old: Float[Tensor, "N"],
-    lengths: Tensor,
+    lengths: Int[Tensor, "B"],
     weights: Float[Tensor, "N"] | None,
     actor: Actor,
     denominators: Denominators,
@@ -120,29 +114,50 @@ def _surrogate(
         tokens_per_sequence=norms.get(actor.length_norm),
         dual_clip=actor.dual_clip,
         sapo_temperature=actor.sapo_temperature,
-        sampler_logprobs=_packed([item.sampler_logprobs for item in items], logprobs),
+        sampler_logprobs=_packed(items, lambda item: item.sampler_logprobs, logprobs),
         weights=weights,
         opsm_delta=actor.opsm_delta,
     )
 
 
-def _weights(items: Sequence[Item], old: Float[Tensor, "N"], lengths: Tensor, actor: Actor) -> Tensor | None:
+def _weights(items: Sequence[Item], old: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: Actor) -> Tensor | None:
     if actor.correction == "none":
         return None
-    sampler = _packed([item.sampler_logprobs for item in items], old)
+    sampler = _packed(items, lambda item: item.sampler_logprobs, old)
     low, high = actor.correction_low, actor.correction_high
     return correction_weights(old, sampler, lengths, actor.correction, low, high)
 
 
-def _packed(pieces: Sequence[Float[Tensor, "_"] | None], own: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """One after another on the device; where there is none, what the pass itself gave, without its gradient."""
-    if all(piece is None for piece in pieces):
-        return own.detach()
-    assert not any(piece is None for piece in pieces)  # a mini-batch is the first, or it is not
-    return torch.cat([piece for piece in pieces if piece is not None]).to(own.device, own.dtype)
+def _packed(
+    items: Sequence[Item], known: Callable[[Item], Float[Tensor, "T"] | None], own: Float[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """One after another on the device; of what is not known, what the pass itself gave, without its gradient."""
+    pieces = own.detach().split([item.length for item in items])
+    found = zip(map(known, items), pieces, strict=True)
+    return torch.cat([piece if one is None else one.to(piece.device) for one, piece in found])
 
 
-def _balance_loss(items: Sequence[Item], likelihood: Likelihood, lengths: Tensor) -> Float[Tensor, ""]:
+def _divergence(
+    items: Sequence[Item], logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: Actor
+) -> Float[Tensor, ""] | None:
+    """The KL from the reference, a token, summed over the sequences; None where the loss has no such term."""
+    if not actor.kl.coefficient or actor.kl.place != "loss":
+        return None
+    reference = _packed(items, lambda item: item.reference_logprobs, logprobs)
+    return sequence_mean(kl_estimate(logprobs, reference, actor.kl.estimator), lengths).sum()
+
+
+def _value_errors(
+    critic: Critic, items: Sequence[Item], likelihood: Likelihood, lengths: Int[Tensor, "B"]
+) -> Float[Tensor, ""]:
+    """The value loss of a token, summed over the sequences."""
+    values = critic.values([item.sequence for item in items], likelihood.hidden)
+    old_values = _packed(items, lambda item: item.old_values, values)
+    returns = _packed(items, lambda item: item.returns, values)
+    return sequence_mean(value_loss(values, old_values, returns, critic.settings.clip), lengths).sum()
+
+
+def _balance_loss(items: Sequence[Item], likelihood: Likelihood, lengths: Int[Tensor, "B"]) -> Float[Tensor, ""]:
     """Summed over the sequences, by the experts that were used, replayed ones too."""
     assert likelihood.experts is not None
     used = [item.sequence.experts or own for item, own in zip(items, likelihood.experts, strict=True)]

@@ -11,8 +11,7 @@ from gspo.policy.old_policy import Old
 from gspo.policy.update import MiniBatchReport
 from gspo.policy.volatility import Activation
 from gspo.records import Experts, Rollout
-
-Metrics = dict[str, float | list[float]]
+from gspo.report.numbers import Metrics
 
 
 def expert_metrics(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.config import Reward
+from gspo.config import Per, Reward
 from gspo.errors import UserError
 from gspo.reward.calls import Host
 from gspo.reward.named import BUILT_IN, find_function
@@ -25,6 +25,8 @@ class RewardFunction:
     time_limit_seconds: float = Reward.model_fields["time_limit_seconds"].default
     options: Mapping[str, Any] = field(default_factory=dict)
     host: Host = field(default_factory=Threads)  # where calls are made
+    per: Per = "response"  # what it gives a number for
+    turn_separator: str | None = None  # that the rollouts' turns end with, where it is called per turn
 
     @property
     def is_async(self) -> bool:
@@ -33,16 +35,20 @@ class RewardFunction:
 
 
 def load_functions(
-    rewards: Sequence[Reward], given: Function | Sequence[Function] | None = None
+    rewards: Sequence[Reward],
+    given: Function | Sequence[Function] | None = None,
+    *,
+    turn_separator: str | None = None,
 ) -> tuple[RewardFunction, ...]:
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
+    Those from Python are called per response; one per turn needs the `turn_separator` of the rollouts.
     Raises UserError where there is none, a name is not found, or a function does not take its options.
     """
     if given is not None:
         functions = [_given_function(function) for function in ([given] if callable(given) else given)]
     else:
-        functions = [_named_function(reward) for reward in rewards]
+        functions = [_named_function(reward, turn_separator) for reward in rewards]
     if not functions:
         mend = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", mend=mend)
@@ -66,7 +72,7 @@ def _given_function(function: Function) -> RewardFunction:
     return RewardFunction(name="reward" if name == "<lambda>" else name, call=function)
 
 
-def _named_function(reward: Reward) -> RewardFunction:
+def _named_function(reward: Reward, turn_separator: str | None) -> RewardFunction:
     call = find_function(reward.function)
     _check_options(reward, call)
     return RewardFunction(
@@ -76,6 +82,8 @@ def _named_function(reward: Reward) -> RewardFunction:
         time_limit_seconds=reward.time_limit_seconds,
         options=reward.options,
         host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
+        per=reward.per,
+        turn_separator=turn_separator,
     )
 
 

@@ -1,18 +1,25 @@
 """Reward functions tried out before a run: on a row's own answer, where there is one, and on junk."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from gspo.records import Group, Query, Rollout, Score
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
+from gspo.rollout.turns import split_turns
 
 JUNK = "I do not know."
 
 
 def probe(
-    train: Sequence[Query], held_out: Sequence[Query], functions: Sequence[RewardFunction]
+    train: Sequence[Query],
+    held_out: Sequence[Query],
+    functions: Sequence[RewardFunction],
+    tokenizer: Any,
+    *,
+    turn_separator: str | None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
 
@@ -22,10 +29,20 @@ def probe(
     check_columns([*train[:1], *held_out[:1]], functions)
     answer = train[0].columns.get("answer")
     texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
-    group = Group(query=train[0], rollouts=tuple(_rollout(text) for text in texts))
+    group = Group(query=train[0], rollouts=tuple(_rollout(text, tokenizer, turn_separator) for text in texts))
     return list(zip(texts, score([group], functions, strict=True).scores, strict=True))
 
 
-def _rollout(text: str) -> Rollout:
-    ids, logprobs = torch.zeros(0, dtype=torch.long), torch.zeros(0)
-    return Rollout(response_ids=ids, text=text, sampler_logprobs=logprobs, finish_reason="stop", policy_version=0)
+def _rollout(text: str, tokenizer: Any, separator: str | None) -> Rollout:
+    """As if it had been sampled, each turn's tokens by itself, and an end token in the last."""
+    turns = [text] if separator is None else split_turns(text, separator)
+    ids = [list(tokenizer(turn, add_special_tokens=False).input_ids) for turn in turns]
+    ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none
+    return Rollout(
+        response_ids=torch.tensor([token for turn in ids for token in turn]),
+        text=text,
+        sampler_logprobs=torch.zeros(sum(map(len, ids))),
+        finish_reason="stop",
+        policy_version=0,
+        turns=() if separator is None else tuple(map(len, ids)),
+    )

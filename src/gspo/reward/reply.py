@@ -1,9 +1,9 @@
 """What came of one call of a reward function, as plain data that passes between processes."""
 
 import math
-import numbers
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from gspo.callables import error_line
@@ -19,7 +19,7 @@ MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside 
 class Reply:
     """One value a completion, or why there are none."""
 
-    values: Sequence[float | str | None] = ()  # a text says why what came is no score
+    values: Sequence[float | list[float] | str | None] = ()  # a text says why what came is no score
     kind: "FailureKind | None" = None  # of a call that failed as a whole
     what: str = ""  # how it failed
     user_error: Sequence[str | None] | None = None  # what, where, mend: the recipe is at fault, not a completion
@@ -49,13 +49,34 @@ def _returned(returned: Any, size: int) -> Reply:
     return Reply(values=[_score(value) for value in values])
 
 
-def _score(value: Any) -> float | str | None:
+def _score(value: Any) -> float | list[float] | str | None:
     if value is None:
         return None
-    plain = value.item() if hasattr(value, "item") else value  # a numpy or torch scalar
-    if isinstance(plain, numbers.Real) and math.isfinite(plain):
-        return float(plain)
-    return f"it returns {repr(value)[:80]} for a completion"
+    plain = _plain(value)
+    numbers = [_number(_plain(entry)) for entry in plain] if isinstance(plain, list | tuple) else _number(plain)
+    if numbers is None:
+        return f"it returns {repr(value)[:80]} for a completion"
+    if isinstance(numbers, float):
+        return numbers
+    found = [number for number in numbers if number is not None]
+    if len(found) < len(numbers):
+        place = numbers.index(None)
+        return f"it returns {repr(plain[place])[:80]} as number {place + 1} of {len(numbers)} for a completion"
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Without numpy and torch, whose arrays of one number pass for that number."""
+    if not hasattr(value, "tolist"):
+        return value
+    plain = value.tolist()
+    while isinstance(plain, list) and len(plain) == 1:
+        plain = plain[0]
+    return plain
+
+
+def _number(plain: Any) -> float | None:
+    return float(plain) if isinstance(plain, Real) and math.isfinite(plain) else None
 
 
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:

@@ -12,6 +12,7 @@ from gspo.records import Group, Query, Score
 from gspo.reward.calls import Call, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
 from gspo.reward.tally import Job, Tally
+from gspo.rollout.turns import split_turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class Scored:
 def score(groups: Sequence[Group], functions: Sequence[RewardFunction], *, strict: bool = False) -> Scored:
     """What the functions say of every rollout; a function is called once a group.
 
-    A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed.
+    A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
+    part is the mean over its tokens, where a function gives them, or the turns, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than a fifth of the rollouts
     are masked; where `strict`, for the first call that fails.
@@ -79,12 +81,17 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     there["prompts"] = [query.prompt] * size
     there["completions"] = texts if is_text else [[{"role": "assistant", "content": text}] for text in texts]
     there["completion_ids"] = [rollout.response_ids.tolist() for rollout in group.rollouts]  # TRL hands them over too
+    if function.per == "turn":
+        assert function.turn_separator is not None
+        there["turns"] = [split_turns(text, function.turn_separator) for text in texts]
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in there]
     if missing:
         columns = ", ".join(query.columns) or "none"  # what is there besides is not the data's
         what = f"it needs {', '.join(missing)}; the columns there are: {columns}"
         mend = "rename the column or the parameter, or give it under the reward's options"
+        if "turns" in missing:
+            mend = "set per: turn beside the function, or rename the parameter"
         where = f"reward function {function.name}, row {query.id}"
         raise UserError(what, where=where, mend=mend)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -1,12 +1,20 @@
 """What the calls of a step have said so far, and whether so many have failed that the run must end."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from gspo.config import Per
 from gspo.errors import UserError
 from gspo.records import Failure, FailureKind, Group, Score
 from gspo.reward.functions import RewardFunction
 from gspo.reward.reply import Reply
+from gspo.reward.spread import spread
+
+Part = float | Tensor | Failure | None  # what a function says of a rollout: of all its tokens, or of each
 
 MAX_MASKED_FRACTION = 0.2
 
@@ -35,7 +43,7 @@ class Tally:
         self._groups = groups
         self._functions = functions
         self._strict = strict
-        self._parts: dict[tuple[int, int, int], float | Failure | None] = {}  # by group, function, rollout
+        self._parts: dict[tuple[int, int, int], Part] = {}  # by group, function, rollout
         self._masked: set[tuple[int, int]] = set()  # group, rollout
         self._first_mask: UserError | None = None
 
@@ -52,10 +60,11 @@ class Tally:
             return False
         values = reply.values if reply.kind is None else [reply.what] * len(job.rollouts)
         for rollout, value in zip(job.rollouts, values, strict=True):
-            if isinstance(value, str):
-                self._fail(job, rollout, reply.kind or "invalid", value)
+            part = value if value is None or isinstance(value, str) else self._spread(job, rollout, value)
+            if isinstance(part, str):
+                self._fail(job, rollout, reply.kind or "invalid", part)
             else:
-                self._parts[job.group, job.function, rollout] = value
+                self._parts[job.group, job.function, rollout] = part
         self._check()
         return True
 
@@ -67,6 +76,9 @@ class Tally:
             for rollout in range(len(its.rollouts))
         ]
 
+    def _spread(self, job: Job, rollout: int, value: float | list[float]) -> float | Tensor | str:
+        return spread(value, self._functions[job.function].per, self._groups[job.group].rollouts[rollout])
+
     def _fail(self, job: Job, rollout: int, kind: FailureKind, what: str) -> None:
         function = self._functions[job.function]
         message = f"reward function {function.name}: {what}"
@@ -75,7 +87,7 @@ class Tally:
             return
         where = f"reward function {function.name}, row {self._groups[job.group].query.id}"
         self._masked.add((job.group, rollout))
-        self._first_mask = self._first_mask or UserError(what, where=where, mend=_mend(kind, what))
+        self._first_mask = self._first_mask or UserError(what, where=where, mend=_mend(kind, what, function.per))
 
     def _check(self) -> None:
         if (first := self._first_mask) is None:
@@ -89,22 +101,34 @@ class Tally:
             raise UserError(what, where=first.where, mend=mend)
 
     def _score(self, group: int, rollout: int) -> Score:
-        parts: dict[str, float | None] = {}
-        reward: float | None = None
-        failure: Failure | None = None
-        for number, function in enumerate(self._functions):
-            part = self._parts[group, number, rollout]
-            value = parts[function.name] = None if isinstance(part, Failure) else part
-            if function.weight == 0:  # measured only
-                continue
-            if isinstance(part, Failure):
-                failure = failure or part
-            elif value is not None:
-                reward = (reward or 0.0) + function.weight * value
-        return Score(reward=None if failure else reward, parts=parts, failure=failure)
+        said = [self._parts[group, number, rollout] for number in range(len(self._functions))]
+        pairs = list(zip(self._functions, said, strict=True))
+        parts = {f.name: _mean(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
+        weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        if failures := [part for _, part in weighed if isinstance(part, Failure)]:
+            return Score(reward=None, parts=parts, failure=failures[0])
+        applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
+        if not applying:
+            return Score(reward=None, parts=parts)
+        by_token: Tensor | None = None
+        if any(function.per != "response" and function.weight != 0 for function in self._functions):
+            by_token = torch.zeros(len(self._groups[group].rollouts[rollout].response_ids), dtype=torch.float64)
+            for weight, part in applying:
+                by_token += weight * part
+        reward = sum(weight * _mean(part) for weight, part in applying)
+        return Score(reward=reward, parts=parts, token_rewards=by_token)
 
 
-def _mend(kind: FailureKind, what: str) -> str | None:
+def _mean(part: float | Tensor) -> float:
+    """Over the response's tokens."""
+    return fmean(part.tolist()) if isinstance(part, Tensor) else part
+
+
+def _mend(kind: FailureKind, what: str, per: Per) -> str | None:
     if kind == "raised" and "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
         return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
+    if kind == "invalid" and per != "response":
+        return (
+            f"return, for each completion, a list with a finite number for each {per}, or None where it does not apply"
+        )
     return _MENDS.get(kind)

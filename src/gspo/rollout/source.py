@@ -1,11 +1,13 @@
 """Groups of rollouts from the engine: responses with their text and provenance."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from gspo.config import Rollout as Sampling
 from gspo.policy.model import Policy
 from gspo.records import Group, Query, Rollout
 from gspo.rollout.embedded import Response, generate
+from gspo.rollout.turns import turn_lengths
 
 
 def sample_groups(
@@ -22,17 +24,20 @@ def sample_groups(
     prompts = [query.prompt_ids for query in queries]
     sampled = generate(policy, prompts, sampling, group_size=group_size, seed=seed, record_experts=record_experts)
     return tuple(
-        Group(query=query, rollouts=tuple(_rollout(policy, response, policy_version) for response in responses))
+        Group(query=query, rollouts=tuple(_rollout(policy, one, sampling, policy_version) for one in responses))
         for query, responses in zip(queries, sampled, strict=True)
     )
 
 
-def _rollout(policy: Policy, response: Response, policy_version: int) -> Rollout:
+def _rollout(policy: Policy, response: Response, sampling: Sampling, policy_version: int) -> Rollout:
+    ids, separator = response.ids.tolist(), sampling.turn_separator
+    decode = partial(policy.tokenizer.decode, skip_special_tokens=True)
     return Rollout(
         response_ids=response.ids,
-        text=policy.tokenizer.decode(response.ids.tolist(), skip_special_tokens=True),
+        text=decode(ids),
         sampler_logprobs=response.logprobs,
         finish_reason=response.finish_reason,
         policy_version=policy_version,
         experts=response.experts,
+        turns=() if separator is None else turn_lengths(ids, decode, separator),
     )

@@ -1,0 +1,109 @@
+"""The importance ratios of a step: how they spread, what they are made of, and how many samples they leave."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gspo.config import Actor
+from gspo.policy.item import Trained
+from gspo.records import Rollout
+from gspo.report.numbers import Metrics, fraction, mean, parts_of
+
+_QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+def ratio_metrics(
+    rollouts: Sequence[Rollout], trained: Sequence[Trained], num_mini_batches: int, actor: Actor
+) -> Metrics:
+    """Of s_i, whatever the level; only the effective sample is of the ratios that the level weighs by."""
+    parts = parts_of(trained, num_mini_batches)
+    ratios = [item.sequence_ratio for item in trained] or [math.nan]
+    effective = _effective_tokens if actor.importance_sampling_level == "token" else _effective_sequences
+    return {
+        "ratio/sequence_mean": mean(ratios),
+        "ratio/sequence_min": min(ratios),
+        "ratio/sequence_max": max(ratios),
+        "ratio/sequence_quantiles": _quantiles(trained),
+        "ratio/sequence_quantiles_by_mini_batch": [_quantiles(part) for part in parts],
+        "ratio/effective_fraction": effective(trained),
+        "ratio/effective_fraction_by_mini_batch": [effective(part) for part in parts],
+        **_origin_metrics(rollouts, trained, parts, actor),
+    }
+
+
+def mismatch_metrics(rollouts: Sequence[Rollout], trained: Sequence[Trained]) -> Metrics:
+    """Engine against π_old, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
+    gaps = [(item.old_logprobs - rollouts[item.index].sampler_logprobs).abs() for item in trained]
+    gap = torch.cat(gaps) if gaps else torch.zeros(1)
+    return {"mismatch/logprob_gap_mean": float(gap.mean()), "mismatch/logprob_gap_max": float(gap.max())}
+
+
+def correction_metrics(trained: Sequence[Trained], num_mini_batches: int, actor: Actor) -> Metrics:
+    """What a correction for the engine, or OPSM, does to the tokens; empty where the recipe has neither."""
+    if actor.correction == "none" and actor.opsm_delta is None:
+        return {}
+
+    def masked(items: Sequence[Trained]) -> float:
+        return fraction(sum(item.num_masked for item in items), sum(item.num_tokens for item in items))
+
+    weight = sum(item.correction_weight * item.num_tokens for item in trained)
+    return {
+        "correction/weight_mean": fraction(weight, sum(item.num_tokens for item in trained)),
+        "correction/masked_fraction": masked(trained),
+        "correction/masked_fraction_by_mini_batch": [masked(part) for part in parts_of(trained, num_mini_batches)],
+    }
+
+
+def _quantiles(items: Sequence[Trained]) -> list[float]:
+    if not items:
+        return [math.nan] * len(_QUANTILES)
+    ratios = torch.tensor([item.sequence_ratio for item in items], dtype=torch.float64)
+    return torch.quantile(ratios, torch.tensor(_QUANTILES, dtype=torch.float64)).tolist()
+
+
+def _effective_sequences(items: Sequence[Trained]) -> float:
+    ratios = torch.tensor([item.sequence_ratio for item in items], dtype=torch.float64)
+    return fraction(float(ratios.sum() ** 2), len(items) * float(ratios.square().sum()))
+
+
+def _effective_tokens(items: Sequence[Trained]) -> float:
+    total = torch.tensor([item.ratio_sum for item in items], dtype=torch.float64).sum()
+    return fraction(
+        float(total**2), sum(item.num_tokens for item in items) * sum(item.ratio_square_sum for item in items)
+    )
+
+
+def _origin_metrics(
+    rollouts: Sequence[Rollout], trained: Sequence[Trained], parts: Sequence[Sequence[Trained]], actor: Actor
+) -> Metrics:
+    """The mean log π_θ/π_engine of a sequence in its two parts: π_θ/π_old is staleness, π_old/π_engine mismatch."""
+
+    def staleness(item: Trained) -> float:
+        # Where π_old is the engine's, only the first mini-batch's policy is the one that sampled.
+        known = actor.old_logprobs == "recompute"
+        return _log(item.sequence_ratio) if known else 0.0 if item.mini_batch == 0 else math.nan
+
+    def mismatch(item: Trained) -> float:
+        if actor.old_logprobs == "engine":
+            return _log(item.sequence_ratio) if item.mini_batch == 0 else math.nan
+        return float((item.old_logprobs - rollouts[item.index].sampler_logprobs).double().mean())
+
+    everywhere = actor.old_logprobs == "recompute"
+    return {
+        "ratio/staleness_log_std": _root_mean_square(trained, staleness),
+        "ratio/staleness_log_std_by_mini_batch": [_root_mean_square(part, staleness) for part in parts],
+        "ratio/mismatch_log_std": _root_mean_square(trained if everywhere else parts[0], mismatch),
+        "ratio/mismatch_log_std_by_mini_batch": [_root_mean_square(part, mismatch) for part in parts],
+    }
+
+
+def _log(ratio: float) -> float:
+    return float(torch.tensor(ratio, dtype=torch.float64).log())  # -∞ of 0, where math.log raises
+
+
+def _root_mean_square(items: Sequence[Trained], of: Callable[[Trained], float]) -> float:
+    if not items:
+        return math.nan
+    values = torch.tensor([of(item) for item in items], dtype=torch.float64)
+    return float(values.square().mean().sqrt())

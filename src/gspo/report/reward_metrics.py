@@ -1,0 +1,62 @@
+"""Rewards and responses of a step: over all that was sampled, for what is trained on may be a choice of it."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import get_args
+
+from gspo.records import Batch, FailureKind, Group, Score
+from gspo.report.numbers import Metrics, mean
+
+
+def sampled_groups(batch: Batch) -> list[tuple[Group, tuple[Score, ...]]]:
+    """Every group of the step with its scores, those that dynamic sampling has left out at the end."""
+    scores = iter(batch.scores)
+    return [*((group, tuple(next(scores) for _ in group.rollouts)) for group in batch.groups), *batch.dropped]
+
+
+def reward_metrics(batch: Batch) -> Metrics:
+    """Of all sampled rollouts: those kept by dynamic sampling alone would say more of the choice than of the policy."""
+    scores = [score for _, group_scores in sampled_groups(batch) for score in group_scores]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    metrics: Metrics = {
+        "reward/mean": mean(rewards),
+        "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "reward/unscored_fraction": 1 - len(rewards) / len(scores),
+        **_failure_metrics(scores),
+    }
+    for name in scores[0].parts:
+        applied = [part for score in scores if (part := score.parts[name]) is not None]
+        if applied and len(scores[0].parts) > 1:
+            metrics[f"reward/{name}/mean"] = mean(applied)
+    return metrics
+
+
+def group_metrics(batch: Batch) -> Metrics:
+    """How many groups have something to learn from."""
+    groups, first, varied = sampled_groups(batch), 0, 0
+    for _, scores in groups:
+        indices = range(first, first + len(scores))  # beyond the batch's own, a dropped group's have no advantages
+        first += len(scores)
+        # Rewards of turns or tokens, and a value model, tell responses of equal rewards apart.
+        by_token = (batch.token_advantages[index] for index in indices if index in batch.token_advantages)
+        varied += len({score.reward for score in scores} - {None}) > 1 or any(bool(one.any()) for one in by_token)
+    return {"group/sampled": float(len(groups)), "group/zero_variance_fraction": 1 - varied / len(groups)}
+
+
+def response_metrics(batch: Batch) -> Metrics:
+    """Of all sampled rollouts, but for what the loss leaves out of those that are trained on."""
+    rollouts = [rollout for group, _ in sampled_groups(batch) for rollout in group.rollouts]
+    return {
+        "response/mean_tokens": mean([len(rollout.response_ids) for rollout in rollouts]),
+        "response/truncated_fraction": mean([rollout.finish_reason == "length" for rollout in rollouts]),
+        "response/masked_fraction": len(batch.masked) / len(batch.scores),
+    }
+
+
+def _failure_metrics(scores: Sequence[Score]) -> Metrics:
+    masked = Counter(score.failure.kind for score in scores if score.failure is not None)
+    return {
+        "reward/masked_fraction": masked.total() / len(scores),
+        **{f"reward/{kind}_rollouts": float(masked[kind]) for kind in get_args(FailureKind)},
+    }

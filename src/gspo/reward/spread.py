@@ -1,0 +1,29 @@
+"""From what a function says of a response to a number for each of its tokens."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gspo.config import Per
+from gspo.records import Rollout
+
+
+def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float | Float[Tensor, "T"] | str:
+    """One number for all tokens, or one for each, in float64; a text says why the value is not of the due form."""
+    if per == "response":
+        return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
+    due = len(rollout.response_ids) if per == "token" else len(rollout.turns)
+    if isinstance(value, float) and due == 1:  # an array of one number comes as that number
+        value = [value]
+    if isinstance(value, float):
+        return f"it returns {value!r} for a completion where a list is due, with a number for each {per}"
+    if len(value) != due:
+        return f"it returns {_count(len(value), 'number')} for a response of {_count(due, per)}"
+    numbers = torch.tensor(value, dtype=torch.float64)
+    return numbers if per == "token" else numbers.repeat_interleave(torch.tensor(rollout.turns))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,81 @@
+"""Runs broken off at a given call and taken up again, and all that two runs must have in common."""
+
+import importlib
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gspo
+from gspo.config import Recipe
+from gspo.config_file import load_recipe
+from gspo.report.display import Display
+
+TINY = Path(__file__).with_name("tiny.yaml")
+VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
+COLD_GRADIENT, GRADIENT = "gspo.coldstart.response_likelihood", "gspo.policy.loss._surrogate"
+SAMPLING, REWARD, EVALUATION = "gspo.rollout.embedded.sample", "gspo.collect.score", "gspo.record.evaluate"
+ROUND, APPRAISAL, LIKELIHOOD = "gspo.collect.sample_groups", "gspo.train.appraise", "gspo.train.old_policy"
+
+
+def recipe_of(name: str, *overrides: str) -> Recipe:
+    reward = "reward=[{function: format, options: {pattern: '[1-4]'}}]"
+    fixed = [f"name={name}", "steps=3", "evaluation.every=2", "actor.mini_batches=2", reward]
+    return load_recipe(TINY, [*fixed, *overrides])
+
+
+def train(recipe: Recipe, **given: Any) -> Any:
+    return gspo.train(recipe, display=Display(quiet=True), **given)
+
+
+def break_off(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, place: str, count: int, **given: Any) -> Any:
+    """Train until the `count`-th call of a place, where a signal comes."""
+    module, _, name = place.rpartition(".")
+    owner, calls = importlib.import_module(module), []
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(name)
+        if len(calls) == count:
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrapped)
+        outcome = train(recipe, **given)
+    assert outcome.signal == signal.SIGINT and len(calls) == count
+    return outcome
+
+
+def lasting(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if not any(v in key for v in VARIES)} for line in lines]
+
+
+def logged(path: Path) -> list[dict[str, Any]]:
+    return lasting([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+
+
+def result(name: str) -> dict[str, Any]:
+    """All that two runs must have in common."""
+    run = Path("runs", name)
+    last = max((run / "checkpoints").iterdir())
+    paths = [*(run / "model").iterdir(), *(run / "rollouts").iterdir(), *(last / "model").iterdir()]
+    contents: dict[str, Any] = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    state = load_file(last / "state.safetensors")  # optimiser, critic and random generators
+    del state["random/python"]  # beartype draws from it, in these tests, whenever it checks a container
+    contents |= {
+        name: (tensor.dtype, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()) for name, tensor in state.items()
+    }
+    for log in ("metrics.jsonl", "cold_start.jsonl"):
+        contents[log] = logged(run / log)
+        assert logged(last / log) == contents[log]
+    progress = json.loads((last / "state.json").read_text(encoding="utf-8"))
+    return contents | {name: progress[name] for name in ("extra_rounds", "clip_scale", "reference_sha256")}
+
+
+def differing(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    return [name for name in sorted({*one, *two}) if one.get(name) != two.get(name)]

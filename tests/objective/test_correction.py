@@ -1,0 +1,214 @@
+"""Weights for an engine that is not the policy, and OPSM: by loops, and what a dropped token may still do (nothing)."""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.objective import correction_weights, surrogate
+from gspo.published import CORRECTION_RANGES, PUBLISHED
+
+METHODS = [method for method in CORRECTION_RANGES if method != "none"]
+NORMED = {"tokens_per_sequence": 6.0}
+DECOUPLED_LOW, DECOUPLED_HIGH = 0.1, 0.12
+
+
+class Data:
+    """Packed sequences with π_θ, π_old and an engine that is now near, now far from it, in float64."""
+
+    def __init__(self, seed: int, num_sequences: int = 40) -> None:
+        generator, rng = torch.Generator().manual_seed(seed), random.Random(seed)
+        self.lengths = [1, *(rng.randint(1, 8) for _ in range(num_sequences - 1))]
+        count, of_token = sum(self.lengths), torch.tensor(self.lengths)
+
+        def normal(number: int = count) -> torch.Tensor:
+            return torch.randn(number, generator=generator, dtype=torch.float64)
+
+        self.old = -normal().abs() - 0.4
+        self.logprobs = self.old + 0.15 * normal()
+        self.engine = self.old + 0.9 * normal(num_sequences).repeat_interleave(of_token) + 0.5 * normal()
+        self.advantages = normal(num_sequences)
+
+    def rows(self) -> Iterator[range]:
+        start = 0
+        for length in self.lengths:
+            yield range(start, start + length)
+            start += length
+
+    def weights(self, method: Any, low: float | None = None, high: float | None = None) -> torch.Tensor:
+        return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, low, high)
+
+    def surrogate(self, name: Any, level: Any, x: torch.Tensor, **more: Any) -> Any:
+        engine = self.engine if name == "minirl" else None
+        lengths = torch.tensor(self.lengths)
+        settings = {"name": name, "level": level, "sampler_logprobs": engine, **NORMED, **more}
+        return surrogate(x, self.old.to(x.dtype), self.advantages.to(x.dtype), lengths, **settings)
+
+
+def by_loops(data: Data, method: str, low: float | None, high: float | None) -> list[float]:
+    found = []
+    for row in data.rows():
+        ratios = [math.exp(data.old[t].item()) / math.exp(data.engine[t].item()) for t in row]
+        geometric = math.prod(ratios) ** (1 / len(ratios))
+        for own in ratios:
+            rho = own if method == "icepop" else geometric
+            inside = (low is None or rho >= low) and (high is None or rho <= high)
+            if method in ("tis", "decoupled"):
+                found.append(rho if high is None else min(rho, high))
+            elif method == "geometric_mask":
+                found.append(1.0 if inside else 0.0)
+            else:
+                found.append(rho if inside else 0.0)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("given", ["published", "narrow", "low", "high", "none"])
+def test_weights_are_those_of_the_loops(method: Any, given: str) -> None:
+    data = Data(0)
+    low, high = CORRECTION_RANGES[method] if given == "published" else (0.8, 1.25)
+    low, high = (None if given in ("high", "none") else low), (None if given in ("low", "none") else high)
+    found = data.weights(method, low, high)
+    assert found.tolist() == pytest.approx(by_loops(data, method, low, high), rel=1e-12)
+    if given == "narrow":  # it binds, and not everywhere
+        kinds = {weight == 0 or weight == high for weight in found.tolist()}
+        assert kinds == ({False} if method == "decoupled" and high is None else {False, True})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_carry_no_gradient(method: Any) -> None:
+    old = torch.tensor([-1.0, -2.0], requires_grad=True)
+    weights = correction_weights(old, torch.tensor([-1.1, -2.3]), torch.tensor([2]), method, 0.5, 2.0)
+    assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("length", [1, 10, 10_000])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "icepop"])
+def test_a_sequences_weight_is_its_tokens_mean_and_does_not_run_away_with_its_length(method: Any, length: int) -> None:
+    engine = torch.full((length,), -1.0, dtype=torch.float64)  # 0.4 % less likely to the policy, token for token
+    low, high = CORRECTION_RANGES[method]
+    found = correction_weights(engine - 0.004, engine, torch.tensor([length]), method, low, high)
+    rho = 1.0 if method == "geometric_mask" else math.exp(-0.004)
+    assert found.tolist() == pytest.approx([rho] * length, rel=1e-9)
+
+
+def test_the_decoupled_form_is_the_papers_with_a_geometric_mean() -> None:
+    # 2110.00641, Eq. 10: (π_prox/π_behav) min(rÂ, clip(r)Â), r = π_θ/π_prox.
+    data = Data(1)
+    x = data.logprobs.clone().requires_grad_()
+    expected = torch.zeros((), dtype=torch.float64)
+    for advantage, row in zip(data.advantages.tolist(), data.rows(), strict=True):
+        behaviour = math.exp(sum(data.old[t].item() - data.engine[t].item() for t in row) / len(row))
+        for t in row:
+            r = (x[t] - data.old[t]).exp()
+            near = min(max(r.item(), 1 - DECOUPLED_LOW), 1 + DECOUPLED_HIGH)
+            expected = expected + behaviour * min(r * advantage, near * advantage) / len(row)
+    clip = {"clip_low": DECOUPLED_LOW, "clip_high": DECOUPLED_HIGH}
+    found = data.surrogate("clip", "token", x, weights=data.weights("decoupled"), **clip)
+    assert found.per_sequence.sum().item() == pytest.approx(expected.item(), rel=1e-12)
+    slopes = [torch.autograd.grad(total, x)[0] for total in (found.per_sequence.sum(), expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-14)
+
+
+CASES = [(name, level) for name, published in PUBLISHED.items() for level in published.levels]
+
+
+@pytest.mark.parametrize("method", ["icepop", "mis"])
+@pytest.mark.parametrize(("name", "level"), CASES)
+def test_a_weight_multiplies_its_tokens_term_and_a_weight_of_zero_takes_its_gradient(
+    name: str, level: str, method: Any
+) -> None:
+    data = Data(2)
+    x = data.logprobs.clone().requires_grad_()
+    weights = data.weights(method, *CORRECTION_RANGES[method])
+    result = data.surrogate(name, level, x, weights=weights)
+    plain = data.surrogate(name, level, x)
+    assert torch.equal(result.masked, weights == 0) and 0 < result.masked.sum() < len(weights)
+    assert not (result.clipped & result.masked).any()
+    slope = torch.autograd.grad(result.per_sequence.sum(), x)[0]
+    assert (slope[result.masked] == 0).all()
+    if method == "mis":  # one weight a sequence
+        first = torch.tensor([row.start for row in data.rows()])
+        torch.testing.assert_close(result.per_sequence, plain.per_sequence * weights[first], rtol=1e-12, atol=1e-14)
+    elif level != "sequence" and name != "gmpo":  # where a token has a term of its own
+        own = torch.autograd.grad(plain.per_sequence.sum(), x)[0]
+        torch.testing.assert_close(slope, own * weights, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "level"), CASES)
+def test_a_dropped_sequence_has_no_gradient_even_where_its_ratio_is_infinite(
+    name: str, level: str, dtype: torch.dtype
+) -> None:
+    data = Data(3)
+    weights = torch.ones_like(data.old, dtype=dtype)
+    dropped = [t for row in list(data.rows())[3:9:2] for t in row]
+    weights[dropped] = 0
+    far = data.logprobs.clone()
+    far[dropped] += 1e4
+    slopes = []
+    for logprobs in (data.logprobs, far):
+        x = logprobs.to(dtype).requires_grad_()
+        result = data.surrogate(name, level, x, weights=weights)
+        assert torch.isfinite(result.per_sequence).all()
+        slopes.append(torch.autograd.grad(result.per_sequence.sum(), x)[0])
+    assert (slopes[0][dropped] == 0).all() and slopes[0].count_nonzero() > 10
+    assert torch.equal(*slopes)
+
+
+@pytest.mark.parametrize("name", ["clip", "dapo", "sapo", "dppo", "cispo", "minirl", "reinforce"])
+def test_a_dropped_token_has_no_gradient_even_where_its_ratio_is_infinite(name: str) -> None:
+    data = Data(4)
+    far, weights = data.logprobs.float(), torch.ones(len(data.old))
+    far[5:40:7] += 1e4
+    weights[5:40:7] = 0
+    slopes = []
+    for logprobs in (data.logprobs.float(), far):
+        x = logprobs.clone().requires_grad_()
+        slopes.append(torch.autograd.grad(data.surrogate(name, "token", x, weights=weights).per_sequence.sum(), x)[0])
+    assert (slopes[0][5:40:7] == 0).all() and torch.equal(*slopes)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
+@pytest.mark.parametrize("name", ["clip", "dual_clip", "dapo", "luspo"])
+def test_a_clipped_token_has_no_gradient_even_where_its_ratio_is_infinite(name: str, level: str) -> None:
+    data = Data(6)
+    data.advantages = data.advantages.abs()  # where the ratio counts no more than the range allows
+    far = data.logprobs.float()
+    far[::9] += 1e4
+    x = far.requires_grad_()
+    result = data.surrogate(name, level, x)
+    assert torch.isfinite(result.per_sequence).all() and result.clipped[::9].all()
+    slope = torch.autograd.grad(result.per_sequence.sum(), x)[0]
+    assert torch.isfinite(slope).all() and torch.equal(slope == 0, result.clipped)
+    assert 0 < result.clipped.sum() < len(slope)
+
+
+TAKES_TOKENS = [(name, level, True) for name, level in CASES if level != "sequence" and name != "gmpo"]
+
+
+@pytest.mark.parametrize("delta", [0.02, 0.05, None])
+@pytest.mark.parametrize(("name", "level", "per_token"), [*((*case, False) for case in CASES), *TAKES_TOKENS])
+def test_opsm_drops_whole_sequences_of_negative_advantage_that_have_become_unlikely(
+    name: str, level: str, per_token: bool, delta: float | None
+) -> None:
+    data = Data(5)
+    expected = []
+    by_sequence = data.advantages.tolist()
+    if per_token:
+        data.advantages = torch.randn(len(data.old), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        by_sequence = [sum(data.advantages[t].item() for t in row) / len(row) for row in data.rows()]
+    for advantage, row in zip(by_sequence, data.rows(), strict=True):
+        away = sum((data.old[t] - data.logprobs[t]).item() for t in row) / len(row)
+        expected += [delta is not None and advantage < 0 and away > delta] * len(row)
+    x = data.logprobs.clone().requires_grad_()
+    result, plain = (data.surrogate(name, level, x, opsm_delta=given) for given in (delta, None))
+    assert result.masked.tolist() == expected and any(expected) == (delta is not None)
+    first = torch.tensor([row.start for row in data.rows()])
+    kept = (~torch.tensor(expected))[first]
+    assert torch.equal(result.per_sequence, torch.where(kept, plain.per_sequence, 0.0))
+    slopes = [torch.autograd.grad(one.per_sequence.sum(), x)[0] for one in (result, plain)]
+    assert torch.equal(slopes[0], torch.where(torch.tensor(expected), 0.0, slopes[1]))

@@ -1,0 +1,125 @@
+"""The clip range that sets itself clips the fraction that was asked for, and does not run away."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.objective import surrogate
+from gspo.policy.clip_range import next_scale, with_clip_range
+from gspo.policy.item import Trained
+from gspo.records import Batch
+
+
+def batch(advantages: Sequence[float]) -> Batch:
+    return Batch(groups=(), scores=(), advantages=tuple(advantages))
+
+
+def trained(ratios: Sequence[float], lengths: Sequence[int]) -> list[Trained]:
+    return [
+        Trained(
+            index=index,
+            mini_batch=index % 2,
+            num_tokens=length,
+            num_clipped=0,
+            sequence_ratio=ratio,
+            entropy_sum=0.0,
+            old_logprobs=torch.zeros(length),
+        )
+        for index, (ratio, length) in enumerate(zip(ratios, lengths, strict=True))
+    ]
+
+
+def clipped_tokens(actor: Any, scale: float, items: Sequence[Trained], advantages: Sequence[float]) -> int:
+    """By the objective itself, at the range that the scale gives."""
+    used = with_clip_range(actor, scale)
+    lengths = torch.tensor([item.num_tokens for item in items])
+    moved = torch.tensor([math.log(item.sequence_ratio) for item in items], dtype=torch.float64)
+    found = surrogate(
+        moved.repeat_interleave(lengths),
+        torch.zeros(int(lengths.sum()), dtype=torch.float64),
+        torch.tensor(advantages, dtype=torch.float64),
+        lengths,
+        clip_low=used.clip_low,
+        clip_high=used.clip_high,
+    )
+    return int(found.clipped.sum())
+
+
+def drawn(seed: int, *, one_token: bool) -> tuple[list[Trained], list[float]]:
+    rng = random.Random(seed)
+    ratios = [math.exp(rng.gauss(0, 0.01)) for _ in range(40)]
+    lengths = [1 if one_token else rng.randint(1, 30) for _ in ratios]
+    return trained(ratios, lengths), [rng.choice([-1, 1]) * rng.uniform(0.1, 2) for _ in ratios]
+
+
+@pytest.mark.parametrize("sides", [(3e-4, 4e-4), (0.2, 0.05), (1e-3, 0.3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_step_it_was_found_on_has_exactly_the_asked_fraction_clipped(
+    sides: tuple[float, float], seed: int, actor_of: Any
+) -> None:
+    items, advantages = drawn(seed, one_token=True)
+    for count in (2, 5, 10):  # of 40; rounding may fall on either side of a whole number
+        actor = actor_of(clip_low=sides[0], clip_high=sides[1], clip_fraction=(count + 1e-6) / 40)
+        scale = next_scale(1.0, actor, batch(advantages), items, is_first=True)
+        # Only a sequence that has moved the way its advantage pushes it can be clipped.
+        movable = sum((item.sequence_ratio > 1) == (a > 0) for item, a in zip(items, advantages, strict=True))
+        assert count < movable
+        assert clipped_tokens(actor, scale, items, advantages) == count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sequences_weigh_by_their_tokens_and_one_more_would_be_too_many(seed: int, actor_of: Any) -> None:
+    items, advantages = drawn(seed, one_token=False)
+    total = sum(item.num_tokens for item in items)
+    actor = actor_of(clip_low=1e-3, clip_high=2e-3, clip_fraction=0.15)
+    scale = next_scale(1.0, actor, batch(advantages), items, is_first=True)
+    assert 0.15 * total - 30 < clipped_tokens(actor, scale, items, advantages) <= 0.15 * total
+    assert clipped_tokens(actor, scale * (1 - 1e-9), items, advantages) > 0.15 * total
+
+
+def test_it_is_found_from_the_recipes_own_range_whatever_the_scale_so_far(actor_of: Any) -> None:
+    items, advantages = drawn(7, one_token=True)
+    actor = actor_of(clip_low=1e-3, clip_high=2e-3, clip_fraction=0.15)
+    alone = next_scale(1.0, actor, batch(advantages), items, is_first=True)
+    after = next_scale(3.0, actor, batch(advantages), items, is_first=False)
+    assert math.log(after) == pytest.approx(0.7 * math.log(3) + 0.3 * math.log(alone))
+    still = after
+    for _ in range(60):
+        still = next_scale(still, actor, batch(advantages), items, is_first=False)
+    assert still == pytest.approx(alone)
+
+
+def test_the_sides_keep_their_proportion_and_the_lower_stays_a_range(actor_of: Any) -> None:
+    actor = actor_of(clip_low=3e-4, clip_high=4e-4, clip_fraction=0.1)
+    used = with_clip_range(actor, 7.0)
+    assert (used.clip_low, used.clip_high) == pytest.approx((21e-4, 28e-4))
+    assert used == actor.model_copy(update={"clip_low": used.clip_low, "clip_high": used.clip_high})
+    assert with_clip_range(actor, 1e6).clip_low == 1.0
+    plain = actor_of()
+    assert with_clip_range(plain, 7.0) is plain
+    assert next_scale(5.0, plain, batch([1.0]), trained([2.0], [3]), is_first=True) == 5.0
+
+
+def test_what_has_no_advantage_is_never_clipped_and_takes_no_share(actor_of: Any) -> None:
+    # A KL or an entropy term trains such sequences, too; theirs have moved the furthest here.
+    ratios, advantages = [0.5, 0.6, 1.05, 1.04, 1.03, 1.02], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    actor = actor_of(clip_low=0.1, clip_high=0.1, clip_fraction=0.34)
+    scale = next_scale(1.0, actor, batch(advantages), trained(ratios, [1] * 6), is_first=True)
+    assert clipped_tokens(actor, scale, trained(ratios, [1] * 6), advantages) == 2
+
+
+@pytest.mark.parametrize(
+    "ratios", [[], [1.0, 1.0, 1.0], [math.nan] * 3, [1.01, math.nan, 0.99], [math.inf] * 3, [0.5, 2.0, 0.5]]
+)
+def test_nothing_in_a_step_makes_the_range_useless(ratios: list[float], actor_of: Any) -> None:
+    actor = actor_of(clip_low=1e-3, clip_high=1e-3, clip_fraction=0.1)
+    advantages = batch([1.0, -1.0, 1.0])
+    for first in (True, False):
+        scale = next_scale(2.0, actor, advantages, trained(ratios, [4] * len(ratios)), is_first=first)
+        assert math.isfinite(scale) and 2e-3 <= scale <= 2e3
+    if not ratios or not any(ratio > 1 for ratio in ratios):
+        assert scale == 2.0

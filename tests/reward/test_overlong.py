@@ -1,0 +1,96 @@
+"""The penalty on responses that come near the limit of their length."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gspo
+from gspo.config import Rollout as Sampling
+from gspo.config_file import load_recipe
+from gspo.records import Failure, Group, Rollout, Score
+from gspo.report.display import Display
+from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty
+from gspo.reward.score import Scored
+
+
+def dapo(length: int, longest: int, cache: float) -> float:
+    """Eq. 13 of arXiv 2503.14476, as it is printed."""
+    if length <= longest - cache:
+        return 0.0
+    if length <= longest:
+        return ((longest - cache) - length) / cache
+    return -1.0
+
+
+def sampling(how: Any = "penalty") -> Sampling:
+    return Sampling(max_new_tokens=20, overlong=how, overlong_margin=0.25)
+
+
+@pytest.fixture
+def groups(query_of: Any) -> list[Group]:
+    """Of 10, 15, 16 and 20 tokens, in two groups."""
+
+    def rollout(length: int) -> Rollout:
+        ids = torch.arange(length)
+        reason: Any = "length" if length == 20 else "stop"
+        logprobs = torch.zeros(length)
+        return Rollout(response_ids=ids, text="", sampler_logprobs=logprobs, finish_reason=reason, policy_version=0)
+
+    return [
+        Group(query=query_of([1], number), rollouts=tuple(rollout(length) for length in lengths))
+        for number, lengths in enumerate(([10, 15], [16, 20]))
+    ]
+
+
+def test_the_penalty_is_that_of_dapo_at_every_length() -> None:
+    for longest, margin in [(20, 0.25), (20, 1.0), (7, 0.2), (20480, 0.2), (5, 0.0)]:
+        found = [overlong_penalty(length, longest, margin) for length in range(longest + 1)]
+        assert found == pytest.approx([dapo(length, longest, margin * longest) for length in range(longest + 1)])
+        assert found[-1] == (-1.0 if margin else 0.0)
+
+
+def test_it_reaches_the_reward_its_parts_and_every_tokens_reward_whose_mean_stays_the_reward(groups: Any) -> None:
+    rewards = [1.0, 0.5, 0.0, 2.0]
+    scores = [Score(reward=reward, parts={"right": reward}) for reward in rewards[:3]]
+    by_token = torch.linspace(1, 3, 20)
+    scores.append(Score(reward=2.0, parts={"right": 2.0}, token_rewards=by_token))
+    before = Scored(scores=tuple(scores), seconds={"right": 1.5})
+    after = with_overlong_penalty(groups, before, sampling())
+    for score, was, penalty in zip(after.scores, rewards, [0.0, 0.0, -0.2, -1.0], strict=True):
+        assert score.reward == pytest.approx(was + penalty)
+        assert score.parts == {"right": was, PART: pytest.approx(penalty)}
+    assert after.scores[0].token_rewards is None
+    found = after.scores[3].token_rewards
+    assert found is not None and torch.allclose(found, by_token - 1) and float(found.mean()) == pytest.approx(1.0)
+    assert after.seconds == before.seconds
+    assert before.scores[3].parts == {"right": 2.0} and torch.equal(by_token, torch.linspace(1, 3, 20))
+
+
+def test_what_is_not_scored_stays_so_and_says_why(groups: Any) -> None:
+    failure = Failure(kind="raised", message="right: no")
+    failed = Score(reward=None, parts={"right": None}, failure=failure)
+    after = with_overlong_penalty(groups, Scored(scores=(failed,) * 4, seconds={}), sampling())
+    assert [score.reward for score in after.scores] == [None] * 4
+    assert all(score.parts == {"right": None, PART: None} and score.failure is failure for score in after.scores)
+
+
+@pytest.mark.parametrize("how", ["keep", "mask"])
+def test_without_it_scores_are_as_they_were(how: str, groups: Any) -> None:
+    before = Scored(scores=tuple(Score(reward=1.0, parts={"right": 1.0}) for _ in range(4)), seconds={})
+    assert with_overlong_penalty(groups, before, sampling(how)) is before
+
+
+def test_a_run_trains_with_the_penalty_and_evaluates_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    always = "reward=[{function: format, options: {pattern: ''}}]"
+    overrides = ["steps=1", always, "rollout.overlong=penalty", "rollout.overlong_margin=1"]
+    tiny = Path(__file__).parents[1] / "tiny.yaml"
+    before, line = gspo.train(load_recipe(tiny, overrides), display=Display(quiet=True)).metrics
+    assert before["evaluation/held_out/pass_at_1"] == line["evaluation/held_out/pass_at_1"] == 1.0
+    assert line["reward/format/mean"] == 1.0
+    lost = line["response/mean_tokens"] / 12  # in a line from the first token on
+    assert line[f"reward/{PART}/mean"] == pytest.approx(-lost) and line["reward/mean"] == pytest.approx(1 - lost)

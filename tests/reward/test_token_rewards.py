@@ -1,0 +1,293 @@
+"""Functions that give a number for each token or turn: its way to the tokens, its mean, its faults, its advantages."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gspo.batch import make_batch
+from gspo.checkpoint.codec import decode, encode
+from gspo.config import Actor, Per, Reward
+from gspo.errors import UserError
+from gspo.records import Group, Query, Rollout
+from gspo.reward.functions import RewardFunction, close_functions, load_functions
+from gspo.reward.named import find_function
+from gspo.reward.score import score
+from gspo.rollout.turns import split_turns
+
+
+def group_of(texts: Sequence[str], number: int = 1, **columns: Any) -> Group:
+    """Rollouts with one token a character, turns that end with a bar, and an end token."""
+    rollouts = []
+    for text in texts:
+        turns = [len(turn) for turn in split_turns(text, "|")]
+        turns[-1] += 1
+        rollouts.append(
+            Rollout(
+                response_ids=torch.tensor([*map(ord, text), 0]),
+                text=text,
+                sampler_logprobs=torch.zeros(len(text) + 1),
+                finish_reason="stop",
+                policy_version=0,
+                turns=tuple(turns),
+            )
+        )
+    query = Query(id=f"data:{number}", prompt="", text="", prompt_ids=(1,), columns=columns)
+    return Group(query=query, rollouts=tuple(rollouts))
+
+
+SOURCE = """
+def bars(completion_ids, **columns):
+    return [
+        None if ids[0] == ord("n") else [place + 10.0 * (token == ord("|")) for place, token in enumerate(ids)]
+        for ids in completion_ids
+    ]
+
+
+def lengths(completions, turns):
+    assert list(completions) == ["".join(its) for its in turns]
+    return [[len(turn) for turn in its] for its in turns]
+
+
+async def later(completions, turns):
+    return lengths(completions, turns)
+
+
+def size(completions, **columns):
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(SOURCE, encoding="utf-8")
+
+
+def in_threads(*rewards: Reward) -> tuple[RewardFunction, ...]:
+    """SOURCE's functions as Python would give them, had it a way to say what they are for."""
+    return tuple(
+        RewardFunction(
+            name=one.function,
+            call=find_function(f"mine.py:{one.function}"),
+            weight=one.weight,
+            per=one.per,
+            turn_separator="|",
+        )
+        for one in rewards
+    )
+
+
+@pytest.fixture
+def in_processes() -> Iterator[Any]:
+    """The same as a recipe names them."""
+    made: list[RewardFunction] = []
+
+    def build(*rewards: Reward) -> tuple[RewardFunction, ...]:
+        changes = [{"function": f"mine.py:{one.function}", "concurrent_calls": 1} for one in rewards]
+        named = [one.model_copy(update=change) for one, change in zip(rewards, changes, strict=True)]
+        made.extend(load_functions(named, turn_separator="|"))
+        return tuple(made)
+
+    yield build
+    close_functions(made)
+
+
+def rows(scored: Any) -> list[list[float] | None]:
+    return [None if one.token_rewards is None else one.token_rewards.tolist() for one in scored.scores]
+
+
+def check_token_and_turn(load: Any, second: str = "lengths") -> None:
+    functions = load(Reward(function="bars", per="token"), Reward(function=second, per="turn", weight=-0.5))
+    scored = score([group_of(["a|bcd", "|"]), group_of(["n|", "x"], 2)], functions)
+    assert rows(scored) == [
+        [0 - 1.0, 11 - 1.0, 2 - 1.5, 3 - 1.5, 4 - 1.5, 5 - 1.5],
+        [10 - 0.5, 1 - 0.5],
+        [-1.0] * 3,
+        [0 - 0.5, 1 - 0.5],
+    ]
+    assert [dict(one.parts) for one in scored.scores] == [
+        {"bars": 25 / 6, second: (2 * 2 + 4 * 3) / 6},
+        {"bars": 5.5, second: 1.0},
+        {"bars": None, second: 2.0},
+        {"bars": 0.5, second: 1.0},
+    ]
+    for one in scored.scores:
+        assert one.token_rewards is not None and one.reward == pytest.approx(float(one.token_rewards.mean()), abs=1e-12)
+
+
+def test_tokens_and_turns_are_rewarded_one_by_one_from_threads() -> None:
+    check_token_and_turn(in_threads)
+
+
+@pytest.mark.parametrize("second", ["lengths", "later"])
+def test_tokens_and_turns_are_rewarded_one_by_one_from_processes(in_processes: Any, second: str) -> None:
+    check_token_and_turn(in_processes, second)
+
+
+def test_numbers_of_tokens_come_out_of_a_process_to_the_last_bit(named: Any) -> None:
+    source = (
+        "def f(completion_ids, **columns):\n    return [[0.1 * 3 ** (7 * n) for n in ids] for ids in completion_ids]\n"
+    )
+    (scored,) = score([group_of(["\x01\x05\x09"])], [named(source, per="token")]).scores
+    assert scored.token_rewards is not None
+    assert scored.token_rewards.tolist() == [0.1 * 3 ** (7 * n) for n in (1, 5, 9, 0)]
+
+
+def test_a_response_level_function_counts_for_every_token() -> None:
+    both = in_threads(Reward(function="size", weight=2.0), Reward(function="bars", per="token", weight=0.1))
+    scored = score([group_of(["ab", "nab"])], both)
+    assert scored.scores[0].reward == pytest.approx(4.1) and scored.scores[0].parts == {"size": 2.0, "bars": 1.0}
+    assert rows(scored) == [pytest.approx([4.0, 4.1, 4.2]), [6.0] * 4]
+    assert scored.scores[1].reward == 6.0
+
+
+def test_a_response_to_which_nothing_applies_has_no_reward_of_any_kind() -> None:
+    scored = score([group_of(["nab", "x"])], in_threads(Reward(function="bars", per="token")))
+    assert [one.reward for one in scored.scores] == [None, 0.5] and rows(scored) == [None, [0.0, 1.0]]
+    assert scored.scores[0].failure is None
+
+
+@pytest.mark.parametrize("rewards", [[("size", "response", 1.0)], [("size", "response", 1.0), ("bars", "token", 0.0)]])
+def test_tokens_have_no_rewards_of_their_own_where_no_function_of_weight_gives_any(rewards: Any) -> None:
+    given = [Reward(function=name, per=per, weight=weight) for name, per, weight in rewards]
+    scored = score([group_of(["a|b", "x"])], in_threads(*given))
+    assert rows(scored) == [None, None] and [one.reward for one in scored.scores] == [3.0, 1.0]
+    assert scored.scores[0].parts.get("bars") in (None, 16 / 4)
+
+
+@pytest.mark.parametrize(
+    "value", [(1, 2.5, True), np.array([1.0, 2.5, 1.0], dtype=np.float32), torch.tensor([1, 2.5, 1])]
+)
+def test_numbers_are_taken_from_every_kind_of_list(value: Any) -> None:
+    function = RewardFunction(name="f", call=lambda **columns: [value], per="token")
+    assert rows(score([group_of(["ab"])], [function])) == [[1.0, 2.5, 1.0]]
+
+
+def test_an_array_of_one_number_is_that_number_or_a_list_of_it_as_is_due() -> None:
+    cases: list[tuple[Per, Any]] = [("response", [None, None]), ("token", [[2.0], [3.0]])]
+    for per, rewards in cases:
+        function = RewardFunction(name="f", call=lambda **columns: [torch.tensor([2.0]), np.array([[3]])], per=per)
+        scored = score([group_of(["", ""])], [function])
+        assert [one.reward for one in scored.scores] == [2.0, 3.0] and rows(scored) == rewards
+
+
+def test_equal_lists_may_come_as_one_array() -> None:
+    function = RewardFunction(name="f", call=lambda **columns: np.array([[1.0, 2.0], [3.0, 4.0]]), per="token")
+    assert rows(score([group_of(["a", "b"])], [function])) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+FAULTS = [
+    ("token", [1.0, 2.0, 3.0], "it returns 3 numbers for a response of 6 tokens"),
+    ("token", [1.0] * 7, "it returns 7 numbers for a response of 6 tokens"),
+    ("token", [], "it returns 0 numbers for a response of 6 tokens"),
+    ("token", 1.0, r"it returns 1\.0 for a completion where a list is due, with a number for each token"),
+    ("token", [1.0] * 5 + [math.nan], "it returns nan as number 6 of 6 for a completion"),
+    ("token", [1.0, math.inf, *[0.0] * 4], "it returns inf as number 2 of 6 for a completion"),
+    ("token", [None] * 6, "it returns None as number 1 of 6 for a completion"),
+    ("token", [[1.0]] * 6, r"it returns \[1\.0\] as number 1 of 6 for a completion"),
+    ("token", "111111", "it returns '111111' for a completion"),
+    ("turn", [1.0], "it returns 1 number for a response of 2 turns"),
+    ("turn", [1.0] * 6, "it returns 6 numbers for a response of 2 turns"),
+    ("turn", 2, r"it returns 2\.0 for a completion where a list is due, with a number for each turn"),
+    ("response", [1.0] * 6, r"it returns \[1\.0, .*\] for a completion"),
+]
+
+
+@pytest.mark.parametrize(("per", "value", "said"), FAULTS)
+def test_what_is_not_of_the_due_form_masks_its_own_completion(per: Any, value: Any, said: str) -> None:
+    good: Any = {"token": [1.0] * 6, "turn": [1.0] * 2, "response": 1.0}[per]
+
+    def one_odd(completions: list[str], **columns: Any) -> list[Any]:
+        return [value if text == "b|add" else good for text in completions]
+
+    function = RewardFunction(name="f", call=one_odd, per=per, turn_separator="|")
+    scored = score([group_of(["g|ood", "b|add", "g|ood", "g|ood", "g|ood"])], [function])
+    assert [one.reward for one in scored.scores] == [1.0, None, 1.0, 1.0, 1.0]
+    odd = scored.scores[1]
+    assert odd.failure is not None and odd.failure.kind == "invalid" and odd.token_rewards is None
+    assert odd.parts == {"f": None}
+    with pytest.raises(UserError, match=said) as caught:
+        score([group_of(["b|add"])], [function])
+    if per != "response":
+        assert caught.value.mend is not None and f"a finite number for each {per}" in caught.value.mend
+
+
+def test_a_wrong_length_from_a_process_is_named_and_masks_one_completion(named: Any) -> None:
+    source = """
+        def f(completion_ids, **columns):
+            return [[1.0] * (3 if ids[0] == ord("b") else len(ids)) for ids in completion_ids]
+    """
+    scored = score([group_of(["good", "bad", "good", "badbad", *["good"] * 6])], [named(source, per="token")])
+    assert [one.reward for one in scored.scores] == [1.0, None, 1.0, None, *[1.0] * 6]
+    assert scored.scores[3].failure is not None
+    assert scored.scores[3].failure.message == "reward function f: it returns 3 numbers for a response of 7 tokens"
+
+
+def test_only_a_function_per_turn_receives_turns_and_another_is_told_how_to() -> None:
+    seen: dict[str, Any] = {}
+
+    def everything(**columns: Any) -> list[float]:
+        seen.update(columns)
+        return [1.0]
+
+    def wants(turns: Any) -> list[float]:
+        return [1.0]
+
+    score([group_of(["a|b"])], [RewardFunction(name="f", call=everything, turn_separator="|")])
+    assert "turns" not in seen
+    score([group_of(["a|b"], turns="the data's")], [RewardFunction(name="f", call=everything)])
+    assert seen["turns"] == ["the data's"]
+    with pytest.raises(UserError, match=r"it needs turns(.|\n)*set per: turn"):
+        score([group_of(["a|b"])], [RewardFunction(name="f", call=wants, turn_separator="|")])
+
+
+def test_functions_from_python_are_per_response() -> None:
+    assert [one.per for one in load_functions((), [plain_advantages, plain_advantages])] == ["response"] * 2
+
+
+def plain_advantages(group: list[list[float]]) -> list[list[float]]:
+    """(r_{i,t} - mean) / std, each response weighing 1 and its tokens 1/|y_i|, by loops."""
+    mean = fmean(fmean(row) for row in group)
+    variance = sum(fmean((reward - mean) ** 2 for reward in row) for row in group) / (len(group) - 1)
+    return [[(reward - mean) / math.sqrt(variance) for reward in row] for row in group]
+
+
+def test_every_token_has_the_advantage_of_its_own_reward() -> None:
+    bars = find_function("mine.py:bars")
+    groups = [group_of(["a|bcd", "|", "xyz"]), group_of(["nn", "ab|", "n|n", "b"], 2)]
+    given = (
+        Reward(function="size", weight=0.3),
+        Reward(function="bars", per="token"),
+        Reward(function="lengths", per="turn"),
+    )
+    scored = score(groups, in_threads(*given))
+    batch = make_batch(groups, scored.scores, Actor(importance_sampling_level="sequence_token"))
+    expected = []
+    for group in groups:
+        rewards = []
+        for rollout in group.rollouts:
+            length = len(rollout.response_ids)
+            of_turn = [len(turn) for turn in split_turns(rollout.text, "|")]
+            per_turn = [float(of_turn[turn]) for turn, num in enumerate(rollout.turns) for _ in range(num)]
+            (per_token,) = bars([rollout.response_ids.tolist()])
+            per_token = per_token or [0.0] * length
+            rewards.append([0.3 * len(rollout.text) + per_token[t] + per_turn[t] for t in range(length)])
+        expected += plain_advantages(rewards)
+    assert list(batch.token_advantages) == list(range(7))
+    for index, row in enumerate(expected):
+        assert batch.token_advantages[index].tolist() == pytest.approx(row, rel=1e-5)
+        assert batch.advantages[index] == pytest.approx(fmean(row), abs=1e-9)
+
+
+def test_a_score_with_rewards_of_tokens_comes_through_a_checkpoint_whole() -> None:
+    groups = (group_of(["a|bcd", "x"]),)
+    scored = score(groups, in_threads(Reward(function="bars", per="token")))
+    groups_again, scored_again = decode(*encode((groups, scored)), {"data:1": groups[0].query})
+    assert rows(scored_again) == rows(scored)
+    assert [one.turns for one in groups_again[0].rollouts] == [(2, 4), (2,)]

@@ -1,0 +1,103 @@
+"""A whole run on rewards of tokens and turns: the trial before it, what it trains on and writes, what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo import cli
+from gspo.errors import UserError
+from gspo.records import Query
+from gspo.reward.functions import RewardFunction
+from gspo.reward.probe import JUNK, probe
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+
+
+@pytest.mark.parametrize("separator", [None, " "])
+def test_the_trial_has_tokens_and_turns_to_give_numbers_for(fitted_tokenizer: Any, separator: str | None) -> None:
+    ids: list[list[int]] = []
+    texts: list[list[str]] = []
+
+    def each(completion_ids: list[list[int]], **columns: Any) -> list[list[float]]:
+        ids.extend(completion_ids)
+        return [[1.0] * (len(row) - 1) + [4.0] for row in completion_ids]
+
+    def by_turn(turns: list[list[str]]) -> list[list[int]]:
+        texts.extend(turns)
+        return [[len(turn) for turn in its] for its in turns]
+
+    functions = [RewardFunction(name="each", call=each, per="token")]
+    if separator is not None:
+        functions.append(RewardFunction(name="by_turn", call=by_turn, per="turn", turn_separator=separator))
+    query = Query(id="data:1", prompt="", text="", prompt_ids=(1,), columns={"answer": "1 + 2"})
+    (gold, its), (junk, _) = probe([query], [], functions, fitted_tokenizer, turn_separator=separator)
+    assert (gold, junk) == ("1 + 2", JUNK)
+    assert all(row[-1] == fitted_tokenizer.eos_token_id and len(row) > 1 for row in ids)
+    assert its.parts["each"] == 1 + 3 / len(ids[0])
+    if separator is not None:  # "1 ", "+ ", "2" and the end token, a token each but the last
+        assert texts == [["1 ", "+ ", "2"], ["I ", "do ", "not ", "know."]]
+        assert its.parts["by_turn"] == (2 * len(ids[0]) - 2) / len(ids[0])
+    with pytest.raises(UserError, match="it returns 2 numbers for a response of"):
+        short = RewardFunction(name="short", call=lambda **columns: [[1.0, 2.0]] * 2, per="token")
+        probe([query], [], [short], fitted_tokenizer, turn_separator=separator)
+
+
+MINE = """
+def digits(completion_ids, **columns):
+    return [[float(token % 2) for token in ids] for ids in completion_ids]
+
+def lines(completions, turns, **columns):
+    return [[float(len(turn) % 3) for turn in its] for its in turns]
+"""
+SETTINGS = (
+    "actor.importance_sampling_level=sequence_token",
+    'rollout.turn_separator=" "',
+    "reward=[{function: reasoning_gym}, {function: mine.py:digits, per: token}, "
+    "{function: mine.py:lines, per: turn, weight: 0.5}]",
+)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE, encoding="utf-8")
+
+
+def test_a_run_trains_on_rewards_of_tokens_and_turns_and_writes_their_means(mine: None) -> None:
+    assert cli.main(["train", str(TINY), *SETTINGS]) == 0
+    lines = [json.loads(line) for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all(line["policy/grad_norm"] > 0 and line["group/zero_variance_fraction"] == 0 for line in lines[1:])
+    (first, *_) = sorted(Path("runs/tiny/rollouts").iterdir())
+    written = [json.loads(line) for line in first.read_text().splitlines()]
+    assert len(written) == 32
+    for one in written:
+        parts = one["rewards"]
+        assert 0 <= parts["digits"] <= 1 and 0 <= parts["lines"] <= 2
+        assert one["reward"] == pytest.approx(parts["reasoning_gym"] + parts["digits"] + 0.5 * parts["lines"])
+        assert math.isfinite(one["advantage"])
+    for start in range(0, 32, 4):  # the advantages' mean, each response weighing 1, is 0 in a group
+        assert sum(one["advantage"] for one in written[start : start + 4]) == pytest.approx(0, abs=1e-4)
+
+
+def test_check_says_what_a_number_is_for_and_shows_the_mean(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(TINY), *SETTINGS]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
+    assert said[0].startswith("reward      reasoning_gym: gold")
+    assert said[1].startswith("reward      digits, a number per token, on average: gold")
+    assert said[2].startswith("reward      lines, a number per turn, on average: gold")
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_rewards_per_turn_are_refused_where_nothing_ends_a_turn(
+    command: str, mine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, str(TINY), SETTINGS[0], SETTINGS[2]]) == 2
+    error = capsys.readouterr().err
+    assert "tiny.yaml" in error and "reward.2.per: turn" in error and "turn_separator" in error
+    assert cli.main([command, str(TINY), *SETTINGS, 'rollout.turn_separator=""']) == 2
+    assert "rollout.turn_separator" in capsys.readouterr().err
+    assert not Path("runs").exists()
