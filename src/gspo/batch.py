@@ -41,6 +41,12 @@ def make_batch(
     return _with_group_advantages(batch, rewards, actor)
 
 
+def rewards_differ(group: Group, scores: Sequence[Score]) -> bool:
+    """Whether a group's responses, or their tokens, can be told apart by their rewards."""
+    batch = make_batch([group], scores)
+    return any(batch.advantages) or any(bool(one.any()) for one in batch.token_advantages.values())
+
+
 def _masked(groups: Sequence[Group], scores: Sequence[Score], sampling: Sampling | None) -> frozenset[int]:
     if sampling is None or sampling.overlong != "mask":
         return frozenset()
@@ -95,8 +101,9 @@ def _with_gae(batch: Batch, rewards: Sequence[Float[Tensor, "_"]], critic: Criti
             rewards[index], values, gamma=critic.gae_gamma, lam=critic.gae_lambda
         )
         returns[index] = its.float()
-    if critic.whiten and scored:
-        for index, one in zip(scored, whitened([advantages[index] for index in scored]), strict=True):
+    trained = [index for index in scored if index not in batch.masked]
+    if critic.whiten and trained:
+        for index, one in zip(trained, whitened([advantages[index] for index in trained]), strict=True):
             advantages[index] = one
     return replace(_with_advantages(batch, advantages), returns=returns)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gspo.batch import make_batch
+from gspo.batch import make_batch, rewards_differ
 from gspo.config import Recipe
 from gspo.progress import Round
 from gspo.records import Appraisal, Batch, Group, Query, Score
@@ -45,7 +45,7 @@ def collect(run: Run, step: int, *, policy_version: int) -> Collected:
         rounds = (*hand.rounds, Round(groups=groups, scored=scored))
         if not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds:
             return chosen(rounds, recipe.rollout.queries_per_step)
-        if sum(_has_signal(one) for one in _judged(rounds)) >= recipe.rollout.queries_per_step:
+        if sum(rewards_differ(*one) for one in _judged(rounds)) >= recipe.rollout.queries_per_step:
             return chosen(rounds, recipe.rollout.queries_per_step)
         hand.rounds, hand.rollout, hand.reward = rounds, None, None
 
@@ -66,7 +66,7 @@ def batch_of(recipe: Recipe, found: Collected, appraisal: Appraisal) -> Batch:
 def chosen(rounds: Sequence[Round], num_groups: int) -> Collected:
     """The first groups whose rewards differ and, where they are too few, the first of the others, in their order."""
     judged = _judged(rounds)
-    order = sorted(range(len(judged)), key=lambda place: not _has_signal(judged[place]))  # stable
+    order = sorted(range(len(judged)), key=lambda place: not rewards_differ(*judged[place]))  # stable
     taken = sorted(order[:num_groups])
     kept = [judged[place] for place in taken]
     seconds: dict[str, float] = {}
@@ -88,7 +88,7 @@ def _queries(run: Run, step: int, rounds: Sequence[Round]) -> list[Query]:
     """Of the first round a batch of the order; of a later one as many as are missing, from the next batch."""
     if not rounds:
         return run.queries(step)
-    missing = run.recipe.rollout.queries_per_step - sum(_has_signal(one) for one in _judged(rounds))
+    missing = run.recipe.rollout.queries_per_step - sum(rewards_differ(*one) for one in _judged(rounds))
     seen = {group.query.id for group, _ in _judged(rounds)}  # where an epoch ends, the next batch may have them again
     return [query for query in run.queries(step, len(rounds)) if query.id not in seen][:missing]
 
@@ -99,9 +99,3 @@ def _judged(rounds: Sequence[Round]) -> list[Judged]:
         scores = iter(one.scored.scores)
         found += [(group, tuple(next(scores) for _ in group.rollouts)) for group in one.groups]
     return found
-
-
-def _has_signal(judged: Judged) -> bool:
-    group, scores = judged
-    batch = make_batch([group], scores)
-    return any(batch.advantages) or any(bool(one.any()) for one in batch.token_advantages.values())

@@ -1,10 +1,9 @@
 """The models that accompany the policy in reinforcement learning: a reference it stays near, a critic."""
 
-from typing import Any
+from pathlib import Path
 
 from safetensors import SafetensorError
 
-from gspo.checkpoint.files import move_into_place, remove
 from gspo.checkpoint.snapshot import digest_of
 from gspo.errors import UserError
 from gspo.policy.critic import Critic
@@ -18,7 +17,7 @@ def begin_companions(run: Run) -> None:
     UserError where the reference that a resumed run was made with is gone or is another.
     """
     recipe, parts = run.recipe, run.parts
-    if parts.reference is not None and recipe.actor.kl.reference is None:
+    if parts.reference is not None:
         _settle_reference(run, parts.reference)
     if recipe.actor.advantage != "gae":
         return
@@ -30,31 +29,29 @@ def begin_companions(run: Run) -> None:
 
 
 def _settle_reference(run: Run, reference: Policy) -> None:
-    """Its weights are in the run's directory, once; checkpoints know their digest."""
-    path = run.directory.path / "reference"
-    if run.progress.reference_sha256 is None:
-        if path.exists():  # of a beginning that no checkpoint knows
-            remove(path)
+    """Weights taken from the policy are in the run's directory, once; checkpoints know the digest of any."""
+    named, begun_with = run.recipe.actor.kl.reference, run.progress.reference_sha256
+    if named is None and begun_with is None:
         reference.model.load_state_dict(run.parts.policy.model.state_dict())
-        unfinished = path.with_name("unfinished_reference")
-        reference.save(unfinished)
-        move_into_place(unfinished, path)
-        run.progress.reference_sha256 = digest_of(reference.weights())
-        return
-    try:
-        _load(reference, path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"the reference model cannot be read: {error}", where=str(path), mend=_MEND) from None
-    if digest_of(reference.weights()) != run.progress.reference_sha256:
-        raise UserError("the reference model is not the one the run began with", where=str(path), mend=_MEND)
+        run.directory.save_reference(reference)
+    elif named is None:
+        _load(reference, run.directory.reference)
+    digest = digest_of(reference.weights())
+    if begun_with not in (None, digest):
+        where = named or str(run.directory.reference)
+        raise UserError("the reference model is not the one the run began with", where=where, mend=_MEND)
+    run.progress.reference_sha256 = digest
 
 
 _MEND = "restore it from a copy: every update so far was made against it"
 
 
-def _load(reference: Policy, path: Any) -> None:
+def _load(reference: Policy, path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     dtype = next(reference.model.parameters()).dtype
-    saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    reference.model.load_state_dict(saved.state_dict())
+    try:
+        saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        reference.model.load_state_dict(saved.state_dict())
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"the reference model cannot be read: {error}", where=str(path), mend=_MEND) from None

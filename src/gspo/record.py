@@ -62,7 +62,7 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
         _name_diagnoses(run)
     _stop_if_broken(run, step, batch, reports)
     progress = run.progress
-    scale = next_scale(progress.clip_scale, recipe.actor, batch, trained, is_first=step == 1)
+    scale = next_scale(progress.clip_scale, recipe.actor, batch, trained)
     run.progress = replace(
         progress,
         steps=step,

@@ -56,6 +56,12 @@ def drawn(seed: int, *, one_token: bool) -> tuple[list[Trained], list[float]]:
     return trained(ratios, lengths), [rng.choice([-1, 1]) * rng.uniform(0.1, 2) for _ in ratios]
 
 
+def scale_after(*arguments: Any) -> float:
+    scale = next_scale(*arguments)
+    assert scale is not None
+    return scale
+
+
 @pytest.mark.parametrize("sides", [(3e-4, 4e-4), (0.2, 0.05), (1e-3, 0.3)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_step_it_was_found_on_has_exactly_the_asked_fraction_clipped(
@@ -64,7 +70,7 @@ def test_the_step_it_was_found_on_has_exactly_the_asked_fraction_clipped(
     items, advantages = drawn(seed, one_token=True)
     for count in (2, 5, 10):  # of 40; rounding may fall on either side of a whole number
         actor = actor_of(clip_low=sides[0], clip_high=sides[1], clip_fraction=(count + 1e-6) / 40)
-        scale = next_scale(1.0, actor, batch(advantages), items, is_first=True)
+        scale = scale_after(None, actor, batch(advantages), items)
         # Only a sequence that has moved the way its advantage pushes it can be clipped.
         movable = sum((item.sequence_ratio > 1) == (a > 0) for item, a in zip(items, advantages, strict=True))
         assert count < movable
@@ -76,7 +82,7 @@ def test_sequences_weigh_by_their_tokens_and_one_more_would_be_too_many(seed: in
     items, advantages = drawn(seed, one_token=False)
     total = sum(item.num_tokens for item in items)
     actor = actor_of(clip_low=1e-3, clip_high=2e-3, clip_fraction=0.15)
-    scale = next_scale(1.0, actor, batch(advantages), items, is_first=True)
+    scale = scale_after(None, actor, batch(advantages), items)
     assert 0.15 * total - 30 < clipped_tokens(actor, scale, items, advantages) <= 0.15 * total
     assert clipped_tokens(actor, scale * (1 - 1e-9), items, advantages) > 0.15 * total
 
@@ -84,12 +90,12 @@ def test_sequences_weigh_by_their_tokens_and_one_more_would_be_too_many(seed: in
 def test_it_is_found_from_the_recipes_own_range_whatever_the_scale_so_far(actor_of: Any) -> None:
     items, advantages = drawn(7, one_token=True)
     actor = actor_of(clip_low=1e-3, clip_high=2e-3, clip_fraction=0.15)
-    alone = next_scale(1.0, actor, batch(advantages), items, is_first=True)
-    after = next_scale(3.0, actor, batch(advantages), items, is_first=False)
+    alone = scale_after(None, actor, batch(advantages), items)
+    after = scale_after(3.0, actor, batch(advantages), items)
     assert math.log(after) == pytest.approx(0.7 * math.log(3) + 0.3 * math.log(alone))
     still = after
     for _ in range(60):
-        still = next_scale(still, actor, batch(advantages), items, is_first=False)
+        still = scale_after(still, actor, batch(advantages), items)
     assert still == pytest.approx(alone)
 
 
@@ -101,14 +107,14 @@ def test_the_sides_keep_their_proportion_and_the_lower_stays_a_range(actor_of: A
     assert with_clip_range(actor, 1e6).clip_low == 1.0
     plain = actor_of()
     assert with_clip_range(plain, 7.0) is plain
-    assert next_scale(5.0, plain, batch([1.0]), trained([2.0], [3]), is_first=True) == 5.0
+    assert next_scale(5.0, plain, batch([1.0]), trained([2.0], [3])) == 5.0
 
 
 def test_what_has_no_advantage_is_never_clipped_and_takes_no_share(actor_of: Any) -> None:
     # A KL or an entropy term trains such sequences, too; theirs have moved the furthest here.
     ratios, advantages = [0.5, 0.6, 1.05, 1.04, 1.03, 1.02], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     actor = actor_of(clip_low=0.1, clip_high=0.1, clip_fraction=0.34)
-    scale = next_scale(1.0, actor, batch(advantages), trained(ratios, [1] * 6), is_first=True)
+    scale = scale_after(None, actor, batch(advantages), trained(ratios, [1] * 6))
     assert clipped_tokens(actor, scale, trained(ratios, [1] * 6), advantages) == 2
 
 
@@ -118,8 +124,15 @@ def test_what_has_no_advantage_is_never_clipped_and_takes_no_share(actor_of: Any
 def test_nothing_in_a_step_makes_the_range_useless(ratios: list[float], actor_of: Any) -> None:
     actor = actor_of(clip_low=1e-3, clip_high=1e-3, clip_fraction=0.1)
     advantages = batch([1.0, -1.0, 1.0])
-    for first in (True, False):
-        scale = next_scale(2.0, actor, advantages, trained(ratios, [4] * len(ratios)), is_first=first)
-        assert math.isfinite(scale) and 2e-3 <= scale <= 2e3
+    scale = scale_after(2.0, actor, advantages, trained(ratios, [4] * len(ratios)))
+    assert 2e-3 <= scale <= 2e3
     if not ratios or not any(ratio > 1 for ratio in ratios):
         assert scale == 2.0
+
+
+def test_a_first_step_that_trains_nothing_leaves_the_range_to_the_next(actor_of: Any) -> None:
+    actor = actor_of(clip_low=1e-3, clip_high=1e-3, clip_fraction=0.1)
+    assert next_scale(None, actor, batch([]), []) is None
+    assert with_clip_range(actor, None) is actor
+    items, advantages = drawn(1, one_token=True)
+    assert scale_after(None, actor, batch(advantages), items) != scale_after(1.0, actor, batch(advantages), items)

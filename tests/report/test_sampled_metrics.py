@@ -57,9 +57,11 @@ def test_responses_and_throughput_are_of_all_that_was_sampled() -> None:
     assert line["throughput/generated_tokens_per_second"] == tokens / SECONDS["rollout"]
 
 
-def test_tokens_with_advantages_of_their_own_make_equal_rewards_a_signal() -> None:
-    advantages = {2: torch.tensor([0.0, 0.0, 1.0]), 4: torch.zeros(3)}
-    made = batch([[3, 3]] * 3, [[1.0, 1.0]] * 3, token_advantages=advantages)
+def test_tokens_with_rewards_of_their_own_make_equal_rewards_a_signal_and_a_value_model_does_not() -> None:
+    by_token = {2: torch.tensor([0.0, 1.0, 2.0]), 3: torch.ones(3), 4: torch.ones(3), 5: torch.ones(3)}
+    scores = tuple(Score(reward=1.0, parts={"f": 1.0}, token_rewards=by_token.get(index)) for index in range(6))
+    told_apart = dict.fromkeys(range(6), torch.tensor([0.5, 0.0, -0.5]))
+    made = batch([[3, 3]] * 3, [[1.0, 1.0]] * 3, scores=scores, token_advantages=told_apart)
     assert metrics(made, report())["group/zero_variance_fraction"] == pytest.approx(2 / 3)
 
 

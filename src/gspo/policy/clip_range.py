@@ -11,16 +11,16 @@ _MEMORY = 0.7  # of the scale so far, in the running mean of its logarithm
 _BOUNDS = (1e-3, 1e3)  # of one step's change: a step of a single clipped sequence says little
 
 
-def with_clip_range(actor: Actor, scale: float) -> Actor:
+def with_clip_range(actor: Actor, scale: float | None) -> Actor:
     """The actor with its clip range scaled, where `clip_fraction` asks for that; the sides keep their proportion."""
-    if actor.clip_fraction is None:
+    if actor.clip_fraction is None or scale is None:
         return actor
     low, high = min(1.0, actor.clip_low * scale), actor.clip_high * scale
     return actor.model_copy(update={"clip_low": low, "clip_high": high})
 
 
-def next_scale(scale: float, actor: Actor, batch: Batch, trained: Sequence[Trained], *, is_first: bool) -> float:
-    """The running scale after a step, whose own would have clipped `clip_fraction` of its tokens.
+def next_scale(scale: float | None, actor: Actor, batch: Batch, trained: Sequence[Trained]) -> float | None:
+    """The running scale after a step, whose own would have clipped `clip_fraction` of its tokens; None: none known yet.
 
     A sequence is clipped if its excess, (s - 1)/clip_high where Â > 0 and (1 - s)/clip_low where Â < 0, is above the
     scale. So the scale is the quantile of the excess, weighed by tokens, over all mini-batches of the step.
@@ -37,9 +37,9 @@ def next_scale(scale: float, actor: Actor, batch: Batch, trained: Sequence[Train
             break
     if not wanted > 0:  # fewer than that have moved at all (or NaN): keep what there is
         return scale
-    low, high = _BOUNDS
-    wanted = min(max(wanted, low * scale), high * scale)
-    return wanted if is_first else float(scale**_MEMORY * wanted ** (1 - _MEMORY))
+    low, high = (bound * (scale or 1.0) for bound in _BOUNDS)
+    wanted = min(max(wanted, low), high)
+    return wanted if scale is None else float(scale**_MEMORY * wanted ** (1 - _MEMORY))
 
 
 def _excess(item: Trained, actor: Actor, batch: Batch) -> float:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
+from gspo.batch import rewards_differ
 from gspo.records import Batch, FailureKind, Group, Score
 from gspo.report.numbers import Metrics, mean
 
@@ -34,13 +35,8 @@ def reward_metrics(batch: Batch) -> Metrics:
 
 def group_metrics(batch: Batch) -> Metrics:
     """How many groups have something to learn from."""
-    groups, first, varied = sampled_groups(batch), 0, 0
-    for _, scores in groups:
-        indices = range(first, first + len(scores))  # beyond the batch's own, a dropped group's have no advantages
-        first += len(scores)
-        # Rewards of turns or tokens, and a value model, tell responses of equal rewards apart.
-        by_token = (batch.token_advantages[index] for index in indices if index in batch.token_advantages)
-        varied += len({score.reward for score in scores} - {None}) > 1 or any(bool(one.any()) for one in by_token)
+    groups = sampled_groups(batch)
+    varied = sum(rewards_differ(group, scores) for group, scores in groups)
     return {"group/sampled": float(len(groups)), "group/zero_variance_fraction": 1 - varied / len(groups)}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.checkpoint.files import replace_text, sha256, sync
+from gspo.checkpoint.files import move_into_place, replace_text, sha256, sync
 from gspo.config import Recipe
 from gspo.config_file import dump_recipe
 from gspo.errors import RunError, UserError
@@ -68,6 +68,11 @@ class RunDirectory:
         return self.path / "model"
 
     @property
+    def reference(self) -> Path:
+        """Where the reference model lies, if the policy's weights as RL began are that."""
+        return self.path / "reference"
+
+    @property
     def _rollouts(self) -> Path:
         return self.path / "rollouts"
 
@@ -116,6 +121,15 @@ class RunDirectory:
                 self.model.rename(replaced)
             unfinished.rename(self.model)
         shutil.rmtree(replaced, ignore_errors=True)
+
+    def save_reference(self, policy: Policy) -> None:
+        """Write the reference model, in place of what a beginning that no checkpoint knows has left."""
+        unfinished = self.path / "unfinished_reference"
+        with _written(self.reference):
+            for rest in (unfinished, self.reference):
+                shutil.rmtree(rest, ignore_errors=True)
+            policy.save(unfinished)
+            move_into_place(unfinished, self.reference)
 
     def rewrite_recipe(self, recipe: Recipe) -> None:
         """Replace recipe.yaml by the recipe that the run goes on with."""
