@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import gspo
 from gspo.coldstart import ColdStep, cold_start, encode_demonstrations
 from gspo.config import Actor, ColdStart
-from gspo.config import Optimizer as Settings
+from gspo.config import ColdStartOptimizer as Settings
 from gspo.config_file import make_recipe
 from gspo.errors import UserError
 from gspo.policy.likelihood import response_likelihood

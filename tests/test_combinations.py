@@ -41,6 +41,16 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ),
         ({"actor": {"surrogate": "ppo"}, "rollout": {"dynamic_sampling": True}}, ["dynamic_sampling: false"]),
         ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, ["expected gradient is 0", "k2"]),
+        ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}}, ["deviation", "group_mean"]),
+        ({"rollout": {"group_size": 1}}, ["rollout.group_size", "ppo"]),
+        ({"reward": [{"function": "math", "per": "turn"}]}, ["rollout.turn_separator"]),
+        (
+            {
+                "actor": {"clip_fraction": 0.1, "importance_sampling_level": "sequence_token"},
+                "reward": [{"function": "math", "per": "token"}],
+            },
+            ["advantages of their own"],
+        ),
         ({"actor": {"correction": "tis", "old_logprobs": "engine"}}, ["π_old/π_engine", "recompute"]),
         ({"actor": {"correction": "mis", "surrogate": "minirl"}}, ["π_θ/π_engine itself"]),
         ({"actor": {"correction": "icepop"}}, ["single tokens", "geometric_mask"]),
@@ -86,6 +96,26 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
         assert (actor.clip_low, actor.clip_high) == published.range(published.level)
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
+        {"actor": {"correction": "decoupled", "correction_high": 5}},
+        {"actor": {"surrogate": "dr_grpo"}, "reward": [{"function": "math", "weight": 2}]},
+        {"actor": {"clip_fraction": 0.15, "clip_low": 0.3, "clip_high": 0.4}},
+        {"actor": {"advantage": "leave_one_out", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}},
+    ],
+)
+def test_what_has_an_effect_is_told_nothing(tree: Mapping[str, Any]) -> None:
+    assert inert_settings(recipe(tree)) == []
+
+
+def test_a_key_of_a_sections_optimizer_leaves_its_other_defaults_as_they_are() -> None:
+    made = recipe({"critic": {"optimizer": {"eps": 1e-6}}, "cold_start": {"optimizer": {"eps": 1e-6}}})
+    assert (made.critic.optimizer.lr, made.cold_start.optimizer.lr) == (1e-5, 1e-3)
+    assert made.cold_start.optimizer.schedule == "linear"
+
+
 def test_the_papers_ranges_belong_to_the_level() -> None:
     assert (Actor().clip_low, Actor().clip_high) == (3e-4, 4e-4)
     assert Actor.model_validate({"importance_sampling_level": "token"}).clip_high == 0.27
@@ -120,11 +150,18 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "sapo", "clip_low": 0.1}}, "actor.clip_low"),
         ({"actor": {"surrogate": "dr_grpo", "advantage_ddof": 0}}, "actor.advantage_ddof"),
         ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
-        ({"actor": {"kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
+        ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"correction": "tis", "correction_low": 0.1}}, "actor.correction_low"),
         ({"actor": {"surrogate": "dppo"}}, "distance from the sampler"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
         ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
+        ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
+        ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
+        ({"actor": {"surrogate": "dual_clip", "importance_sampling_level": "sequence"}}, "actor.dual_clip"),
+        ({"actor": {"surrogate": "ppo", "advantage": "group"}}, "no value model"),
+        ({"actor": {"clip_fraction": 0.4, "mini_batches": 2}}, "actor.clip_fraction"),
+        ({"rollout": {"overlong": "penalty", "overlong_margin": 0}}, "overlong_margin 0"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"warmup_steps": 99}}}, "critic.optimizer.warmup"),
         ({"critic": {"trunk": "shared"}}, "critic is for"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
         ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),

@@ -41,9 +41,12 @@ def make_batch(
     return _with_group_advantages(batch, rewards, actor)
 
 
-def rewards_differ(group: Group, scores: Sequence[Score]) -> bool:
-    """Whether a group's responses, or their tokens, can be told apart by their rewards."""
-    batch = make_batch([group], scores)
+def rewards_differ(group: Group, scores: Sequence[Score], sampling: Sampling | None = None) -> bool:
+    """Whether a group's responses, or their tokens, can be told apart by their rewards.
+
+    With `sampling`, only those that it leaves in the loss count.
+    """
+    batch = make_batch([group], scores, sampling=sampling)
     return any(batch.advantages) or any(bool(one.any()) for one in batch.token_advantages.values())
 
 

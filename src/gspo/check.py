@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from gspo.config import Model, Recipe
+from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
+from gspo.policy.check_reference import check_reference
 from gspo.policy.check_routing import check_declared
 from gspo.policy.model import check_vocabulary, make_tokenizer
 from gspo.policy.tokenizer import named_stop_ids
@@ -32,9 +33,8 @@ def check(recipe: Recipe) -> Iterator[str]:
     with quiet_transformers():
         config = load_config(recipe.model)
         check_declared(recipe.actor, config)
-        if recipe.actor.kl.coefficient and recipe.actor.kl.reference is not None:
-            load_config(Model(path=recipe.actor.kl.reference))
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
+        check_reference(recipe.actor.kl, tokenizer)
     named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
     if recipe.model.path is not None:
         check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=recipe.model.path)

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     a_recipe = "a YAML file, such as recipes/arithmetic.yaml"
     for name, command, text, what in [
-        ("train", _train, "run a recipe: cold start, GSPO, evaluation", a_recipe),
+        ("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", a_recipe),
         (
             "resume",
             _resume,

@@ -6,6 +6,7 @@ from functools import partial
 
 from gspo.batch import make_batch, rewards_differ
 from gspo.config import Recipe
+from gspo.config import Rollout as Sampling
 from gspo.progress import Round
 from gspo.records import Appraisal, Batch, Group, Query, Score
 from gspo.reward.overlong import with_overlong_penalty
@@ -43,10 +44,9 @@ def collect(run: Run, step: int, *, policy_version: int) -> Collected:
         groups = run.stage("rollout", sample)
         scored = run.stage("reward", partial(_scored, run, groups))
         rounds = (*hand.rounds, Round(groups=groups, scored=scored))
-        if not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds:
-            return chosen(rounds, recipe.rollout.queries_per_step)
-        if sum(rewards_differ(*one) for one in _judged(rounds)) >= recipe.rollout.queries_per_step:
-            return chosen(rounds, recipe.rollout.queries_per_step)
+        last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
+        if last or _missing(rounds, recipe.rollout) <= 0:
+            return chosen(rounds, recipe.rollout)
         hand.rounds, hand.rollout, hand.reward = rounds, None, None
 
 
@@ -63,10 +63,10 @@ def batch_of(recipe: Recipe, found: Collected, appraisal: Appraisal) -> Batch:
     )
 
 
-def chosen(rounds: Sequence[Round], num_groups: int) -> Collected:
+def chosen(rounds: Sequence[Round], sampling: Sampling) -> Collected:
     """The first groups whose rewards differ and, where they are too few, the first of the others, in their order."""
-    judged = _judged(rounds)
-    order = sorted(range(len(judged)), key=lambda place: not rewards_differ(*judged[place]))  # stable
+    judged, num_groups = _judged(rounds), sampling.queries_per_step
+    order = sorted(range(len(judged)), key=lambda place: not rewards_differ(*judged[place], sampling))  # stable
     taken = sorted(order[:num_groups])
     kept = [judged[place] for place in taken]
     seconds: dict[str, float] = {}
@@ -88,9 +88,14 @@ def _queries(run: Run, step: int, rounds: Sequence[Round]) -> list[Query]:
     """Of the first round a batch of the order; of a later one as many as are missing, from the next batch."""
     if not rounds:
         return run.queries(step)
-    missing = run.recipe.rollout.queries_per_step - sum(rewards_differ(*one) for one in _judged(rounds))
+    missing = _missing(rounds, run.recipe.rollout)
     seen = {group.query.id for group, _ in _judged(rounds)}  # where an epoch ends, the next batch may have them again
     return [query for query in run.queries(step, len(rounds)) if query.id not in seen][:missing]
+
+
+def _missing(rounds: Sequence[Round], sampling: Sampling) -> int:
+    """Groups with something to learn from that the batch still lacks."""
+    return sampling.queries_per_step - sum(rewards_differ(*one, sampling) for one in _judged(rounds))
 
 
 def _judged(rounds: Sequence[Round]) -> list[Judged]:

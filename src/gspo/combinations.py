@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # it asks here whether a recipe can be
 
 def impossible(recipe: "Recipe") -> Iterator[str]:
     """A sentence for each combination: where, why, and what to set instead."""
+    yield from _groups(recipe)
     yield from _level(recipe)
     yield from _advantage(recipe)
     yield from _correction(recipe)
@@ -19,6 +20,33 @@ def impossible(recipe: "Recipe") -> Iterator[str]:
         yield (
             "actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference; "
             "use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward"
+        )
+
+
+def _groups(recipe: "Recipe") -> Iterator[str]:
+    queries, parts = recipe.rollout.queries_per_step, recipe.actor.mini_batches
+    if queries % parts:
+        yield (
+            f"actor.mini_batches ({parts}) must divide rollout.queries_per_step ({queries}): "
+            "groups stay whole within a mini-batch"
+        )
+    if recipe.rollout.group_size < 2 and recipe.actor.advantage != "gae":
+        yield (
+            "rollout.group_size must be at least 2: a lone response has no others to be compared with, so its "
+            "advantage is 0 (but for a value model's: actor.surrogate: ppo)"
+        )
+    kl = recipe.actor.kl
+    if kl.coefficient and kl.place == "reward" and recipe.actor.advantage == "group":
+        yield (
+            "actor.kl.place: reward with actor.advantage: group: in a group of equal rewards the deviation is that of "
+            "the KL alone, which would be blown up to ±1 whatever its coefficient; "
+            "set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss"
+        )
+    finer = [f"reward.{number}.per: {one.per}" for number, one in enumerate(recipe.reward) if one.per == "turn"]
+    if finer and recipe.rollout.turn_separator is None:
+        yield (
+            f"{finer[0]} needs rollout.turn_separator, or nothing says where a turn ends: give "
+            r'the text that ends one (where each line is a turn: turn_separator: "\n")'
         )
 
 
@@ -33,7 +61,7 @@ def _level(recipe: "Recipe") -> Iterator[str]:
 
 def _advantage(recipe: "Recipe") -> Iterator[str]:
     actor = recipe.actor
-    finer = sorted({reward.per for reward in recipe.reward} - {"response"})
+    finer = sorted({reward.per for reward in recipe.reward if reward.weight} - {"response"})
     by_token = [f"reward.per: {one}" for one in finer] + ["actor.advantage: gae"] * (actor.advantage == "gae")
     if actor.importance_sampling_level not in PUBLISHED[actor.surrogate].levels:
         return  # said already
@@ -87,6 +115,11 @@ def _clip_fraction(recipe: "Recipe") -> Iterator[str]:
         yield (
             "actor.clip_fraction follows the ratio of the sequence, and at level token each token has its own; "
             "set importance_sampling_level: sequence or sequence_token"
+        )
+    elif actor.advantage == "gae" or any(one.per != "response" and one.weight for one in recipe.reward):
+        yield (
+            "actor.clip_fraction takes a response to be pushed one way, and its tokens have advantages of their own "
+            "here; set clip_low and clip_high, and leave it out"
         )
     elif actor.mini_batches == 1:
         yield "actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches"

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from gspo.combinations import impossible
 from gspo.config_actor import Actor, Critic
 from gspo.config_section import (
+    BelowOne,
     Finite,
     Fraction,
     Natural,
@@ -21,6 +22,7 @@ __all__ = [
     "Actor",
     "Checkpoint",
     "ColdStart",
+    "ColdStartOptimizer",
     "Critic",
     "Evaluation",
     "Model",
@@ -56,13 +58,19 @@ class Model(Section):
         return self
 
 
+class ColdStartOptimizer(Optimizer):
+    lr: PositiveFloat = 1e-3
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+
+
 class ColdStart(Section):
     steps: Natural = 0  # supervised optimiser steps before RL; 0: none
     path: str | None = None  # a file with a prompt and a completion a row
     demonstrations: str | None = None  # module:name or file.py:name of f(row, rng) -> completion, over the queries
     rows: Positive = 20_000  # demonstrations drawn (procedural queries) or read at most (path)
     rows_per_step: Positive = 64
-    optimizer: Optimizer = Optimizer(lr=1e-3, betas=(0.9, 0.95), schedule="linear")
+    optimizer: ColdStartOptimizer = ColdStartOptimizer()
 
     @model_validator(mode="after")
     def _source(self) -> Self:
@@ -115,16 +123,6 @@ class Rollout(Section):
     overlong: Literal["keep", "mask", "penalty"] = "keep"  # what becomes of a response cut off at max_new_tokens
     overlong_margin: Fraction = 0.2  # of max_new_tokens: the last ones, over which the penalty grows from 0 to 1
     turn_separator: Annotated[str, Field(min_length=1)] | None = None  # ends a turn, for rewards per turn
-
-    @field_validator("group_size")
-    @classmethod
-    def _has_others(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError(
-                "rollout.group_size must be at least 2: a lone response has no others to be compared with, so its "
-                "advantage is 0"
-            )
-        return value
 
 
 class Reward(Section):
@@ -185,29 +183,9 @@ class Recipe(Section):
         return [{"function": one} if isinstance(one, str) else one for one in rewards] if is_list else rewards
 
     @model_validator(mode="after")
-    def _mini_batches_divide(self) -> Self:
-        queries, parts = self.rollout.queries_per_step, self.actor.mini_batches
-        if queries % parts:
-            raise ValueError(
-                f"actor.mini_batches ({parts}) must divide rollout.queries_per_step ({queries}): "
-                "groups stay whole within a mini-batch"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _means_something(self) -> Self:
         if faults := list(impossible(self)):
             raise ValueError("\n  ".join(faults))
-        return self
-
-    @model_validator(mode="after")
-    def _turns_have_an_end(self) -> Self:
-        per_turn = [number for number, reward in enumerate(self.reward) if reward.per == "turn"]
-        if per_turn and self.rollout.turn_separator is None:
-            raise ValueError(
-                f"reward.{per_turn[0]}.per: turn needs rollout.turn_separator, or nothing says where a turn ends: give "
-                r'the text that ends one (where each line is a turn: turn_separator: "\n")'
-            )
         return self
 
     @property

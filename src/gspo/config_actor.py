@@ -98,6 +98,10 @@ class Actor(Section):
         return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 
+class CriticOptimizer(Optimizer):
+    lr: PositiveFloat = 1e-5
+
+
 class Critic(Section):
     """The value model of advantage: gae."""
 
@@ -107,4 +111,4 @@ class Critic(Section):
     whiten: bool = True  # advantages to mean 0 and standard deviation 1 over the batch's tokens
     clip: PositiveFloat | None = 0.2  # how far a value may move from the old one before its loss stops falling
     coefficient: PositiveFloat = 0.5  # of the value loss in the shared trunk's
-    optimizer: Optimizer = Optimizer(lr=1e-5)
+    optimizer: CriticOptimizer = CriticOptimizer()

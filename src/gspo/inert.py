@@ -31,8 +31,8 @@ def _ratio(recipe: Recipe) -> list[str]:
         )
     if actor.mini_batches == 1:
         found.append(
-            "actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1, "
-            "nothing is ever clipped, and GSPO, GSPO-token and GRPO are the same"
+            "actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1 and "
+            "nothing is ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same"
         )
         if actor.opsm_delta is not None:
             found.append("actor.opsm_delta drops nothing with actor.mini_batches 1: the policy has not moved")
@@ -56,7 +56,12 @@ def _clip_range(recipe: Recipe) -> list[str]:
     span = f"actor.clip_low/high {low:g}/{high:g}"
     if published.form in ("sapo", "reinforce") and (low, high) != published.range(level):
         return [f"{span} has no effect: {actor.surrogate} clips nothing"]
-    if not published.bounds_ratio:
+    if not published.bounds_ratio and published.form not in ("sapo", "reinforce"):
+        usual = published.range(level)
+        far = any(not 0.1 <= given / known <= 10 for given, known in zip((low, high), usual, strict=True))
+        known = f"{usual[0]:g}/{usual[1]:g}"
+        return [f"{span} is far from the paper's {known} for {actor.surrogate}: null takes those"] if far else []
+    if not published.bounds_ratio or actor.clip_fraction is not None:
         return []
     if level != "token" and min(low, high) >= 0.1:
         return [
@@ -91,10 +96,21 @@ def _objective(recipe: Recipe) -> list[str]:
         )
     bounds = CORRECTION_RANGES[actor.correction]
     for name, given, known in zip(("low", "high"), (actor.correction_low, actor.correction_high), bounds, strict=True):
-        if given is not None and known is None:
+        if given is not None and known is None and (name, actor.correction) != ("high", "decoupled"):
             found.append(f"actor.correction_{name} has no effect with actor.correction: {actor.correction}")
     if actor.surrogate == "dppo" and actor.old_logprobs == "recompute":
         found.append("actor.surrogate: dppo bounds the distance from the sampler: actor.old_logprobs: engine is that")
+    if actor.surrogate == "ppo" and actor.advantage != "gae":
+        found.append(f"actor.surrogate: ppo with actor.advantage: {actor.advantage}: no value model is made")
+    if actor.surrogate == "dual_clip" and actor.importance_sampling_level != "token":
+        found.append(f"actor.dual_clip {actor.dual_clip:g} will not bind: the ratio of a sequence stays near 1")
+    if actor.clip_fraction is not None and actor.clip_fraction > (reach := (1 - 1 / actor.mini_batches) / 2):
+        found.append(
+            f"actor.clip_fraction {actor.clip_fraction:g} is out of reach: the first of {actor.mini_batches} "
+            f"mini-batches clips nothing, nor does half of what moves in the others (about {reach:.2g} is left)"
+        )
+    if rollout.overlong == "penalty" and rollout.overlong_margin == 0:
+        found.append("rollout.overlong: penalty with overlong_margin 0 takes nothing off")
     if actor.advantage != "gae" and any(changed(recipe.critic, name) for name in type(recipe.critic).model_fields):
         found.append("critic is for actor.advantage: gae: no value model is made")
     elif changed(recipe.critic, "coefficient") and recipe.critic.trunk == "own":
@@ -125,6 +141,8 @@ def _sampling(recipe: Recipe) -> list[str]:
 def _optimizer(recipe: Recipe) -> list[str]:
     sections = {"actor": recipe.actor.optimizer, "cold_start": recipe.cold_start.optimizer}
     updates = {"actor": recipe.steps * recipe.actor.mini_batches, "cold_start": recipe.cold_start.steps}
+    if recipe.actor.advantage == "gae":
+        sections["critic"], updates["critic"] = recipe.critic.optimizer, updates["actor"]
     late = [
         f"{name}.optimizer.warmup_steps {optimizer.warmup_steps} is not over within the {updates[name]} optimiser steps"
         for name, optimizer in sections.items()
@@ -161,7 +179,8 @@ def _sections(recipe: Recipe) -> list[str]:
         found.append("evaluation.num_queries is 0: nothing is evaluated")
     elif recipe.evaluation.every > recipe.steps:
         found.append(f"evaluation.every {recipe.evaluation.every} is beyond the last step, {recipe.steps}")
-    if len(recipe.reward) == 1 and recipe.reward[0].weight not in (0, 1):
+    divides = recipe.actor.advantage in ("group", "batch") and recipe.rollout.overlong != "penalty"
+    if divides and len(recipe.reward) == 1 and recipe.reward[0].weight not in (0, 1) and recipe.reward[0].weight > 0:
         found.append(
             "reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean"
         )

@@ -5,14 +5,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 from gspo.coldstart import encode_demonstrations
 from gspo.config import Model, Recipe
 from gspo.policy.architecture import load_config
+from gspo.policy.check_reference import check_reference
 from gspo.policy.check_routing import check_declared, check_routing
 from gspo.policy.likelihood import Conditioned
-from gspo.policy.model import Policy, check_same_tokens, checkpoint_gradients, load_policy, make_tokenizer
+from gspo.policy.model import Policy, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
@@ -56,6 +58,7 @@ def prepare(
     with quiet_transformers():
         check_declared(recipe.actor, load_config(recipe.model))  # the cheapest first: a wrong path, a dense model
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
+        check_reference(recipe.actor.kl, tokenizer)
         policy = load_policy(
             recipe.model,
             tokenizer,
@@ -63,7 +66,7 @@ def prepare(
             stop_tokens=recipe.rollout.stop_tokens,
             weights=None if saved is None else saved.path / "model",
         )
-        reference, value_trunk = _load_companions(recipe, tokenizer)
+        reference, value_trunk = _load_companions(recipe, tokenizer, saved)
     check_routing(recipe.actor, policy)
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
@@ -82,23 +85,27 @@ def prepare(
     )
 
 
-def _load_companions(recipe: Recipe, tokenizer: Any) -> tuple[Policy | None, Policy | None]:
-    """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do."""
+def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
+    """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do.
+
+    Those that are to take the policy's weights are made from the same files as it, on a resume too.
+    """
     kl, reference, value_trunk = recipe.actor.kl, None, None
-    if kl.coefficient:
-        own = recipe.model if kl.reference is None else _reference_model(recipe, kl.reference)
-        if kl.reference is not None:
-            check_same_tokens(tokenizer, kl.reference)
-        reference = load_policy(own, tokenizer, seed=recipe.seed)
+
+    def like(model: Model, weights: Path | None) -> Policy:
+        stop_tokens = recipe.rollout.stop_tokens
+        return load_policy(model, tokenizer, seed=recipe.seed, stop_tokens=stop_tokens, weights=weights)
+
+    weights = None if saved is None else saved.path / "model"
+    if kl.coefficient and kl.reference is not None:
+        reference = like(Model(path=kl.reference, dtype=recipe.model.dtype, device=recipe.model.device), None)
+    elif kl.coefficient:
+        reference = like(recipe.model, weights)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
-        value_trunk = load_policy(recipe.model, tokenizer, seed=recipe.seed)
+        value_trunk = like(recipe.model, weights)
         if recipe.actor.gradient_checkpointing:
             checkpoint_gradients(value_trunk)
     return reference, value_trunk
-
-
-def _reference_model(recipe: Recipe, path: str) -> Model:
-    return Model(path=path, dtype=recipe.model.dtype, device=recipe.model.device)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Progress:
     seconds: float = 0.0  # the run took before this process took it up
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every one named so far
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
-    reference_sha256: str | None = None  # of the weights that a reference model took from the policy; None: not yet
+    reference_sha256: str | None = None  # of the reference model's weights; None: not settled yet
     clip_scale: float | None = None  # of the clip range, where actor.clip_fraction sets it; None: not known yet
     in_hand: InHand = field(default_factory=InHand)
 

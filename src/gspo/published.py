@@ -75,7 +75,11 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="none",
     ),
     "cispo": Published(
-        paper="2506.13585", form="cispo", ranges={"token": (1.0, 4.0)}, bounds_ratio=False, length_norm="mean"
+        paper="2506.13585",
+        form="cispo",
+        ranges=dict.fromkeys(LEVELS, (1.0, 4.0)),
+        bounds_ratio=False,
+        length_norm="mean",
     ),
     "gmpo": Published(
         paper="2507.20673",

@@ -83,8 +83,9 @@ def _evaluation_metrics(run: Run, step: int) -> dict[str, float]:
         run.display.note(f"evaluating on {len(queries)} held-out queries …")
     with run.interrupt.may_stop():
         rate: PassRate = evaluate(run.parts.policy, queries, run.parts.functions, run.recipe)
+    title = run.recipe.actor.title
     score = f"{rate.pass_at_1:.3f} ± {rate.standard_error:.3f} on {rate.num_queries} held-out queries"
-    run.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before GSPO: {score}")
+    run.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before {title}: {score}")
     path = run.recipe.evaluation.path
     prefix = f"evaluation/{Path(path).stem if path else 'held_out'}"
     return {

@@ -70,6 +70,7 @@ def test_at_a_level_it_was_not_published_with_a_surrogate_has_gspos_or_grpos_ran
     wanted = surrogate(new, old, advantages, lengths, **given, clip_low=low, clip_high=high)
     assert torch.equal(found.per_sequence, wanted.per_sequence) and torch.equal(found.clipped, wanted.clipped)
     own = EXPECTED[name]
-    of_luspo = name == "luspo" and level == "sequence_token"  # GSPO-token, as wide as LUSPO's
-    expected = own[1:3] if level == own[0] or of_luspo else LEVEL_RANGES[level]
+    # GSPO-token is as wide as LUSPO's; CISPO's bounds are no clip range, which would make all its weights 1.
+    everywhere = name == "cispo" or (name == "luspo" and level == "sequence_token")
+    expected = own[1:3] if level == own[0] or everywhere else LEVEL_RANGES[level]
     assert (actor.clip_low, actor.clip_high) == expected

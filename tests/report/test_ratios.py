@@ -98,14 +98,15 @@ def test_a_ratio_to_the_engine_is_split_into_staleness_and_mismatch() -> None:
         assert line[f"ratio/{name}_log_std_by_mini_batch"] == pytest.approx(wanted)
 
 
-def test_where_the_engine_is_the_old_policy_the_first_mini_batch_alone_shows_the_mismatch() -> None:
+def test_where_the_engine_is_the_old_policy_the_first_mini_batchs_mismatch_is_taken_off_the_later_ones() -> None:
     line = origin_line("engine")
-    first = root_mean_square(math.log(1.1), math.log(0.9))
+    first, second = root_mean_square(math.log(1.1), math.log(0.9)), root_mean_square(math.log(2.0), math.log(0.4))
+    left = math.sqrt(second**2 - first**2)
     assert line["ratio/mismatch_log_std"] == pytest.approx(first)
     mismatch, staleness = (line[f"ratio/{name}_log_std_by_mini_batch"] for name in ("mismatch", "staleness"))
-    assert mismatch[0] == pytest.approx(first) and math.isnan(mismatch[1])
-    assert staleness[0] == 0 and math.isnan(staleness[1])
-    assert math.isnan(line["ratio/staleness_log_std"])
+    assert mismatch == pytest.approx([first, first])
+    assert staleness == pytest.approx([0, left])
+    assert line["ratio/staleness_log_std"] == pytest.approx(left / math.sqrt(2))
 
 
 def test_ratios_that_are_not_finite_or_that_do_not_exist_still_make_a_line() -> None:

@@ -10,7 +10,7 @@ _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|report\..*|evaluation\.every|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
 )
 # How the work is cut to fit the memory: equal but for rounding, and for which of the sampler's numbers a row gets.
-_ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing)")
+_ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)")
 
 
 @dataclass(frozen=True, kw_only=True)

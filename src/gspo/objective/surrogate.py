@@ -47,16 +47,14 @@ def surrogate(
     constant divide by; `weights` come from a correction; `opsm_delta` drops sequences of Â < 0 with mean
     log(π_old/π_θ) above it (DeepSeek-V3.2). Raises ValueError for what does not fit.
     """
+    if name not in PUBLISHED:
+        raise ValueError(f"unknown surrogate {name!r}: {', '.join(PUBLISHED)}")
     published = PUBLISHED[name]
     level = level or published.level
     _check(name, level, logprobs, old_logprobs, advantages, lengths)
     low, high = published.range(level)
-    bounds = Bounds(
-        low=low if clip_low is None else clip_low,
-        high=high if clip_high is None else clip_high,
-        dual=dual_clip,
-        temperature=sapo_temperature,
-    )
+    low, high = (low if clip_low is None else clip_low), (high if clip_high is None else clip_high)
+    bounds = Bounds(low=low, high=high, dual=dual_clip, temperature=sapo_temperature)
     masked = _masked(logprobs, old_logprobs, advantages, lengths, weights, opsm_delta)
     free = logprobs.view_as(logprobs)
     units = _units(level, free, old_logprobs, advantages, lengths, sampler_logprobs)
@@ -68,9 +66,9 @@ def surrogate(
         free.register_hook(lambda slope: slope.masked_fill(clipped | masked, 0.0))
     weighted = terms if weights is None else terms * weights
     means = sequence_mean(torch.where(masked, 0.0, weighted), lengths)
+    length_weight = _length_weight(length_norm or published.length_norm, lengths.to(means.dtype), tokens_per_sequence)
     return Surrogate(
-        per_sequence=means
-        * _length_weight(length_norm or published.length_norm, lengths.to(means.dtype), tokens_per_sequence),
+        per_sequence=means * length_weight,
         clipped=clipped & ~masked,
         masked=masked,
         sequence_ratio=sequence_ratio(logprobs.detach(), old_logprobs, lengths),

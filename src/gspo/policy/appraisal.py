@@ -1,6 +1,7 @@
 """What models other than the policy say of the rollouts: the reference's likelihoods, the critic's values."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -29,15 +30,21 @@ def appraise(
 ) -> Appraisal:
     """Reference log-likelihoods and values of every scored rollout, where the recipe has such models."""
     rollouts = [(group.query.prompt_ids, rollout) for group in groups for rollout in group.rollouts]
+    replays = actor.routing_replay == "engine"  # as the update does, whose states a critic may share
     sequences = {
-        index: Conditioned(prompt_ids=prompt_ids, response_ids=rollout.response_ids)
+        index: Conditioned(
+            prompt_ids=prompt_ids,
+            response_ids=rollout.response_ids,
+            experts=rollout.experts if replays else None,
+        )
         for index, (prompt_ids, rollout) in enumerate(rollouts)
         if scores[index].reward is not None
     }
 
     def likelihood(some: Sequence[Conditioned]) -> Float[Tensor, "N"]:
         assert reference is not None
-        return response_likelihood(reference, some, temperature=temperature).logprobs
+        own = [replace(one, experts=None) for one in some]  # its routers choose for themselves
+        return response_likelihood(reference, own, temperature=temperature).logprobs
 
     def values(some: Sequence[Conditioned]) -> Float[Tensor, "N"]:
         assert critic is not None

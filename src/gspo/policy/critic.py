@@ -1,6 +1,7 @@
 """The value model of PPO: a linear head on hidden states of its own, or on the policy's."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -37,7 +38,10 @@ class Critic:
 
     def values(self, sequences: Sequence[Conditioned], hidden: Float[Tensor, "N H"] | None) -> Float[Tensor, "N"]:
         """V before each response token; `hidden` are the policy's states there, which only a shared trunk reads."""
-        states = hidden if self._own is None else response_states(self._own, sequences).hidden
+        states = hidden
+        if self._own is not None:
+            chosen = [replace(one, experts=None) for one in sequences]  # its routers choose for themselves
+            states = response_states(self._own, chosen).hidden
         assert states is not None
         values: Tensor = self._head(states.float())[:, 0]
         return values
@@ -50,7 +54,7 @@ class Critic:
         """Everything that a resumed run needs of it, by name."""
         found = {f"{_HEAD}{name}": tensor.detach() for name, tensor in self._head.state_dict().items()}
         if self._own is not None:
-            found |= {f"{_TRUNK}{name}": tensor for name, tensor in self._own.weights().items()}
+            found |= {f"{_TRUNK}{name}": tensor for name, tensor in self._own.trunk.state_dict().items()}
         return found | {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -61,5 +65,5 @@ class Critic:
 
         self._head.load_state_dict(under(_HEAD))
         if self._own is not None:
-            self._own.model.load_state_dict(under(_TRUNK))
+            self._own.trunk.load_state_dict(under(_TRUNK))
         self.optimizer.restore(under(_OPTIMIZER))

@@ -135,14 +135,6 @@ def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None
         )
 
 
-def check_same_tokens(tokenizer: Any, path: str) -> None:
-    """UserError where a reference model reads other tokens than the policy writes."""
-    own = load_tokenizer(path).get_vocab()
-    if own != tokenizer.get_vocab():
-        mend = "name a model with the policy's own tokenizer, such as the one it was begun from"
-        raise UserError("its tokenizer is not the policy's", where=f"actor.kl.reference: {path}", mend=mend)
-
-
 def checkpoint_gradients(policy: Policy) -> None:
     """Keep no activations within layers for the backward pass: recompute them (actor.gradient_checkpointing)."""
     # transformers recomputes only in training mode; there is no dropout for that mode to switch on.

@@ -23,6 +23,10 @@ def clip_metrics(batch: Batch, reports: Sequence[MiniBatchReport], trained: Sequ
         "clip/token_fraction_by_mini_batch": [_tokens(part) if part else 0.0 for part in parts],
         "clip/sequence_fraction_by_length": [_sequences(part) for part in lengths],
         "clip/token_fraction_by_length": [_tokens(part) for part in lengths],
+        "clip/token_fraction_by_length_by_mini_batch": [
+            [_tokens([item for item in part if item.mini_batch == number]) for part in lengths]
+            for number in range(len(reports))
+        ],
     }
     for side, sign in (("positive", 1), ("negative", -1)):
         of_side = [[item for item in part if sign * batch.advantages[item.index] > 0] for part in parts]

@@ -20,7 +20,7 @@ def diagnoses(history: Lines, actor: Actor | None = None) -> dict[str, str]:
     if not history:
         return {}
     actor, recent = actor or Actor(), history[-WINDOW:]
-    found = _signal(recent)
+    found = _signal(recent, actor)
     return {
         **found,
         **_clipping(recent, actor, has_signal=not found),
@@ -42,9 +42,11 @@ def _mean(lines: Lines, name: str) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def _signal(recent: Lines) -> dict[str, str]:
+def _signal(recent: Lines, actor: Actor) -> dict[str, str]:
     if (unscored := _mean(recent, "reward/unscored_fraction")) >= 0.2:
         return {"unscored": f"{unscored:.0%} of responses have no reward: no function applies to them, or one failed"}
+    if actor.advantage == "gae":  # a value model learns from groups of equal rewards, too
+        return {}
     if (equal := _mean(recent, "group/zero_variance_fraction")) >= 0.75:
         solved = _mean(recent, "reward/mean") > 0.5
         side = "the task is solved, or too easy" if solved else "the task is too hard for this model"

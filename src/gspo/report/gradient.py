@@ -19,6 +19,7 @@ def gradient_metrics(batch: Batch, reports: Sequence[MiniBatchReport], trained: 
         **_noise_metrics(reports),
         "gradient/share_positive": fraction(_weight(positive), weight),
         "gradient/share_by_length": [fraction(_weight(part), weight) for part in lengths],
+        "gradient/share_by_length_by_mini_batch": [_shares(lengths, number) for number in range(len(reports))],
         "response/token_share_by_length": [fraction(sum(item.num_tokens for item in part), tokens) for part in lengths],
         "response/length_quartiles": length_quartiles(trained),
     }
@@ -34,6 +35,12 @@ def _noise_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
             for report in reports
         ],
     }
+
+
+def _shares(lengths: Sequence[Sequence[Trained]], mini_batch: int) -> list[float]:
+    """Of one mini-batch's gradient, in the parts that the whole step is divided into."""
+    weights = [_weight([item for item in part if item.mini_batch == mini_batch]) for part in lengths]
+    return [fraction(weight, sum(weights)) for weight in weights]
 
 
 def _weight(items: Sequence[Trained]) -> float:

@@ -28,7 +28,7 @@ def ratio_metrics(
         "ratio/sequence_quantiles_by_mini_batch": [_quantiles(part) for part in parts],
         "ratio/effective_fraction": effective(trained),
         "ratio/effective_fraction_by_mini_batch": [effective(part) for part in parts],
-        **_origin_metrics(rollouts, trained, parts, actor),
+        **_origin_metrics(rollouts, parts, actor),
     }
 
 
@@ -74,28 +74,40 @@ def _effective_tokens(items: Sequence[Trained]) -> float:
     )
 
 
-def _origin_metrics(
-    rollouts: Sequence[Rollout], trained: Sequence[Trained], parts: Sequence[Sequence[Trained]], actor: Actor
-) -> Metrics:
-    """The mean log π_θ/π_engine of a sequence in its two parts: π_θ/π_old is staleness, π_old/π_engine mismatch."""
+def _origin_metrics(rollouts: Sequence[Rollout], parts: Sequence[Sequence[Trained]], actor: Actor) -> Metrics:
+    """The mean log π_θ/π_engine of a sequence in its two parts: π_θ/π_old is staleness, π_old/π_engine mismatch.
 
-    def staleness(item: Trained) -> float:
-        # Where π_old is the engine's, only the first mini-batch's policy is the one that sampled.
-        known = actor.old_logprobs == "recompute"
-        return _log(item.sequence_ratio) if known else 0.0 if item.mini_batch == 0 else math.nan
+    Where π_old is the engine's, s is of both. Only the first mini-batch's policy is the one that sampled, so it shows
+    the mismatch; of the later ones that is taken off, as if the two were independent.
+    """
 
     def mismatch(item: Trained) -> float:
-        if actor.old_logprobs == "engine":
-            return _log(item.sequence_ratio) if item.mini_batch == 0 else math.nan
         return float((item.old_logprobs - rollouts[item.index].sampler_logprobs).double().mean())
 
-    everywhere = actor.old_logprobs == "recompute"
+    moved = [_root_mean_square(part, lambda item: _log(item.sequence_ratio)) for part in parts]
+    if actor.old_logprobs == "recompute":
+        stale, foreign = moved, [_root_mean_square(part, mismatch) for part in parts]
+    else:
+        stale = [_without(value, moved[0]) for value in moved]
+        foreign = [moved[0] if part else math.nan for part in parts]
+    counts = [len(part) for part in parts]
     return {
-        "ratio/staleness_log_std": _root_mean_square(trained, staleness),
-        "ratio/staleness_log_std_by_mini_batch": [_root_mean_square(part, staleness) for part in parts],
-        "ratio/mismatch_log_std": _root_mean_square(trained if everywhere else parts[0], mismatch),
-        "ratio/mismatch_log_std_by_mini_batch": [_root_mean_square(part, mismatch) for part in parts],
+        "ratio/staleness_log_std": _pooled(stale, counts),
+        "ratio/staleness_log_std_by_mini_batch": stale,
+        "ratio/mismatch_log_std": _pooled(foreign, counts),
+        "ratio/mismatch_log_std_by_mini_batch": foreign,
     }
+
+
+def _without(total: float, part: float) -> float:
+    """The root mean square of what is left of a sum without one of its independent parts."""
+    return math.sqrt(max(0.0, total**2 - part**2)) if math.isfinite(total - part) else math.nan
+
+
+def _pooled(values: Sequence[float], counts: Sequence[int]) -> float:
+    """The root mean square over all mini-batches, from those of each; those with nothing in them say nothing."""
+    squares = sum(count * value**2 for value, count in zip(values, counts, strict=True) if count)
+    return math.sqrt(squares / sum(counts)) if sum(counts) else math.nan
 
 
 def _log(ratio: float) -> float:
