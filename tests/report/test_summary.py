@@ -60,7 +60,7 @@ def test_a_run_that_ended_before_its_first_step_or_evaluation_has_a_table_too() 
 def test_a_run_that_a_signal_has_ended_says_so_and_names_its_checkpoint_and_its_own_metrics() -> None:
     model = Path("runs/a/checkpoints/step_000003_sampled/model")
     text = summary(LINES, {}, model, 125.0, signal=signal.SIGTERM)
-    assert "by SIGTERM after step 3" in text.splitlines()[0]
+    assert "by SIGTERM after 3 steps" in text.splitlines()[0]
     assert f'from_pretrained("{model}")' in text
     assert "runs/a/metrics.jsonl" in text
     assert "ended early" not in shown(LINES)

@@ -78,7 +78,7 @@ def summary(
 ) -> str:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
     done = max((line["step"] for line in lines), default=0)
-    rows = [] if signal is None else [("ended early", f"by {Signals(signal).name} after step {done}")]
+    rows = [] if signal is None else [("ended early", f"by {Signals(signal).name} after {done} steps")]
     rows += [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
     rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
