@@ -1,5 +1,6 @@
 """Batches: the advantages that a recipe asks for, against plain loops, and who takes part in the loss."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.batch import make_batch
+from gspo.batch import make_batch, rewards_differ
+from gspo.config import Actor
 from gspo.config import Critic as CriticSettings
 from gspo.config import Rollout as Sampling
 from gspo.objective import group_advantages
@@ -177,3 +179,26 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
     policy.model.zero_grad()
     (found,) = recording_optimizer.gradients
     assert (found - expected).norm() / expected.norm() <= 1e-4
+
+
+def test_rewards_that_the_mask_takes_out_of_the_loss_are_no_signal(groups: list[Group]) -> None:
+    masking, lone = Sampling(overlong="mask"), groups[0]
+    cut_off = Group(
+        query=lone.query, rollouts=tuple(dataclasses.replace(one, finish_reason="length") for one in lone.rollouts)
+    )
+    scores = [Score(reward=reward, parts={}) for reward in (1.0, 0.0, 0.0)]
+    assert rewards_differ(lone, scores, masking)
+    assert not rewards_differ(cut_off, scores, masking)
+    assert rewards_differ(cut_off, scores)
+    assert not rewards_differ(lone, [Score(reward=0.5, parts={})] * 3)
+
+
+def test_masked_responses_have_no_say_in_the_whitening(groups: list[Group]) -> None:
+    actor = Actor(surrogate="ppo")
+    settings = CriticSettings()
+    rest = [index for index in SCORED if index not in (1, 3)]
+    made = make_batch(groups, SCORES, actor, sampling=Sampling(overlong="mask"), critic=settings, appraisal=APPRAISAL)
+    everything = torch.cat([made.token_advantages.get(index, torch.tensor([made.advantages[index]])) for index in rest])
+    assert float(everything.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(everything.std()) == pytest.approx(1)
+    assert made.advantages[1] == made.advantages[3] == 0
