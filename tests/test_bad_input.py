@@ -162,7 +162,7 @@ def test_a_recipe_file_that_is_none_is_named_with_its_fault(failing: Failing, co
 
 
 def test_every_fault_of_a_recipe_is_told_at_once(failing: Failing) -> None:
-    message = failing("train", TINY, "steps=0", "rollout.group_size=1", "atcor=3")
+    message = failing("train", TINY, "steps=0", "rollout.group_size=0", "atcor=3")
     assert all(name in message for name in ("steps", "rollout.group_size", "atcor"))
 
 

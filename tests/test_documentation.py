@@ -278,6 +278,7 @@ RUNS = {  # together, every part that logs numbers of its own
         "actor.clip_fraction=0.15",
         "actor.correction=tis",
         "actor.opsm_delta=0.01",
+        "actor.advantage=leave_one_out",
         "actor.kl={coefficient: 0.01, estimator: k1, place: reward}",
     ],
 }

@@ -84,7 +84,8 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 def test_a_reference_is_the_policy_as_reinforcement_learning_begins_for_good(
     place: str, broken_off: Callable[..., Any]
 ) -> None:
-    recipe, reference = recipe_of("broken", *KL, f"actor.kl.place={place}"), Path("runs/broken/reference")
+    settings = (*KL, f"actor.kl.place={place}", "actor.advantage=group_mean")
+    recipe, reference = recipe_of("broken", *settings), Path("runs/broken/reference")
     broken_off(recipe, SAMPLING, 1)  # after the cold start, before the first update
     begun, written = tensors(newest() / "model"), (reference / "model.safetensors").read_bytes()
     outcome = resumed_is_unbroken(recipe, [(APPRAISAL, 1), (GRADIENT, 3), (APPRAISAL, 1)], broken_off)

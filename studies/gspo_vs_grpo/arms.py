@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-Overrides = Mapping[str, Any]  # dotted recipe key → value
+from studies.harness.jobs import Overrides
+
 ClipRange = tuple[float, float]
 
 

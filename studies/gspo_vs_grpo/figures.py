@@ -5,20 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, Arm
-from studies.gspo_vs_grpo.results import Result
-from studies.gspo_vs_grpo.runs import Results, Runs
-from studies.gspo_vs_grpo.summary import deviation, mean
-
-# Text stays text; the names of clip paths are drawn from the salt.
-plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gspo", "font.size": 9, "axes.grid": True})
-plt.rcParams.update({"grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "path.simplify": True})
+from studies.gspo_vs_grpo.runs import Runs
+from studies.harness.figures import plt, save
+from studies.harness.results import Result, Results
+from studies.harness.summary import deviation, mean
 
 COLOURS = {"sequence": "#1f6fb4", "token": "#d1611c"}
 EXPERT_CHANGE = "moe/expert_change_fraction"
@@ -49,7 +42,7 @@ def _reward_figure(main: Mapping[str, Results], path: Path) -> None:
     _label(dense, "dense", "step")
     by_step.legend(frameon=False)
     dense.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _clipping_figure(main: Mapping[str, Results], path: Path) -> None:
@@ -72,7 +65,7 @@ def _clipping_figure(main: Mapping[str, Results], path: Path) -> None:
     by_step.set_ylim(bottom=0)
     _label(overall, "clipped tokens (fraction of trained)", "mean over the steps; dots: seeds")
     _label(by_step, "by step", "step")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _replay_figure(main: Mapping[str, Results], path: Path) -> None:
@@ -85,7 +78,7 @@ def _replay_figure(main: Mapping[str, Results], path: Path) -> None:
     _label(changed, "active experts changed since π_old (fraction)", "step")
     reward.legend(frameon=False)
     changed.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _factor_figure(runs: Runs, path: Path) -> None:
@@ -101,7 +94,7 @@ def _factor_figure(runs: Runs, path: Path) -> None:
     for row in axes:
         row[0].set_ylabel("training reward")
     axes[0][0].legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_curve(axis: Any, arm: Arm, runs: Results, curve: Curve, *, compute: bool = False) -> None:
@@ -145,10 +138,3 @@ def _label(axis: Any, title: str, x: str, y: str | None = None) -> None:
     axis.set_xlabel(x)
     if y:
         axis.set_ylabel(y)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")

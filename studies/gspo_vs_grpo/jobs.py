@@ -1,12 +1,8 @@
 """The runs of the study: which there are, and the recipe of each."""
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import yaml
 
 from studies.gspo_vs_grpo.arms import (
     ARMS,
@@ -19,11 +15,11 @@ from studies.gspo_vs_grpo.arms import (
     Arm,
     ClipRange,
     Condition,
-    Overrides,
-    Start,
 )
+from studies.harness.jobs import Job, Overrides
 
 BASE = Path(__file__).with_name("base.yaml")
+RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,33 +28,6 @@ class Variant:
 
     seeds: int | None = None  # the first so many of each experiment only
     extra: Overrides = field(default_factory=dict)  # changed in every recipe
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run: an arm under a condition with a seed."""
-
-    experiment: str  # the folder of its result
-    arm: Arm
-    seed: int
-    start: Start
-    overrides: Overrides  # of base.yaml, but for where the model lies and where the run writes
-    cold_overrides: Overrides  # that make base.yaml the recipe of the model it begins from
-
-    @property
-    def name(self) -> str:
-        """Its result's path below the results, without the ending."""
-        return f"{self.experiment}/{self.arm.name}_{self.seed}"
-
-    @property
-    def digest(self) -> str:
-        """Of the recipe and of that of its cold start: a result with another one is stale."""
-        return _digest(self.overrides, self.cold_overrides)
-
-    @property
-    def cold_digest(self) -> str:
-        """Of the recipe of its cold start."""
-        return _digest(self.cold_overrides)
 
 
 def tuning_jobs(variant: Variant) -> Iterator[Job]:
@@ -81,22 +50,6 @@ def factor_jobs(clips: Mapping[str, ClipRange], variant: Variant) -> Iterator[Jo
             yield from _jobs(f"factors/{condition.name}", arm, clips[arm.name], condition.seeds, condition, variant)
 
 
-def from_model(path: Path) -> Overrides:
-    """What has a run begin from a model directory."""
-    return {
-        "model.architecture": None,
-        "model.tokenizer": None,
-        "model.path": str(path),
-        "cold_start.steps": 0,
-        "cold_start.demonstrations": None,
-    }
-
-
-def as_arguments(overrides: Overrides) -> list[str]:
-    """As the command line of gspo takes them."""
-    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-
-
 def _jobs(
     experiment: str, arm: Arm, clip: ClipRange, seeds: Sequence[int], condition: Condition, variant: Variant
 ) -> Iterator[Job]:
@@ -114,6 +67,7 @@ def _jobs(
         }
         cold_overrides = {**COLD, **start.task, **start.cold, **variant.extra}
         yield Job(
+            base=BASE,
             experiment=experiment,
             arm=arm,
             seed=seed,
@@ -121,9 +75,3 @@ def _jobs(
             overrides=overrides,
             cold_overrides=cold_overrides,
         )
-
-
-def _digest(*parts: Overrides) -> str:
-    """Of base.yaml's content, comments and layout aside, and these."""
-    content: Iterable[object] = (yaml.safe_load(BASE.read_text(encoding="utf-8")), *parts)
-    return hashlib.sha256(json.dumps(list(content), sort_keys=True).encode()).hexdigest()[:12]

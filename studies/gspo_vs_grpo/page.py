@@ -4,14 +4,14 @@ python -m studies.gspo_vs_grpo.page
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 from studies.gspo_vs_grpo.figures import draw_all
-from studies.gspo_vs_grpo.results import RESULTS
+from studies.gspo_vs_grpo.jobs import RESULTS
 from studies.gspo_vs_grpo.runs import load_runs
 from studies.gspo_vs_grpo.tables import TABLES
+from studies.harness.markdown import write_tables
 
 PAGE = Path(__file__).with_name("README.md")
 
@@ -30,18 +30,7 @@ def main() -> None:
     if runs.missing:
         print(f"no result of the recipes as they are now: {', '.join(runs.missing)}")
     draw_all(runs, options.output / "figures")
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        text = _put(text, name, table(runs))
-    (options.output / PAGE.name).write_text(text, encoding="utf-8")
-
-
-def _put(text: str, name: str, table: str) -> str:
-    """The text with what stands between `<!-- name -->` and `<!-- /name -->` replaced."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"{PAGE.name} has no place for the table {name}: <!-- {name} --> … <!-- /{name} -->")
-    return pattern.sub(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", text)
+    write_tables(PAGE, options.output, {name: table(runs) for name, table in TABLES.items()})
 
 
 if __name__ == "__main__":

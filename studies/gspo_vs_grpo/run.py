@@ -17,11 +17,12 @@ from gspo.config_file import load_recipe
 from gspo.errors import UserError
 from studies.gspo_vs_grpo.arms import ARMS
 from studies.gspo_vs_grpo.clips import chosen_clips
-from studies.gspo_vs_grpo.execute import Task, has_start, make_start, side_by_side, train
-from studies.gspo_vs_grpo.jobs import BASE, Job, Variant, as_arguments, factor_jobs, main_jobs, tuning_jobs
-from studies.gspo_vs_grpo.results import RESULTS
-from studies.gspo_vs_grpo.runs import VARIANT, load_result, load_runs, variant_of
+from studies.gspo_vs_grpo.jobs import BASE, RESULTS, Variant, factor_jobs, main_jobs, tuning_jobs
+from studies.gspo_vs_grpo.runs import VARIANT, load_runs, variant_of
 from studies.gspo_vs_grpo.tuned import tune
+from studies.harness.execute import Task, has_start, make_start, side_by_side, train
+from studies.harness.jobs import Job, as_arguments
+from studies.harness.results import load_result
 
 WORK = Path(__file__).parents[2] / "runs" / "gspo_vs_grpo"
 

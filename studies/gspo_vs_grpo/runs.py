@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.gspo_vs_grpo.arms import Arm
 from studies.gspo_vs_grpo.clips import chosen_clips, has_choice
-from studies.gspo_vs_grpo.jobs import Job, Variant, factor_jobs, main_jobs, tuning_jobs
-from studies.gspo_vs_grpo.results import Result
+from studies.gspo_vs_grpo.jobs import Variant, factor_jobs, main_jobs, tuning_jobs
+from studies.harness.jobs import Job, Named
+from studies.harness.results import Result, Results, load_result
 
 VARIANT = "variant.json"
-Results = Mapping[int, Result]  # of one arm, by seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +22,7 @@ class Runs:
     found: Mapping[tuple[str, str], Results]
     missing: tuple[str, ...]
 
-    def of(self, experiment: str, arm: Arm) -> Results:
+    def of(self, experiment: str, arm: Named) -> Results:
         """Those of an arm in an experiment, by seed."""
         return self.found.get((experiment, arm.name), {})
 
@@ -40,13 +39,6 @@ def load_runs(directory: Path) -> Runs:
         else:
             found.setdefault((job.experiment, job.arm.name), {})[job.seed] = result
     return Runs(directory=directory, variant=variant, found=found, missing=tuple(missing))
-
-
-def load_result(directory: Path, job: Job) -> Result | None:
-    """The result of just this run; None where there is none, or one of another recipe."""
-    path = directory / f"{job.name}.json"
-    result = Result.load(path) if path.is_file() else None
-    return result if result is not None and result.digest == job.digest else None
 
 
 def variant_of(directory: Path) -> Variant:

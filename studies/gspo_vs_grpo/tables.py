@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from studies.gspo_vs_grpo.arms import ARMS, FACTORS, MAIN, MOE_ARMS, STARTS
 from studies.gspo_vs_grpo.clips import chosen_names
 from studies.gspo_vs_grpo.jobs import Variant
-from studies.gspo_vs_grpo.results import LISTS, Result
-from studies.gspo_vs_grpo.runs import Results, Runs
-from studies.gspo_vs_grpo.summary import (
+from studies.gspo_vs_grpo.runs import Runs
+from studies.harness.markdown import NONE, number, spread, table
+from studies.harness.results import LISTS, Result, Results
+from studies.harness.summary import (
     Measure,
     common_compute,
-    deviation,
     difference,
     final_pass_at_1,
     has_collapsed,
@@ -25,7 +25,6 @@ from studies.gspo_vs_grpo.summary import (
     reward_at,
 )
 
-NONE = "–"
 EXPERT_CHANGE = "moe/expert_change_fraction"
 # The paper's Figure 1 sets GSPO against GRPO with replay.
 PAIRS = (
@@ -51,7 +50,7 @@ def starts_table(runs: Runs) -> str:
             score = [f"{known['pass_at_1']:.3f}", f"{known['mean_tokens']:.1f}", f"{known['seconds']}"]
             rows.append([start.name, start.what, *sizes, *score])
     head = ["name", "model", "parameters", "active a token", "cold-start steps", "pass@1", "response tokens", "s"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def tuning_table(runs: Runs) -> str:
@@ -62,10 +61,10 @@ def tuning_table(runs: Runs) -> str:
         for name, (low, high) in arm.clips.items():
             found = runs.of(f"tune/{name}", arm)
             clipped = mean(over_seeds(found, mean_of("clip/token_fraction")))
-            text = f"{low:g}/{high:g}: {_spread(found, late_reward)}, {_number(clipped, '.2g')} clipped"
+            text = f"{low:g}/{high:g}: {spread(found, late_reward)}, {number(clipped, '.2g')} clipped"
             cells.append(f"**{text}**" if chosen.get(arm.name) == name else text)
         rows.append(cells)
-    return _table(["arm", "narrow", "middle", "wide"], rows)
+    return table(["arm", "narrow", "middle", "wide"], rows)
 
 
 def main_table(runs: Runs) -> str:
@@ -83,9 +82,9 @@ def main_table(runs: Runs) -> str:
     rows = []
     for arm in ARMS:
         found = runs.of(MAIN.name, arm)
-        cells = [_spread(found, measure) for measure in columns.values()]
+        cells = [spread(found, measure) for measure in columns.values()]
         rows.append([arm.label, str(len(found)), *cells, _fate(found)])
-    return _table(["arm", "seeds", *columns, "collapsed / failed"], rows)
+    return table(["arm", "seeds", *columns, "collapsed / failed"], rows)
 
 
 def difference_table(runs: Runs) -> str:
@@ -98,7 +97,7 @@ def difference_table(runs: Runs) -> str:
         measures = (late_reward, mean_reward, at_compute, final_pass_at_1)
         cells = [_difference(main[one], main[other], measure) for measure in measures]
         rows.append([_minus(one, other), *cells])
-    return _table(["difference", "late reward", "mean reward", "reward at equal compute", "pass@1 after"], rows)
+    return table(["difference", "late reward", "mean reward", "reward at equal compute", "pass@1 after"], rows)
 
 
 def factor_table(runs: Runs) -> str:
@@ -108,10 +107,10 @@ def factor_table(runs: Runs) -> str:
         found = {arm.name: runs.of(experiment, arm) for arm in MOE_ARMS}
         differences = [_difference(found[one], found[other], late_reward) for one, other in FACTOR_PAIRS]
         fates = ", ".join(_fate(found[arm.name]) for arm in MOE_ARMS)
-        rewards = [_spread(found[arm.name], late_reward) for arm in MOE_ARMS]
+        rewards = [spread(found[arm.name], late_reward) for arm in MOE_ARMS]
         rows.append([f"{condition.name}: {condition.what}", *rewards, *differences, fates])
     head = ["condition", *(arm.label for arm in MOE_ARMS), *(_minus(*pair) for pair in FACTOR_PAIRS)]
-    return _table([*head, "collapsed / failed, by arm"], rows)
+    return table([*head, "collapsed / failed, by arm"], rows)
 
 
 def observed_table(runs: Runs) -> str:
@@ -119,11 +118,11 @@ def observed_table(runs: Runs) -> str:
     rows = []
     for experiment, condition in FACTOR_ROWS:
         found = [runs.of(experiment, arm) for arm in MOE_ARMS]
-        clipped = [_number(mean(over_seeds(one, mean_of("clip/token_fraction"))), ".2g") for one in found]
-        changed = [_number(mean(over_seeds(one, _changed_by_one_update)), ".2g") for one in found]
+        clipped = [number(mean(over_seeds(one, mean_of("clip/token_fraction"))), ".2g") for one in found]
+        changed = [number(mean(over_seeds(one, _changed_by_one_update)), ".2g") for one in found]
         rows.append([condition.name, " / ".join(clipped), " / ".join(changed)])
     order = " / ".join(arm.label for arm in MOE_ARMS)
-    return _table(["condition", f"clipped tokens: {order}", "experts changed by one update"], rows)
+    return table(["condition", f"clipped tokens: {order}", "experts changed by one update"], rows)
 
 
 def _changed_by_one_update(result: Result) -> float:
@@ -140,33 +139,14 @@ def expert_table(runs: Runs) -> str:
             by = [_list_means(result.means.get(name, ()) for result in found) for name in LISTS]
             if any(by):
                 rows.append(
-                    [condition.name, arm.label, *(", ".join(_number(value, ".2g") for value in one) for one in by)]
+                    [condition.name, arm.label, *(", ".join(number(value, ".2g") for value in one) for one in by)]
                 )
-    return _table(["condition", "arm", "by layer, first to last", "after 1, 2, … updates"], rows)
+    return table(["condition", "arm", "by layer, first to last", "after 1, 2, … updates"], rows)
 
 
 def _list_means(rows: Iterable[Sequence[float | None]]) -> list[float]:
     known = [[math.nan if value is None else value for value in row] for row in rows if row]
     return [mean(column) for column in zip(*known, strict=True)]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines])
-
-
-def _number(value: float, form: str = ".3f") -> str:
-    return format(value, form) if math.isfinite(value) else NONE
-
-
-def _spread(runs: Results, measure: Measure) -> str:
-    """Mean ± standard deviation over the seeds, to the digits that the mean's size asks for."""
-    values = over_seeds(runs, measure)
-    centre, spread = mean(values), deviation(values)
-    if math.isnan(centre):
-        return NONE
-    form = ".1f" if abs(centre) >= 10 else ".3f" if abs(centre) >= 0.01 else ".1g"
-    return f"{centre:{form}} ± {spread:{form}}" if math.isfinite(spread) else f"{centre:{form}}"
 
 
 def _difference(arm: Results, other: Results, measure: Measure) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from studies.gspo_vs_grpo.arms import ARMS, Arm
 from studies.gspo_vs_grpo.clips import FILE
 from studies.gspo_vs_grpo.runs import Runs
-from studies.gspo_vs_grpo.summary import late_reward, mean, over_seeds
+from studies.harness.summary import late_reward, mean, over_seeds
 
 
 def tune(runs: Runs) -> None:

@@ -26,7 +26,7 @@ SAFE = {
     "reward.1.time_limit_seconds",
     "reward.1.concurrent_calls",
 }
-ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing"}
+ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
 NONE = Changes(safe=[], rounding=[], refused=[])
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from studies.gspo_vs_grpo.arms import ARMS, MAIN
 from studies.gspo_vs_grpo.jobs import Variant, main_jobs, tuning_jobs
-from studies.gspo_vs_grpo.results import Result
 from studies.gspo_vs_grpo.runs import load_runs
-from studies.gspo_vs_grpo.summary import (
+from studies.gspo_vs_grpo.tuned import tune
+from studies.harness.results import Result
+from studies.harness.summary import (
     common_compute,
     difference,
     final_pass_at_1,
@@ -19,7 +20,6 @@ from studies.gspo_vs_grpo.summary import (
     mean_reward,
     reward_at,
 )
-from studies.gspo_vs_grpo.tuned import tune
 
 
 def result(rewards: list[float], *, steps: int = 8, cost: float = 10.0, failed: bool = False) -> Result:

@@ -1,6 +1,6 @@
-"""A model that runs begin from: a recipe's (base.yaml's) cold start, without the reinforcement learning.
+"""A model that runs begin from: a recipe's cold start, without the reinforcement learning.
 
-python -m studies.gspo_vs_grpo.cold DIRECTORY [key=value …] [--recipe FILE]    # model, tokenizer, and start.json
+python -m studies.harness.cold RECIPE DIRECTORY [key=value …]    # model, tokenizer, and start.json
 """
 
 import argparse
@@ -19,7 +19,6 @@ from gspo.policy.model import Policy
 from gspo.policy.optimizer import Optimizer
 from gspo.prepare import Prepared, prepare
 from gspo.reward.functions import close_functions
-from studies.gspo_vs_grpo.jobs import BASE
 
 REPORT = "start.json"  # written last: a directory that has it is whole
 
@@ -27,9 +26,9 @@ REPORT = "start.json"  # written last: a directory that has it is whole
 def main() -> None:
     """Cold-start, evaluate and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
     parser.add_argument("directory", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--recipe", type=Path, default=BASE)
     options = parser.parse_args()
     started = time.monotonic()
     recipe = load_recipe(options.recipe, options.overrides)

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from studies.gspo_vs_grpo.results import Result
-from studies.gspo_vs_grpo.runs import Results
+from studies.harness.results import Result, Results
 
 Measure = Callable[[Result], float]
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies.gspo_vs_grpo.cold import REPORT
-from studies.gspo_vs_grpo.jobs import BASE, Job, as_arguments, from_model
-from studies.gspo_vs_grpo.results import Result, collect
+from studies.harness.cold import REPORT
+from studies.harness.jobs import Job, as_arguments, from_model
+from studies.harness.results import Result, collect
 
+ROOT = Path(__file__).parents[2]
 FAILED = "failed: "  # how gspo begins what it says of a run that could not go on
 NOT_FINITE = "not finite"  # what it says then of one that diverged; a full disk, say, is no result
 BULKY = ("model", "checkpoints")  # of a run directory; not needed once its result is written
@@ -62,7 +63,7 @@ def make_start(job: Job, results: Path, work: Path) -> str:
     """The model that a run begins from; its report goes to the results."""
     directory = _model(job, work)
     shutil.rmtree(directory, ignore_errors=True)  # what an interrupted one left
-    _check(_python(["studies.gspo_vs_grpo.cold", str(directory), *as_arguments(job.cold_overrides)]))
+    _check(_python(["studies.harness.cold", str(job.base), str(directory), *as_arguments(job.cold_overrides)]))
     report = (directory / REPORT).read_text(encoding="utf-8")
     path = _start_report(job, results)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,7 @@ def train(job: Job, results: Path, work: Path) -> str:
     shutil.rmtree(directory, ignore_errors=True)  # what an interrupted one left
     overrides = {**job.overrides, **from_model(_model(job, work)), "output_dir": str(directory)}
     started = time.monotonic()
-    done = _python(["gspo.cli", "train", str(BASE), *as_arguments(overrides)])
+    done = _python(["gspo.cli", "train", str(job.base), *as_arguments(overrides)])
     seconds = time.monotonic() - started
     failed = _divergence(done.stderr)
     if failed is None:
@@ -106,7 +107,7 @@ def _start_report(job: Job, results: Path) -> Path:
 def _python(module_and_arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *module_and_arguments]
-    return subprocess.run(command, env=environment, cwd=BASE.parents[2], capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def _divergence(said: str) -> str | None:

@@ -10,14 +10,18 @@ from typing import Any
 
 import yaml
 
-RESULTS = Path(__file__).with_name("results")
+from studies.harness.jobs import Job
+
 DIGITS = 4  # significant ones
 SERIES = (
     "reward/mean",
     "response/mean_tokens",
+    "group/sampled",
     "group/zero_variance_fraction",
     "clip/token_fraction",
     "clip/sequence_fraction",
+    "clip/low",
+    "clip/high",
     "ratio/sequence_min",
     "ratio/sequence_max",
     "policy/grad_norm",
@@ -69,6 +73,16 @@ class Result:
         return list(accumulate(self.values("tokens/forward_equivalents")))
 
 
+Results = Mapping[int, Result]  # of one arm, by seed
+
+
+def load_result(directory: Path, job: Job) -> Result | None:
+    """The result of just this run; None where there is none, or one of another recipe."""
+    path = directory / f"{job.name}.json"
+    result = Result.load(path) if path.is_file() else None
+    return result if result is not None and result.digest == job.digest else None
+
+
 def collect(
     directory: Path, *, digest: str, overrides: Mapping[str, Any], failed: str | None, seconds: float
 ) -> Result:
@@ -95,7 +109,8 @@ def collect(
 def _forward_equivalents(step: Mapping[str, Any], recipe: Mapping[str, Any]) -> float:
     """Response tokens of a step, each as often as it went through the model, a backward pass counted as two."""
     rollout, actor = recipe["rollout"], recipe["actor"]
-    generated = step["response/mean_tokens"] * rollout["queries_per_step"] * rollout["group_size"]
+    groups = step.get("group/sampled", rollout["queries_per_step"])
+    generated = step["response/mean_tokens"] * groups * rollout["group_size"]
     trained = step["throughput/trained_tokens_per_second"] * step["time/update_seconds"]  # a count, divided before
     # The first mini-batch's own forward pass is π_old's; counts by mini-batch are not in the metrics.
     later = 1 - 1 / actor["mini_batches"] if actor["old_logprobs"] == "recompute" else 0.0
