@@ -92,7 +92,7 @@ def test_it_is_found_from_the_recipes_own_range_whatever_the_scale_so_far(actor_
     actor = actor_of(clip_low=1e-3, clip_high=2e-3, clip_fraction=0.15)
     alone = scale_after(None, actor, batch(advantages), items)
     after = scale_after(3.0, actor, batch(advantages), items)
-    assert math.log(after) == pytest.approx(0.7 * math.log(3) + 0.3 * math.log(alone))
+    assert math.log(after) == pytest.approx(0.5 * math.log(3) + 0.5 * math.log(alone))
     still = after
     for _ in range(60):
         still = scale_after(still, actor, batch(advantages), items)

@@ -7,7 +7,7 @@ from gspo.config import Actor
 from gspo.policy.item import Trained
 from gspo.records import Batch
 
-_MEMORY = 0.7  # of the scale so far, in the running mean of its logarithm
+_MEMORY = 0.5  # of the scale so far, in the running mean of its logarithm
 _BOUNDS = (1e-3, 1e3)  # of one step's change: a step of a single clipped sequence says little
 
 
