@@ -30,9 +30,10 @@ bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (abo
 soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroken run does (about a minute)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
 
-study: $(INSTALLED)  ## GSPO against GRPO with seeds: what has no result yet, then its page (about an hour on 2 cores)
-	$(VENV)/bin/python -m studies.gspo_vs_grpo.run $(ARGS)
-	$(VENV)/bin/python -m studies.gspo_vs_grpo.page
+STUDY ?= gspo_vs_grpo
+study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores) or objectives (35 minutes): what has no result yet, then its page
+	$(VENV)/bin/python -m studies.$(STUDY).run $(ARGS)
+	$(VENV)/bin/python -m studies.$(STUDY).page
 
 install: $(INSTALLED)
 

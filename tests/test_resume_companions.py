@@ -149,6 +149,6 @@ def test_broken_off_with_a_clip_range_that_sets_itself(broken_off: Callable[...,
     recipe = recipe_of("broken", "actor.clip_fraction=0.2", "actor.optimizer={lr: 1e-2}", NO_EVALUATION)
     resumed_is_unbroken(recipe, [(GRADIENT, 7), (SAMPLING, 1), (GRADIENT, 3)], broken_off)
     scale = json.loads((newest() / "state.json").read_text())["clip_scale"]
-    assert scale > 0 and scale != 1
+    assert len(scale) == 2 and scale[0] != 0
     train(recipe_of("unset", "actor.optimizer={lr: 1e-2}", NO_EVALUATION, "steps=2"))
     assert json.loads((newest("unset") / "state.json").read_text())["clip_scale"] is None

@@ -45,7 +45,7 @@ class Progress:
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every one named so far
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
     reference_sha256: str | None = None  # of the reference model's weights; None: not settled yet
-    clip_scale: float | None = None  # of the clip range, where actor.clip_fraction sets it; None: not known yet
+    clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
     in_hand: InHand = field(default_factory=InHand)
 
     @property
