@@ -34,7 +34,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"surrogate": "ppo", "importance_sampling_level": "sequence"}}, ["value model", "sequence_token"]),
         ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
         ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
-        ({"reward": [{"function": "math", "per": "token"}]}, ["reward.per: token", "sequence_token"]),
+        ({"reward": [{"function": "math", "per": "token"}]}, ["reward.0.per: token", "sequence_token"]),
         (
             {"actor": {"surrogate": "ppo"}, "reward": [{"function": "math", "per": "token"}]},
             ["one reward at the end"],
@@ -43,6 +43,9 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, ["expected gradient is 0", "k2"]),
         ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}}, ["deviation", "group_mean"]),
         ({"rollout": {"group_size": 1}}, ["rollout.group_size", "ppo"]),
+        ({"reward": [{"function": "math", "weight": 0}]}, ["weight 0", "nothing to train on"]),
+        ({"actor": {"surrogate": "grpo"}}, ["actor.surrogate", "importance_sampling_level: token"]),
+        ({"actor": {"surrogate": "drgrpo"}}, ["did you mean dr_grpo"]),
         ({"reward": [{"function": "math", "per": "turn"}]}, ["rollout.turn_separator"]),
         (
             {
@@ -165,6 +168,8 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"critic": {"trunk": "shared"}}, "critic is for"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
         ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
+        ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
+        ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
         ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
         ({"rollout": {"turn_separator": "x"}}, "rollout.turn_separator"),
     ],

@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _said(f"failed: {error}", 1)
     except KeyboardInterrupt:
         return _SIGNALLED + signal.SIGINT
+    except BrokenPipeError:  # whoever read along, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return _SIGNALLED + signal.SIGPIPE
 
 
 def _said(text: str, code: int) -> int:

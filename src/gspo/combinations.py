@@ -35,6 +35,8 @@ def _groups(recipe: "Recipe") -> Iterator[str]:
             "rollout.group_size must be at least 2: a lone response has no others to be compared with, so its "
             "advantage is 0 (but for a value model's: actor.surrogate: ppo)"
         )
+    if recipe.reward and not any(reward.weight for reward in recipe.reward):
+        yield "reward: every function has weight 0, which measures only: there is nothing to train on"
     kl = recipe.actor.kl
     if kl.coefficient and kl.place == "reward" and recipe.actor.advantage == "group":
         yield (
@@ -61,8 +63,12 @@ def _level(recipe: "Recipe") -> Iterator[str]:
 
 def _advantage(recipe: "Recipe") -> Iterator[str]:
     actor = recipe.actor
-    finer = sorted({reward.per for reward in recipe.reward if reward.weight} - {"response"})
-    by_token = [f"reward.per: {one}" for one in finer] + ["actor.advantage: gae"] * (actor.advantage == "gae")
+    finer = [
+        f"reward.{number}.per: {one.per}"
+        for number, one in enumerate(recipe.reward)
+        if one.weight and one.per != "response"
+    ]
+    by_token = finer + ["actor.advantage: gae"] * (actor.advantage == "gae")
     if actor.importance_sampling_level not in PUBLISHED[actor.surrogate].levels:
         return  # said already
     if by_token and actor.importance_sampling_level == "sequence":
@@ -74,7 +80,7 @@ def _advantage(recipe: "Recipe") -> Iterator[str]:
         yield f"{by_token[0]} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip"
     if finer and actor.advantage == "gae":
         yield (
-            f"reward.per: {finer[0]} with actor.advantage: gae: the value model learns one reward at the end of a "
+            f"{finer[0]} with actor.advantage: gae: the value model learns one reward at the end of a "
             "response; set actor.advantage: group"
         )
     if recipe.rollout.dynamic_sampling and actor.advantage == "gae":

@@ -49,6 +49,8 @@ _MEND = "restore it from a copy: every update so far was made against it"
 def _load(reference: Policy, path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
+    if not path.is_dir():
+        raise UserError("the reference model is not there", where=str(path), mend=_MEND)
     dtype = next(reference.model.parameters()).dtype
     try:
         saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

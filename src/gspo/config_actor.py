@@ -1,5 +1,6 @@
 """The sections of the objective: the actor with its surrogate, the KL term, the critic."""
 
+import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -13,7 +14,7 @@ from gspo.config_section import (
     PositiveFloat,
     Section,
 )
-from gspo.published import CORRECTION_RANGES, PUBLISHED, Advantage, Correction, LengthNorm, Level, Name
+from gspo.published import ALIASES, CORRECTION_RANGES, PUBLISHED, Advantage, Correction, LengthNorm, Level, Name
 
 # What an absent or null key takes from the surrogate, or from the correction.
 _PUBLISHED_KEYS = {"importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"}
@@ -63,6 +64,16 @@ class Actor(Section):
             return value
         given = {name: one for name, one in value.items() if one is not None or name not in _PUBLISHED_KEYS}
         name, correction = given.get("surrogate", "clip"), given.get("correction", "none")
+        if isinstance(name, str) and name not in PUBLISHED:
+            near = difflib.get_close_matches(name, PUBLISHED, n=1, cutoff=0.5)
+            hint = (
+                f"it is {ALIASES[name.lower()]}"
+                if name.lower() in ALIASES
+                else f"did you mean {near[0]}?"
+                if near
+                else ""
+            )
+            raise ValueError(f"actor.surrogate: there is no {name}: {hint or 'there are ' + ', '.join(PUBLISHED)}")
         if name not in tuple(PUBLISHED) or correction not in tuple(CORRECTION_RANGES):  # said of the key itself
             return given
         published, bounds = PUBLISHED[name], CORRECTION_RANGES[correction]
@@ -84,7 +95,7 @@ class Actor(Section):
         """What a person calls the objective."""
         if self.surrogate == "clip":
             return {"sequence": "GSPO", "sequence_token": "GSPO-token", "token": "GRPO"}[self.importance_sampling_level]
-        return self.surrogate
+        return PUBLISHED[self.surrogate].title
 
     @property
     def every_sequence_trains(self) -> bool:

@@ -56,12 +56,12 @@ def _clip_range(recipe: Recipe) -> list[str]:
     span = f"actor.clip_low/high {low:g}/{high:g}"
     if published.form in ("sapo", "reinforce") and (low, high) != published.range(level):
         return [f"{span} has no effect: {actor.surrogate} clips nothing"]
-    if not published.bounds_ratio and published.form not in ("sapo", "reinforce"):
+    if actor.surrogate != "clip" and published.form not in ("sapo", "reinforce"):
         usual = published.range(level)
         far = any(not 0.1 <= given / known <= 10 for given, known in zip((low, high), usual, strict=True))
         known = f"{usual[0]:g}/{usual[1]:g}"
         return [f"{span} is far from the paper's {known} for {actor.surrogate}: null takes those"] if far else []
-    if not published.bounds_ratio or actor.clip_fraction is not None:
+    if actor.surrogate != "clip" or actor.clip_fraction is not None:
         return []
     if level != "token" and min(low, high) >= 0.1:
         return [
@@ -115,6 +115,8 @@ def _objective(recipe: Recipe) -> list[str]:
         found.append("critic is for actor.advantage: gae: no value model is made")
     elif changed(recipe.critic, "coefficient") and recipe.critic.trunk == "own":
         found.append("critic.coefficient is for critic.trunk: shared")
+    if rollout.dynamic_sampling and rollout.max_rounds == 1:
+        found.append("rollout.max_rounds 1: dynamic sampling has no round to replace a group in")
     if changed(rollout, "max_rounds") and not rollout.dynamic_sampling:
         found.append("rollout.max_rounds is for rollout.dynamic_sampling")
     if changed(rollout, "overlong_margin") and rollout.overlong != "penalty":

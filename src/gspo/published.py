@@ -33,6 +33,7 @@ _RANGES: Mapping[Level, Range] = {"sequence": (3e-4, 4e-4), "sequence_token": (3
 class Published:
     """One objective: the form of its term, and the settings it was published with."""
 
+    title: str  # what a person calls it
     paper: str  # arXiv id
     form: str  # of the term: objective/terms.py
     level: Level = "token"
@@ -49,8 +50,9 @@ class Published:
 
 
 PUBLISHED: Mapping[Name, Published] = {
-    "clip": Published(paper="2507.18071", form="clip", level="sequence"),
+    "clip": Published(title="GSPO", paper="2507.18071", form="clip", level="sequence"),
     "ppo": Published(
+        title="PPO",
         paper="1707.06347",
         form="clip",
         levels=("token", "sequence_token"),
@@ -58,9 +60,10 @@ PUBLISHED: Mapping[Name, Published] = {
         ranges={"token": (0.2, 0.2)},
         advantage="gae",
     ),
-    "dual_clip": Published(paper="1912.09729", form="dual_clip", ranges={"token": (0.2, 0.2)}),
-    "dapo": Published(paper="2503.14476", form="clip", ranges={"token": (0.2, 0.28)}, length_norm="mean"),
+    "dual_clip": Published(title="dual-clip PPO", paper="1912.09729", form="dual_clip", ranges={"token": (0.2, 0.2)}),
+    "dapo": Published(title="DAPO", paper="2503.14476", form="clip", ranges={"token": (0.2, 0.28)}, length_norm="mean"),
     "dr_grpo": Published(
+        title="Dr. GRPO",
         paper="2503.20783",
         form="clip",
         ranges={"token": (0.2, 0.2)},
@@ -68,6 +71,7 @@ PUBLISHED: Mapping[Name, Published] = {
         advantage="group_mean",
     ),
     "luspo": Published(
+        title="LUSPO",
         paper="2602.05261",
         form="clip",
         level="sequence",
@@ -75,6 +79,7 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="none",
     ),
     "cispo": Published(
+        title="CISPO",
         paper="2506.13585",
         form="cispo",
         ranges=dict.fromkeys(LEVELS, (1.0, 4.0)),
@@ -82,6 +87,7 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="mean",
     ),
     "gmpo": Published(
+        title="GMPO",
         paper="2507.20673",
         form="gmpo",
         levels=_TOKEN,
@@ -89,8 +95,9 @@ PUBLISHED: Mapping[Name, Published] = {
         ranges={"token": (0.4, 0.4)},
         bounds_ratio=False,
     ),
-    "sapo": Published(paper="2511.20347", form="sapo", bounds_ratio=False),
+    "sapo": Published(title="SAPO", paper="2511.20347", form="sapo", bounds_ratio=False),
     "dppo": Published(
+        title="DPPO",
         paper="2602.04879",
         form="dppo",
         levels=_TOKEN,
@@ -99,6 +106,7 @@ PUBLISHED: Mapping[Name, Published] = {
         bounds_ratio=False,
     ),
     "minirl": Published(
+        title="MiniRL",
         paper="2512.01374",
         form="minirl",
         levels=_TOKEN,
@@ -109,6 +117,7 @@ PUBLISHED: Mapping[Name, Published] = {
         advantage="group_mean",
     ),
     "reinforce": Published(
+        title="REINFORCE",
         paper="2402.14740",
         form="reinforce",
         levels=_TOKEN,
@@ -117,6 +126,15 @@ PUBLISHED: Mapping[Name, Published] = {
         length_norm="none",
         advantage="leave_one_out",
     ),
+}
+
+# What people also call them, and how it is written here.
+ALIASES: Mapping[str, str] = {
+    "gspo": "clip",
+    "gspo_token": "clip with actor.importance_sampling_level: sequence_token",
+    "grpo": "clip with actor.importance_sampling_level: token",
+    "rloo": "reinforce",
+    "opsm": "a surrogate with actor.opsm_delta",
 }
 
 Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decoupled"]

@@ -93,8 +93,8 @@ def _gradient(recent: Lines) -> dict[str, str]:
     ratios = _known(recent, "gradient/signal_to_noise")
     if len(ratios) >= _FEW and (ratio := statistics.fmean(ratios)) < 0.05:
         found["noisy_gradient"] = (
-            f"a mini-batch's gradient has a signal-to-noise ratio of {ratio:.3f}: raise rollout.queries_per_step, or "
-            "lower actor.mini_batches"
+            f"a mini-batch's gradient is lost in its noise (signal-to-noise ratio {ratio:.3f}): raise "
+            "rollout.queries_per_step, or lower actor.mini_batches"
         )
     shares = [pair for line in recent if (pair := _longest(line)) is not None]
     if shares:

@@ -36,7 +36,8 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
 def objective(recipe: Recipe) -> str:
     """The objective in a line: its ratio, its range, its advantages, and what is added to it."""
     actor, rollout = recipe.actor, recipe.rollout
-    told = [f"{actor.title} (ratio: {actor.importance_sampling_level}, advantage: {actor.advantage})"]
+    ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
+    told = [f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"]
     if actor.surrogate not in ("sapo", "reinforce"):
         told.append(f"clip {actor.clip_low:g}/{actor.clip_high:g}")
     if actor.clip_fraction is not None:
