@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,11 @@ def test_the_paths_in_the_summary_can_be_copied_whole(capsys: pytest.CaptureFixt
     output = Path("a_directory_with_a_long_name_" * 3, "[bold]run")
     assert cli.main(["train", str(TINY), f"output_dir={output}", "steps=1"]) == 0
     assert f'AutoModelForCausalLM.from_pretrained("{output / "model"}")' in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_ends_a_check_without_a_traceback() -> None:
+    process = subprocess.Popen([GSPO, "check", TINY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 128 + signal.SIGPIPE

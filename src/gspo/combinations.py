@@ -12,15 +12,12 @@ if TYPE_CHECKING:  # it asks here whether a recipe can be
 def impossible(recipe: "Recipe") -> Iterator[str]:
     """A sentence for each combination: where, why, and what to set instead."""
     yield from _groups(recipe)
+    yield from _rewards(recipe)
     yield from _level(recipe)
     yield from _advantage(recipe)
     yield from _correction(recipe)
     yield from _clip_fraction(recipe)
-    if recipe.actor.kl.coefficient and recipe.actor.kl.place == "loss" and recipe.actor.kl.estimator == "k1":
-        yield (
-            "actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference; "
-            "use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward"
-        )
+    yield from _kl(recipe)
 
 
 def _groups(recipe: "Recipe") -> Iterator[str]:
@@ -35,15 +32,11 @@ def _groups(recipe: "Recipe") -> Iterator[str]:
             "rollout.group_size must be at least 2: a lone response has no others to be compared with, so its "
             "advantage is 0 (but for a value model's: actor.surrogate: ppo)"
         )
+
+
+def _rewards(recipe: "Recipe") -> Iterator[str]:
     if recipe.reward and not any(reward.weight for reward in recipe.reward):
         yield "reward: every function has weight 0, which measures only: there is nothing to train on"
-    kl = recipe.actor.kl
-    if kl.coefficient and kl.place == "reward" and recipe.actor.advantage == "group":
-        yield (
-            "actor.kl.place: reward with actor.advantage: group: in a group of equal rewards the deviation is that of "
-            "the KL alone, which would be blown up to ±1 whatever its coefficient; "
-            "set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss"
-        )
     finer = [f"reward.{number}.per: {one.per}" for number, one in enumerate(recipe.reward) if one.per == "turn"]
     if finer and recipe.rollout.turn_separator is None:
         yield (
@@ -129,3 +122,18 @@ def _clip_fraction(recipe: "Recipe") -> Iterator[str]:
         )
     elif actor.mini_batches == 1:
         yield "actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches"
+
+
+def _kl(recipe: "Recipe") -> Iterator[str]:
+    kl = recipe.actor.kl
+    if kl.coefficient and kl.place == "reward" and recipe.actor.advantage == "group":
+        yield (
+            "actor.kl.place: reward with actor.advantage: group: in a group of equal rewards the deviation is that of "
+            "the KL alone, which would be blown up to ±1 whatever its coefficient; "
+            "set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss"
+        )
+    if kl.coefficient and kl.place == "loss" and kl.estimator == "k1":
+        yield (
+            "actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference; "
+            "use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward"
+        )
