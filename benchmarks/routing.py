@@ -4,14 +4,12 @@ python -m benchmarks.routing [--rounds 7]
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from benchmarks.pairs import HEADER, row
 from gspo.batch import make_batch
 from gspo.config_file import load_recipe
 from gspo.policy.model import Policy
@@ -55,31 +53,14 @@ def main() -> None:
         )
         optimizer.close()
 
-    print("| what | seconds without | ratio (median, range) |\n|---|---|---|")
-    _row("rollout that records", lambda: roll_out(unwatched), lambda: roll_out(policy), rounds)
-    _row("update that records", lambda: train(unwatched), lambda: train(policy), rounds)
-    _row(
+    print(HEADER)
+    row("rollout that records", lambda: roll_out(unwatched), lambda: roll_out(policy), rounds)
+    row("update that records", lambda: train(unwatched), lambda: train(policy), rounds)
+    row(
         "update that replays π_old's", lambda: train(unwatched), partial(train, policy, routing_replay="policy"), rounds
     )
     one = {"mini_batches": 1}
-    _row("one mini-batch: 8 of 256 read twice", partial(train, unwatched, **one), partial(train, policy, **one), rounds)
-
-
-def _row(name: str, without: Callable[[], object], with_it: Callable[[], object], rounds: int) -> None:
-    before, ratios = [], []
-    for number in range(rounds + 1):
-        one, two = _seconds(without), _seconds(with_it)
-        if number:  # the first warms up
-            before.append(one)
-            ratios.append(two / one)
-    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    print(f"| {name} | {statistics.median(before):.3f} | {middle:.3f} ({low:.2f}–{high:.2f}) |")
-
-
-def _seconds(compute: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    compute()
-    return time.perf_counter() - started
+    row("one mini-batch: 8 of 256 read twice", partial(train, unwatched, **one), partial(train, policy, **one), rounds)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ RUNS = {  # together, every part that logs numbers of its own
         "actor.routing_replay=engine",
         "actor.router_aux_loss=0.01",
     ],
-    "value model, KL in the loss": ["actor.surrogate=ppo", "actor.kl.coefficient=0.01"],
+    "value model, KL in the loss": ["actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty"],
     "dynamic sampling, corrections, KL in the reward": [
         "rollout.dynamic_sampling=true",
         "rollout.overlong=mask",

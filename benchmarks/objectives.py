@@ -1,0 +1,78 @@
+"""What objectives and diagnostics cost besides GSPO's own update: a step's learning with and without, taking turns.
+
+python -m benchmarks.objectives [--rounds 7]
+"""
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.pairs import HEADER, row
+from gspo.batch import make_batch
+from gspo.config import Critic as CriticSettings
+from gspo.config_file import load_recipe
+from gspo.policy.appraisal import appraise
+from gspo.policy.critic import Critic
+from gspo.policy.model import load_policy
+from gspo.policy.old_policy import old_policy
+from gspo.policy.optimizer import Optimizer
+from gspo.policy.update import update
+from gspo.prepare import prepare
+from gspo.records import Score
+from gspo.rollout.source import sample_groups
+
+SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
+QUERIES, GROUP_SIZE = 32, 8
+
+
+def main() -> None:
+    """Print the medians of the ratios, as rows of a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    recipe = load_recipe("recipes/arithmetic.yaml", SMALL)
+    parts = prepare(recipe)
+    policy = parts.policy
+    other = load_policy(recipe.model, policy.tokenizer, seed=1)
+    queries = parts.queries.train[:QUERIES]
+    groups = sample_groups(policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0)
+    scores = [Score(reward=float(n % 2), parts={}) for n in range(QUERIES * GROUP_SIZE)]
+    weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+
+    def learn(trunk: str | None = None, *, reference: bool = False, **changes: Any) -> None:
+        policy.model.load_state_dict(weights)
+        actor = recipe.actor.model_copy(update={"gradient_noise": False, **changes})
+        critic = None
+        if trunk is not None:
+            settings = CriticSettings.model_validate({"trunk": trunk})
+            critic = Critic(settings, policy, other if trunk == "own" else None, total_steps=actor.mini_batches)
+        said = appraise(
+            groups,
+            scores,
+            actor,
+            policy=policy,
+            reference=other if reference else None,
+            critic=critic,
+            temperature=1.0,
+        )
+        batch = make_batch(groups, scores, actor, appraisal=said)
+        optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
+        old = old_policy(policy, batch, actor, temperature=1.0)
+        list(update(policy, optimizer, batch, old, actor, temperature=1.0, critic=critic))
+        optimizer.close()
+
+    kl = recipe.actor.kl.model_copy(update={"coefficient": 0.01})
+    print(HEADER)
+    row("`actor.gradient_noise`", learn, partial(learn, gradient_noise=True), rounds)
+    row("`actor.entropy_bonus`", learn, partial(learn, entropy_bonus=0.01), rounds)
+    row("`actor.kl` in the loss, with its reference", learn, partial(learn, reference=True, kl=kl), rounds)
+    ppo: dict[str, Any] = {"importance_sampling_level": "token", "advantage": "gae", "clip_low": 0.2, "clip_high": 0.2}
+    row("`surrogate: ppo`, shared trunk", learn, partial(learn, "shared", **ppo), rounds)
+    row("`surrogate: ppo`, a trunk of its own", learn, partial(learn, "own", **ppo), rounds)
+
+
+if __name__ == "__main__":
+    main()
