@@ -124,7 +124,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.check import check
 
     for line in check(recipe):
-        print(line)
+        print(line, flush=True)
     return 0
 
 
