@@ -16,7 +16,7 @@ import torch
 
 from gspo import coldstart, run
 from gspo.checkpoint import files, snapshot, store
-from gspo.policy import old_policy, update
+from gspo.policy import loss, old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.report.display import Display
 from gspo.rollout import embedded
@@ -25,7 +25,7 @@ from gspo.rollout import embedded
 PLACES: dict[str, tuple[Any, str]] = {
     "sampling": (embedded, "sample"),
     "old likelihoods": (old_policy, "response_likelihood"),
-    "gradient": (update, "response_likelihood"),
+    "gradient": (loss, "response_likelihood"),
     "cold gradient": (coldstart, "response_likelihood"),
     "optimizer step": (Optimizer, "step"),
     "snapshot": (run, "take_snapshot"),

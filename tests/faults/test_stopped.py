@@ -27,8 +27,8 @@ def score(completions, **columns):
         ("sampling", 28, "step_000002"),
         ("sampling", 40, "step_000003_update_2"),  # in the last evaluation
         ("sampling", 3, "step_000000"),  # in the evaluation before the first step
-        ("gradient", 2, "step_000000_update_1"),
-        ("old likelihoods", 2, "step_000001_scored"),
+        ("gradient", 3, "step_000000_update_1"),
+        ("old likelihoods", 3, "step_000001_scored"),
         ("cold gradient", 2, "cold_000001"),
         ("optimizer step", 6, "step_000001_update_1"),  # the step is finished first
         ("snapshot", 1, "step_000001"),
