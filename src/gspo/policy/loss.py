@@ -11,10 +11,12 @@ from gspo.config import Actor
 from gspo.objective import Surrogate, balance_loss, correction_weights, kl_estimate, surrogate, value_loss
 from gspo.objective.ratio import sequence_mean
 from gspo.policy.critic import Critic
+from gspo.policy.cutting import rollouts_of, takes_part
 from gspo.policy.item import Item, Trained, observed
 from gspo.policy.likelihood import Likelihood, response_likelihood
 from gspo.policy.model import Policy
 from gspo.policy.volatility import Activation, activation
+from gspo.records import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,14 @@ class Denominators:
     num_sequences: int  # that take part in the loss
     mean_tokens: float = 1.0  # of those: response tokens
     max_tokens: int = 1  # of any response
+
+
+def denominators_of(batch: Batch, members: Sequence[int], max_tokens: int) -> Denominators:
+    """Those of a mini-batch, given by its rollouts' indices."""
+    rollouts = rollouts_of(batch)
+    lengths = [len(rollouts[index].response_ids) for index in members if takes_part(batch, index)]
+    mean_tokens = sum(lengths) / max(1, len(lengths))
+    return Denominators(num_sequences=len(lengths), mean_tokens=mean_tokens, max_tokens=max_tokens)
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gspo.config import Actor
 from gspo.policy.critic import Critic
-from gspo.policy.cutting import cut, middle, mini_batches, rollouts_of, takes_part
+from gspo.policy.cutting import cut, middle, mini_batches
 from gspo.policy.item import Item, Trained, items_of
-from gspo.policy.loss import Denominators, micro_batch_loss
+from gspo.policy.loss import Denominators, denominators_of, micro_batch_loss
 from gspo.policy.model import Policy
 from gspo.policy.noise import Noise
 from gspo.policy.old_policy import Old
@@ -62,15 +62,11 @@ def update(
     changes: there, a mini-batch may be broken off and begun again.
     """
     items = items_of(batch, old, actor)
-    rollouts = rollouts_of(batch)
     for number, members in enumerate(mini_batches(batch, actor.mini_batches)):
         if number < num_done:
             continue
         chosen = [items[index] for index in members if index in items]
-        lengths = [len(rollouts[index].response_ids) for index in members if takes_part(batch, index)]
-        denominators = Denominators(
-            num_sequences=len(lengths), mean_tokens=sum(lengths) / max(1, len(lengths)), max_tokens=max_tokens
-        )
+        denominators = denominators_of(batch, members, max_tokens)
         with may_stop():
             # Where mini-batches follow, their own forward passes show what the step has changed.
             sequences = [item.sequence for item in chosen] if actor.mini_batches == 1 else []
