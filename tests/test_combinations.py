@@ -104,6 +104,8 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
     [
         {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
         {"actor": {"correction": "decoupled", "correction_high": 5}},
+        {"actor": {"opsm_delta": 1e-4}},
+        {"actor": {"opsm_delta": 0.1, "importance_sampling_level": "token"}},
         {"actor": {"surrogate": "dr_grpo"}, "reward": [{"function": "math", "weight": 2}]},
         {"actor": {"clip_fraction": 0.15, "clip_low": 0.3, "clip_high": 0.4}},
         {"actor": {"advantage": "leave_one_out", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}},
@@ -158,6 +160,7 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "dppo"}}, "distance from the sampler"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
         ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
+        ({"actor": {"opsm_delta": 0.1}}, "clipped already"),
         ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
         ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
         ({"actor": {"surrogate": "dual_clip", "importance_sampling_level": "sequence"}}, "actor.dual_clip"),

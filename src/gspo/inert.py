@@ -1,5 +1,7 @@
 """Settings that a recipe states but that cannot have an effect in it: nothing is ignored in silence."""
 
+import math
+
 from gspo.config import Recipe, Section
 from gspo.published import CORRECTION_RANGES, PUBLISHED
 from gspo.queries.files import names_file
@@ -9,7 +11,9 @@ def inert_settings(recipe: Recipe) -> list[str]:
     """One sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
     return [
         *_ratio(recipe),
-        *_objective(recipe),
+        *_surrogate(recipe),
+        *_additions(recipe),
+        *_selection(recipe),
         *_sampling(recipe),
         *_optimizer(recipe),
         *_queries(recipe),
@@ -75,29 +79,19 @@ def _clip_range(recipe: Recipe) -> list[str]:
     return []
 
 
-def _objective(recipe: Recipe) -> list[str]:
-    """Keys of other objectives than the recipe's."""
-    actor, rollout, found = recipe.actor, recipe.rollout, []
+def _changed(section: Section, name: str) -> bool:
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
 
-    def changed(section: Section, name: str) -> bool:
-        return bool(getattr(section, name) != type(section).model_fields[name].default)
 
-    if changed(actor, "dual_clip") and actor.surrogate != "dual_clip":
+def _surrogate(recipe: Recipe) -> list[str]:
+    """Keys of other surrogates and advantages than the recipe's."""
+    actor, found = recipe.actor, []
+    if _changed(actor, "dual_clip") and actor.surrogate != "dual_clip":
         found.append("actor.dual_clip is for actor.surrogate: dual_clip")
-    if changed(actor, "sapo_temperature") and actor.surrogate != "sapo":
+    if _changed(actor, "sapo_temperature") and actor.surrogate != "sapo":
         found.append("actor.sapo_temperature is for actor.surrogate: sapo")
-    if changed(actor, "advantage_ddof") and actor.advantage not in ("group", "batch"):
+    if _changed(actor, "advantage_ddof") and actor.advantage not in ("group", "batch"):
         found.append(f"actor.advantage_ddof has no effect: actor.advantage: {actor.advantage} divides by no deviation")
-    if not actor.kl.coefficient and any(changed(actor.kl, name) for name in ("estimator", "place", "reference")):
-        found.append("actor.kl.coefficient is 0: there is no KL term, and no reference model")
-    if actor.kl.coefficient and actor.kl.place == "reward" and actor.kl.estimator != "k1":
-        found.append(
-            f"actor.kl.estimator: {actor.kl.estimator} in the reward: only k1 there leads to the gradient of the KL"
-        )
-    bounds = CORRECTION_RANGES[actor.correction]
-    for name, given, known in zip(("low", "high"), (actor.correction_low, actor.correction_high), bounds, strict=True):
-        if given is not None and known is None and (name, actor.correction) != ("high", "decoupled"):
-            found.append(f"actor.correction_{name} has no effect with actor.correction: {actor.correction}")
     if actor.surrogate == "dppo" and actor.old_logprobs == "recompute":
         found.append("actor.surrogate: dppo bounds the distance from the sampler: actor.old_logprobs: engine is that")
     if actor.surrogate == "ppo" and actor.advantage != "gae":
@@ -109,17 +103,50 @@ def _objective(recipe: Recipe) -> list[str]:
             f"actor.clip_fraction {actor.clip_fraction:g} is out of reach: the first of {actor.mini_batches} "
             f"mini-batches clips nothing, nor does half of what moves in the others (about {reach:.2g} is left)"
         )
+    clips_first = PUBLISHED[actor.surrogate].bounds_ratio and actor.importance_sampling_level != "token"
+    if (
+        actor.opsm_delta is not None
+        and actor.clip_fraction is None
+        and clips_first
+        and math.exp(-actor.opsm_delta) <= 1 - actor.clip_low
+    ):
+        found.append(
+            f"actor.opsm_delta {actor.opsm_delta:g} drops nothing: where Â < 0, what has fallen that far is beyond "
+            f"actor.clip_low {actor.clip_low:g} and clipped already"
+        )
+    return found
+
+
+def _additions(recipe: Recipe) -> list[str]:
+    """Keys of a KL term, a correction or a value model that is not there."""
+    actor, found = recipe.actor, []
+    if not actor.kl.coefficient and any(_changed(actor.kl, name) for name in ("estimator", "place", "reference")):
+        found.append("actor.kl.coefficient is 0: there is no KL term, and no reference model")
+    if actor.kl.coefficient and actor.kl.place == "reward" and actor.kl.estimator != "k1":
+        found.append(
+            f"actor.kl.estimator: {actor.kl.estimator} in the reward: only k1 there leads to the gradient of the KL"
+        )
+    bounds = CORRECTION_RANGES[actor.correction]
+    for name, given, known in zip(("low", "high"), (actor.correction_low, actor.correction_high), bounds, strict=True):
+        if given is not None and known is None and (name, actor.correction) != ("high", "decoupled"):
+            found.append(f"actor.correction_{name} has no effect with actor.correction: {actor.correction}")
+    if actor.advantage != "gae" and any(_changed(recipe.critic, name) for name in type(recipe.critic).model_fields):
+        found.append("critic is for actor.advantage: gae: no value model is made")
+    elif _changed(recipe.critic, "coefficient") and recipe.critic.trunk == "own":
+        found.append("critic.coefficient is for critic.trunk: shared")
+    return found
+
+
+def _selection(recipe: Recipe) -> list[str]:
+    """Keys about which responses train that have nothing to choose from."""
+    rollout, found = recipe.rollout, []
     if rollout.overlong == "penalty" and rollout.overlong_margin == 0:
         found.append("rollout.overlong: penalty with overlong_margin 0 takes nothing off")
-    if actor.advantage != "gae" and any(changed(recipe.critic, name) for name in type(recipe.critic).model_fields):
-        found.append("critic is for actor.advantage: gae: no value model is made")
-    elif changed(recipe.critic, "coefficient") and recipe.critic.trunk == "own":
-        found.append("critic.coefficient is for critic.trunk: shared")
     if rollout.dynamic_sampling and rollout.max_rounds == 1:
         found.append("rollout.max_rounds 1: dynamic sampling has no round to replace a group in")
-    if changed(rollout, "max_rounds") and not rollout.dynamic_sampling:
+    if _changed(rollout, "max_rounds") and not rollout.dynamic_sampling:
         found.append("rollout.max_rounds is for rollout.dynamic_sampling")
-    if changed(rollout, "overlong_margin") and rollout.overlong != "penalty":
+    if _changed(rollout, "overlong_margin") and rollout.overlong != "penalty":
         found.append("rollout.overlong_margin is for rollout.overlong: penalty")
     if rollout.turn_separator is not None and all(reward.per != "turn" for reward in recipe.reward):
         found.append("rollout.turn_separator is for rewards per turn")
