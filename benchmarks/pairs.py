@@ -1,10 +1,29 @@
 """Two ways of doing a thing, taking turns: the ratio of their times, as a row of a table."""
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 
+import torch
+
+from gspo.config import Recipe
+from gspo.config_file import load_recipe
+from gspo.prepare import Prepared, prepare
+
+SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
+QUERIES, GROUP_SIZE = 32, 8
 HEADER = "| what | seconds without | ratio (median, range) |\n|---|---|---|"
+
+
+def small_run(description: str | None) -> tuple[int, Recipe, Prepared]:
+    """The rounds that the command line asks for, and the default recipe with little of everything, on one thread."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds: int = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    recipe = load_recipe("recipes/arithmetic.yaml", SMALL)
+    return rounds, recipe, prepare(recipe)
 
 
 def row(name: str, without: Callable[[], object], with_it: Callable[[], object], rounds: int) -> None:

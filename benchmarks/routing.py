@@ -3,35 +3,22 @@
 python -m benchmarks.routing [--rounds 7]
 """
 
-import argparse
 from dataclasses import replace
 from functools import partial
 
-import torch
-
-from benchmarks.pairs import HEADER, row
+from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
 from gspo.batch import make_batch
-from gspo.config_file import load_recipe
 from gspo.policy.model import Policy
 from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
 from gspo.policy.update import update
-from gspo.prepare import prepare
 from gspo.records import Batch, Score
 from gspo.rollout.source import sample_groups
-
-SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
-QUERIES, GROUP_SIZE = 32, 8
 
 
 def main() -> None:
     """Print the medians of the ratios, as rows of a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
-    torch.set_num_threads(1)
-    recipe = load_recipe("recipes/arithmetic.yaml", SMALL)
-    parts = prepare(recipe)
+    rounds, recipe, parts = small_run(__doc__)
     policy, unwatched = parts.policy, replace(parts.policy, routing=None)
     queries = parts.queries.train[:QUERIES]
 

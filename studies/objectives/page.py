@@ -3,11 +3,9 @@
 python -m studies.objectives.page
 """
 
-import argparse
-import sys
 from pathlib import Path
 
-from studies.harness.markdown import write_tables
+from studies.harness.page import write_page
 from studies.objectives.figures import draw_all
 from studies.objectives.jobs import RESULTS
 from studies.objectives.runs import load_runs
@@ -15,23 +13,5 @@ from studies.objectives.tables import TABLES
 
 PAGE = Path(__file__).with_name("README.md")
 
-
-def main() -> None:
-    """Write the page and its figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--output", type=Path, default=PAGE.parent, help="the page's folder; figures/ lies in it")
-    options = parser.parse_args()
-    runs = load_runs(options.results)
-    if not runs.found:
-        sys.exit(
-            f"no result of the study's recipes in {options.results}: make them with python -m studies.objectives.run"
-        )
-    if runs.missing:
-        print(f"no result of the recipes as they are now: {', '.join(runs.missing)}")
-    draw_all(runs, options.output / "figures")
-    write_tables(PAGE, options.output, {name: write(runs) for name, write in TABLES.items()})
-
-
 if __name__ == "__main__":
-    main()
+    write_page(PAGE, __doc__, results=RESULTS, load_runs=load_runs, draw_all=draw_all, tables=TABLES)
