@@ -24,6 +24,7 @@ from gspo.progress import Progress
 from gspo.record import record_step
 from gspo.records import Batch, Score
 from gspo.report.display import Display
+from gspo.report.rollout_lines import rollout_lines
 from gspo.report.run_directory import RunDirectory
 from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
@@ -132,7 +133,9 @@ def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() ->
     old = old_policy(parts.policy, batch, recipe.actor, temperature=1.0)
     optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
     reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-    path = RunDirectory.create(recipe).write_rollouts(1, batch, [item for r in reports for item in r.trained])
+    path = RunDirectory.create(recipe).write_rollouts(
+        1, rollout_lines(batch, [item for r in reports for item in r.trained])
+    )
     assert all(line["sequence_ratio"] is None for line in strict_json(path))
 
 

@@ -107,6 +107,7 @@ def test_a_run_exits_with_0_and_leaves_exactly_the_run_directory(finished: Finis
         "lock",
         "cold_start.jsonl",
         "metrics.jsonl",
+        "history.jsonl",
         "rollouts",
         "checkpoints",
         "model",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from gspo.checkpoint.random_state import restore_random_state, seed_everything
 from gspo.checkpoint.store import Store
 from gspo.checkpoint.writer import Writer
 from gspo.config import Recipe
+from gspo.history import record_beginning, record_end
 from gspo.interrupt import Interrupt
 from gspo.prepare import Prepared, prepare
 from gspo.progress import Progress
 from gspo.report.display import Display
 from gspo.report.run_directory import RunDirectory, check_absent
+from gspo.report.token_text import TokenText
 from gspo.resume import Saved, put_back, reopen, take_over, tokens_digest
 from gspo.reward.functions import close_functions
 from gspo.run import Run
@@ -49,16 +52,29 @@ def begun(
                 writer=Writer(Store(directory.checkpoints), recipe.checkpoint),
                 progress=Progress(num_cold_steps=recipe.cold_start.steps),
                 about=_about(parts),
+                token_text=_token_text(recipe, parts),
             )
             if taken_up is not None:
                 _take_up(run, saved)
-            yield run
+            record_beginning(run, resumed=saved is not None)
+            try:
+                yield run
+            except BaseException as error:
+                record_end(run, error)
+                raise
+            record_end(run)
     finally:
         display.stop()
         if parts is not None:
             close_functions(parts.functions)
         if directory is not None:
             directory.close()
+
+
+def _token_text(recipe: Recipe, parts: Prepared) -> TokenText | None:
+    if not recipe.report.tokens:
+        return None
+    return TokenText(partial(parts.policy.tokenizer.decode, skip_special_tokens=True))
 
 
 def _about(parts: Prepared) -> dict[str, Any]:

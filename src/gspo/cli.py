@@ -5,10 +5,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gspo.errors import RunError, UserError
 
@@ -22,8 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 2 the input is wrong, 1 anything else, 128 + n
     after signal n."""
     options, rest = _parser().parse_known_args(arguments)
-    overrides = [*options.overrides, *rest]
+    overrides = [*(options.overrides or ()), *rest]
     try:
+        if options.overrides is None and rest:
+            raise UserError(f"there is no option {rest[0]!r}", where="command line", mend="see --help")
         for override in overrides:
             if override.startswith("-") or "=" not in override:
                 mend = f"write {override.lstrip('-')}" if "=" in override else None
@@ -51,27 +53,69 @@ def _parser() -> argparse.ArgumentParser:
         prog="gspo", description="Reinforcement learning of language models by Group Sequence Policy Optimization."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    a_recipe = "a YAML file, such as recipes/arithmetic.yaml"
-    for name, command, text, what in [
-        ("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", a_recipe),
-        (
-            "resume",
-            _resume,
-            "go on with a run that has ended before its time",
-            "its directory, such as runs/arithmetic",
-        ),
-        ("check", _check, "validate a recipe, its data, model and rewards without training", a_recipe),
-    ]:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("target", metavar="RUN_DIR" if name == "resume" else "RECIPE", help=what)
-        sub.add_argument(
-            "overrides", nargs="*", metavar="key=value", help="dotted recipe keys, such as actor.clip_low=1e-3"
-        )
-        if name == "train":
-            text = "go on with the run in the recipe's directory; from the start where there is none"
-            sub.add_argument("--resume", action="store_true", help=text)
-        sub.set_defaults(command=command)
+    for add in (_add_train, _add_resume, _add_check, _add_report, _add_show, _add_track):
+        add(commands)
     return parser
+
+
+def _add(commands: Any, name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=command, overrides=None)
+    return parser
+
+
+def _takes_overrides(parser: argparse.ArgumentParser) -> None:
+    text = "dotted recipe keys, such as actor.clip_low=1e-3"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+
+
+_A_RECIPE = "a YAML file, such as recipes/arithmetic.yaml"
+_A_RUN = "its directory, such as runs/arithmetic"
+
+
+def _add_train(commands: Any) -> None:
+    parser = _add(commands, "train", _train, "run a recipe: cold start, reinforcement learning, evaluation")
+    parser.add_argument("target", metavar="RECIPE", help=_A_RECIPE)
+    _takes_overrides(parser)
+    text = "go on with the run in the recipe's directory; from the start where there is none"
+    parser.add_argument("--resume", action="store_true", help=text)
+
+
+def _add_resume(commands: Any) -> None:
+    parser = _add(commands, "resume", _resume, "go on with a run that has ended before its time")
+    parser.add_argument("target", metavar="RUN_DIR", help=_A_RUN)
+    _takes_overrides(parser)
+
+
+def _add_check(commands: Any) -> None:
+    parser = _add(commands, "check", _check, "validate a recipe, its data, model and rewards without training")
+    parser.add_argument("target", metavar="RECIPE", help=_A_RECIPE)
+    _takes_overrides(parser)
+
+
+def _add_report(commands: Any) -> None:
+    parser = _add(commands, "report", _report, "write one HTML page with the curves and samples of one run, or several")
+    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=_A_RUN)
+    text = "the file to write; default: report.html in the first run's directory"
+    parser.add_argument("--out", metavar="FILE", type=Path, help=text)
+    text = "write it again whenever a run has gone on, until all have ended"
+    parser.add_argument("--watch", action="store_true", help=text)
+
+
+def _add_show(commands: Any) -> None:
+    parser = _add(commands, "show", _show, "print a group's responses, with rewards and ratios")
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=_A_RUN)
+    parser.add_argument("--step", type=int, metavar="N", help="default: the last one that has it")
+    parser.add_argument("--query", metavar="ID", help="default: the step's first one")
+    parser.add_argument("--json", action="store_true", help="one line a response, as rollouts/ has it")
+
+
+def _add_track(commands: Any) -> None:
+    parser = _add(commands, "track", _track, "send what a run has written to its trackers, from where they are")
+    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=_A_RUN)
+    text = "tensorboard, trackio or wandb, once or more; default: the recipe's report.trackers"
+    parser.add_argument("--to", action="append", metavar="TRACKER", help=text)
+    parser.add_argument("--follow", action="store_true", help="until the run has ended")
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -125,6 +169,27 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     for line in check(recipe):
         print(line, flush=True)
+    return 0
+
+
+def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from gspo.report.page.write import watch, write_report
+
+    (watch if options.watch else write_report)(options.runs, options.out, note=print)
+    return 0
+
+
+def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from gspo.report.show import show
+
+    show(options.run, step=options.step, query=options.query, as_json=options.json)
+    return 0
+
+
+def _track(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from gspo.report.trackers.track import track
+
+    track(options.run, options.to, follow=options.follow, note=print)
     return 0
 
 

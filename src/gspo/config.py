@@ -153,8 +153,10 @@ class Evaluation(Section):
 
 
 class Report(Section):
-    trackers: tuple[()] = ()
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # each is an extra of the package
+    project: Annotated[str, Field(min_length=1)] = "gspo"  # that trackio and wandb file the run under
     rollouts: bool = True  # write rollouts/step_*.jsonl
+    tokens: bool = True  # with the log ratio of every token, for which the file is about three times as large
 
 
 class Recipe(Section):

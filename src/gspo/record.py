@@ -17,6 +17,7 @@ from gspo.progress import InHand
 from gspo.records import Batch
 from gspo.report.diagnoses import WINDOW, diagnoses
 from gspo.report.metrics import step_metrics
+from gspo.report.rollout_lines import rollout_lines
 from gspo.reward.score import Scored
 from gspo.run import Run
 
@@ -55,7 +56,7 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
     _append(run, line)
     files = run.progress.rollout_files
     if recipe.report.rollouts:
-        path = run.directory.write_rollouts(step, batch, trained)
+        path = run.directory.write_rollouts(step, rollout_lines(batch, trained, run.token_text))
         run.new_rollouts = (*run.new_rollouts, path)
         files = {**files, path.name: (path.stat().st_size, sha256(path))}
     if step >= WINDOW or step == recipe.steps:
@@ -121,7 +122,7 @@ def _stop_if_broken(run: Run, step: int, batch: Batch, reports: Sequence[MiniBat
             continue  # nothing had an advantage: no sign of health
         if run.count_update(applied=report.step.applied) >= MAX_SKIPPED_IN_A_ROW:
             trained = [item for report in reports for item in report.trained]
-            where = run.directory.write_rollouts(step, batch, trained)
+            where = run.directory.write_rollouts(step, rollout_lines(batch, trained, run.token_text))
             raise DivergedError(
                 f"step {step}: loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row; "
                 f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards"

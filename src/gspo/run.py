@@ -25,6 +25,7 @@ from gspo.queries.order import query_indices
 from gspo.records import Query
 from gspo.report.display import Display
 from gspo.report.run_directory import RunDirectory, how_to_resume
+from gspo.report.token_text import TokenText
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Run:
     steps_taken: int | None = None  # by the optimiser
     new_rollouts: tuple[Path, ...] = ()  # files written since the last checkpoint
     about: Mapping[str, Any] = field(default_factory=dict)  # what the manifests of its checkpoints say
+    token_text: TokenText | None = None  # where rollouts are written token by token
 
     @contextmanager
     def clock(self, stage: str) -> Iterator[None]:

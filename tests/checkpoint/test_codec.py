@@ -60,6 +60,7 @@ def trained(number: float) -> Trained:
         sequence_ratio=number,
         entropy_sum=-number,
         old_logprobs=torch.tensor([number, -0.0], dtype=torch.float64).float(),
+        log_ratios=torch.tensor([-number, 0.0]),
     )
 
 

@@ -28,6 +28,7 @@ def trained(ratios: Sequence[float], lengths: Sequence[int]) -> list[Trained]:
             sequence_ratio=ratio,
             entropy_sum=0.0,
             old_logprobs=torch.zeros(length),
+            log_ratios=torch.zeros(length),
         )
         for index, (ratio, length) in enumerate(zip(ratios, lengths, strict=True))
     ]

@@ -1,5 +1,6 @@
 """Steps made by hand: a batch, what the update saw of it, and the line of metrics they give."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ def trained(
         sequence_ratio=ratio,
         entropy_sum=entropy * tokens,
         old_logprobs=torch.full((tokens,), -1.0) if old is None else torch.tensor(old),
+        log_ratios=torch.full((tokens,), math.log(ratio) if ratio > 0 else -math.inf),
         **given,
     )
 

@@ -31,6 +31,7 @@ TRAINED = Trained(
     sequence_ratio=1.0,
     entropy_sum=0.0,
     old_logprobs=torch.zeros(1),
+    log_ratios=torch.zeros(1),
 )
 QUERY = Query(id="q:1", prompt="p", text="p", prompt_ids=(1, 2, 3), columns={})
 

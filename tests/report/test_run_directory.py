@@ -17,6 +17,7 @@ from gspo.errors import RunError, UserError
 from gspo.policy.item import Trained
 from gspo.policy.model import Policy
 from gspo.records import Batch, Failure, Group, Query, Rollout, Score
+from gspo.report.rollout_lines import rollout_lines
 from gspo.report.run_directory import RunDirectory, check_absent
 
 
@@ -86,7 +87,7 @@ def small_batch(reward: float | None = 1.0) -> Batch:
 def test_a_rollout_says_why_it_has_no_reward(directory: RunDirectory) -> None:
     batch = small_batch(reward=None)
     failed = dataclasses.replace(batch.scores[0], failure=Failure(kind="crashed", message="f: ended with signal 11"))
-    path = directory.write_rollouts(1, dataclasses.replace(batch, scores=(failed, batch.scores[1])))
+    path = directory.write_rollouts(1, rollout_lines(dataclasses.replace(batch, scores=(failed, batch.scores[1]))))
     found = [strict(line)["failure"] for line in path.read_text(encoding="utf-8").splitlines()]
     assert found == ["f: ended with signal 11", None]
 
@@ -100,11 +101,12 @@ def one_trained(ratio: float) -> Trained:
         sequence_ratio=ratio,
         entropy_sum=1.0,
         old_logprobs=torch.full((2,), -1.0),
+        log_ratios=torch.tensor([0.25, -0.125]),
     )
 
 
 def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: RunDirectory) -> None:
-    path = directory.write_rollouts(3, small_batch(), [one_trained(1.25)])
+    path = directory.write_rollouts(3, rollout_lines(small_batch(), [one_trained(1.25)]))
     assert path.name == "step_000003.jsonl"
     first, second = (strict(line) for line in path.read_text(encoding="utf-8").splitlines())
     assert first == {
@@ -117,6 +119,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
         "advantage": 0.5,
         "sequence_ratio": 1.25,
         "clipped": 0.5,
+        "mini_batch": 0,
         "tokens": 2,
         "finish_reason": "stop",
         "policy_version": 8,
@@ -125,7 +128,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
 
 
 def test_rollouts_are_json_too_where_a_ratio_is_not_finite_or_a_reward_is_none(directory: RunDirectory) -> None:
-    path = directory.write_rollouts(1, small_batch(reward=None), [one_trained(math.nan)])
+    path = directory.write_rollouts(1, rollout_lines(small_batch(reward=None), [one_trained(math.nan)]))
     first = strict(path.read_text(encoding="utf-8").splitlines()[0])
     assert first["reward"] is None and first["sequence_ratio"] is None
 
@@ -180,7 +183,7 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
     directory.append("cold_start.jsonl", {"step": 2})
     directory.append("metrics.jsonl", {"step": 0})
     for step in (1, 2, 10):
-        directory.write_rollouts(step, small_batch())
+        directory.write_rollouts(step, rollout_lines(small_batch()))
     directory.cut_back(steps=2, logs=logs)
     assert directory.log_bytes() == sizes  # metrics.jsonl was not there
     assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
@@ -193,7 +196,7 @@ def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirect
     assert directory.set_aside() is None
     for number in (1, 2):
         directory.append("metrics.jsonl", {"step": number})
-        directory.write_rollouts(number, small_batch())
+        directory.write_rollouts(number, rollout_lines(small_batch()))
         aside = directory.set_aside()
         assert aside == directory.path / f"set_aside_{number}"
         assert json.loads((aside / "metrics.jsonl").read_text()) == {"step": number}
@@ -202,7 +205,7 @@ def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirect
 
 
 def test_rollouts_that_are_not_as_they_were_written_are_named(directory: RunDirectory) -> None:
-    paths = [directory.write_rollouts(step, small_batch()) for step in (1, 2, 3, 4)]
+    paths = [directory.write_rollouts(step, rollout_lines(small_batch())) for step in (1, 2, 3, 4)]
     files = {path.name: [path.stat().st_size, sha256(path)] for path in paths}
     assert directory.damaged_rollouts(files) == []
     contents = paths[0].read_bytes()

@@ -46,7 +46,8 @@ class Trained:
     num_clipped: int
     sequence_ratio: float
     entropy_sum: float
-    old_logprobs: Float[Tensor, "T"]  # on the CPU
+    old_logprobs: Float[Tensor, "T"]  # on the CPU, as the next
+    log_ratios: Float[Tensor, "T"]  # log π_θ/π_old of each token
     num_masked: int = 0  # tokens that a correction or OPSM has dropped
     ratio_sum: float = 0.0  # of the token ratios π_θ/π_old
     ratio_square_sum: float = 0.0
@@ -91,9 +92,11 @@ def observed(
     """One a sequence; must come before the backward pass, whose graph it reads."""
     lengths = [item.length for item in items]
     (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
-    ratio = (logprobs.detach() - old).exp()
+    log_ratio = logprobs.detach() - old
+    ratio = log_ratio.exp()
     weights = torch.ones_like(ratio) if weights is None else weights
-    rows = torch.stack([result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach(), old])
+    summed = [result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach()]
+    rows = torch.stack([*summed, old, log_ratio])
     return [
         Trained(
             index=item.index,
@@ -107,10 +110,11 @@ def observed(
             gradient_weight=sums[4],
             correction_weight=sums[5] / item.length,
             entropy_sum=sums[6],
-            old_logprobs=piece[-1].clone(),
+            old_logprobs=piece[-2].clone(),
+            log_ratios=piece[-1].clone(),
         )
         for item, sequence_ratio, piece in zip(
             items, result.sequence_ratio.tolist(), rows.cpu().split(lengths, dim=1), strict=True
         )
-        for sums in [piece[:-1].double().sum(1).tolist()]
+        for sums in [piece[:-2].double().sum(1).tolist()]
     ]

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from gspo.config import Recipe
 from gspo.config_file import dump_recipe
 from gspo.errors import RunError, UserError
 from gspo.lock import Lock
-from gspo.policy.item import Trained
 from gspo.policy.model import Policy
-from gspo.records import Batch
+from gspo.report.json_lines import numbers, read_json_lines
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
@@ -82,32 +81,13 @@ class RunDirectory:
         with _written(path), path.open("a", encoding="utf-8") as file:
             file.write(_json(line))
 
-    def write_rollouts(self, step: int, batch: Batch, trained: Sequence[Trained] = ()) -> Path:
-        """One line a rollout: prompt, completion, reward, advantage, ratio, clipped, finish reason, policy version."""
+    def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> Path:
+        """The step's file with a line a rollout; where it lies."""
         path = self._rollouts / f"step_{step:06d}.jsonl"
-        seen = {item.index: item for item in trained}
         with _written(path):
             path.parent.mkdir(exist_ok=True)
         with _written(path), path.open("w", encoding="utf-8") as file:
-            index = 0
-            for group in batch.groups:
-                for rollout in group.rollouts:
-                    score = batch.scores[index]
-                    line = {
-                        "query": group.query.id,
-                        "prompt": group.query.text,
-                        "completion": rollout.text,
-                        "reward": score.reward,
-                        "rewards": dict(score.parts),
-                        "failure": score.failure.message if score.failure else None,
-                        "advantage": batch.advantages[index],
-                        **_ratio_of(seen.get(index)),
-                        "tokens": len(rollout.response_ids),
-                        "finish_reason": rollout.finish_reason,
-                        "policy_version": rollout.policy_version,
-                    }
-                    file.write(_json(line))
-                    index += 1
+            file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 
     def save_model(self, policy: Policy) -> None:
@@ -164,9 +144,7 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
-        path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [{key: _number(value) for key, value in json.loads(line).items()} for line in lines]
+        return [numbers(line) for line in read_json_lines(self.path / "metrics.jsonl")[0]]
 
     def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
         """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
@@ -209,24 +187,12 @@ def how_to_resume(recipe: Recipe) -> str:
     return "gspo.train(recipe, queries=…, reward=…, resume=True)"
 
 
-def _ratio_of(item: Trained | None) -> dict[str, Any]:
-    """Null where the sequence took no part in the update, its advantage being 0."""
-    if item is None:
-        return {"sequence_ratio": None, "clipped": None}
-    return {"sequence_ratio": item.sequence_ratio, "clipped": item.num_clipped / item.num_tokens}
-
-
-def _json(line: Mapping[str, Any]) -> str:
-    return json.dumps({key: _finite(value) for key, value in line.items()}, ensure_ascii=False, allow_nan=False) + "\n"
+def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:
+    finite = {key: _finite(value) for key, value in line.items()}
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False, separators=separators) + "\n"
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    return math.nan if value is None else value

@@ -1,0 +1,50 @@
+"""What happened to a run, for whoever looks at it later: begun, resumed, ended, and how."""
+
+import os
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from signal import Signals
+from typing import Any
+
+from gspo.errors import RunError
+from gspo.interrupt import Stopped
+from gspo.report.summary import introduction
+from gspo.run import Run
+
+HISTORY = "history.jsonl"
+
+
+def record_beginning(run: Run, *, resumed: bool) -> None:
+    """A line for a process that begins the run or takes it up: who, where, with what, and at which step."""
+    parts = run.parts
+    _append(
+        run,
+        {
+            "event": "resumed" if resumed else "begun",
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "working_directory": run.about["working_directory"],
+            "introduction": introduction(run.recipe, parts.policy, parts.queries, parts.functions),
+            "environment": run.about["environment"],
+        },
+    )
+
+
+def record_end(run: Run, error: BaseException | None = None) -> None:
+    """A line for how the process left the run: `finished`, `stopped` by a signal, `interrupted` at once, `failed`."""
+    how, reason = "finished", None
+    if run.stopped_by is not None:
+        how, reason = "stopped", Signals(run.stopped_by).name
+    if isinstance(error, KeyboardInterrupt):
+        how, reason = "interrupted", None
+    elif error is not None and not isinstance(error, Stopped):
+        how, reason = "failed", str(error) or type(error).__name__
+    with suppress(RunError):  # the disk may be what it has ended of
+        _append(run, {"event": "ended", "how": how, "reason": reason, "seconds": run.elapsed})
+
+
+def _append(run: Run, line: dict[str, Any]) -> None:
+    progress = run.progress
+    place = {"cold_start_step": progress.cold_steps, "step": progress.steps}
+    run.directory.append(HISTORY, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line, **place})

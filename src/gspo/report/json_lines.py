@@ -1,0 +1,39 @@
+"""Logs of a line a step, read while a run may still be writing them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file, none where there is no file, and how many lines are none.
+
+    A last line without its end is still being written: neither read nor counted.
+    """
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    found, num_unreadable = [], 0
+    for line in lines:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            content = None
+        if isinstance(content, dict):
+            found.append(content)
+        elif line.strip():
+            num_unreadable += 1
+    return found, num_unreadable
+
+
+def numbers(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics, null read as NaN."""
+    return {key: _number(value) for key, value in line.items()}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    return math.nan if value is None else value

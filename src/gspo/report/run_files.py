@@ -1,0 +1,120 @@
+"""What a run has left on the disk so far, read without its lock, whether it still runs, has ended or was killed."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import yaml
+
+from gspo.errors import UserError
+from gspo.report.json_lines import numbers, read_json_lines
+
+State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
+
+_STARTED_LATER_SECONDS = 2.0  # than its line says: the time of a process is known to a tick, that of a line to a second
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """One run as its directory has it."""
+
+    path: Path
+    recipe: Mapping[str, Any]  # as YAML has it: that of another version of gspo is read, too
+    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl, one a step, NaN for null; step 0: before training
+    cold_start: Sequence[Mapping[str, Any]]
+    history: Sequence[Mapping[str, Any]]  # begun, resumed, ended
+    state: State
+    notes: Sequence[str]  # what could not be read
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return str(self.recipe.get("name", self.path.name))
+
+    @property
+    def steps(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of steps of reinforcement learning."""
+        return [line for line in self.lines if line["step"] > 0]
+
+    @property
+    def num_steps(self) -> int:
+        """How many are done."""
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+    @property
+    def rollout_files(self) -> Mapping[int, Path]:
+        """By step."""
+        paths = sorted((self.path / "rollouts").glob("step_*.jsonl"))
+        return {int(path.stem.removeprefix("step_")): path for path in paths if path.stem[5:].isdigit()}
+
+    def last(self, *events: str) -> Mapping[str, Any]:
+        """The last line of the history of these kinds; empty where there is none."""
+        return next((line for line in reversed(self.history) if line.get("event") in events), {})
+
+
+def read_run(path: Path) -> RunFiles:
+    """Read a run's directory; UserError where there is none, or another thing's."""
+    recipe = _recipe(path)
+    lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
+    by_step = {line["step"]: numbers(line) for line in lines if isinstance(line.get("step"), int)}
+    history, num_bad_events = read_json_lines(path / "history.jsonl")
+    cold_start, _ = read_json_lines(path / "cold_start.jsonl")
+    bad = {"metrics.jsonl": num_bad_lines + len(lines) - len(by_step), "history.jsonl": num_bad_events}
+    return RunFiles(
+        path=path,
+        recipe=recipe,
+        lines=[by_step[step] for step in sorted(by_step)],
+        cold_start=cold_start,
+        history=history,
+        state=_state(history),
+        notes=[f"{number} line(s) of {name} could not be read" for name, number in bad.items() if number],
+    )
+
+
+def _recipe(path: Path) -> Mapping[str, Any]:
+    file = path / "recipe.yaml"
+    if not path.exists():
+        near = sorted(str(entry.parent) for entry in path.parent.glob("*/recipe.yaml")) if path.parent.is_dir() else []
+        mend = f"there are: {', '.join(near[:8])}" if near else "name the directory that a run has made"
+        raise UserError("no such directory", where=str(path), mend=mend)
+    if (path / "manifest.json").is_file():
+        raise UserError("this is a checkpoint, not a run", where=str(path), mend=f"name the run: {path.parent.parent}")
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        found = sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))
+        mend = "name the directory that a run has made, such as runs/arithmetic"
+        mend = f"name the runs in it: {' '.join(found[:8])}" if found else mend
+        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(file), mend="copy it from a checkpoint") from None
+    if not (isinstance(tree, dict) and {"name", "steps", "model"} <= tree.keys()):
+        mend = "name the directory that a run has made, such as runs/arithmetic"
+        raise UserError("this is no recipe of a run: it has no name, steps and model", where=str(file), mend=mend)
+    return tree
+
+
+def _state(history: Sequence[Mapping[str, Any]]) -> State:
+    last = history[-1] if history else {}
+    if last.get("event") == "ended" and last.get("how") in ("finished", "stopped", "interrupted", "failed"):
+        return last["how"]
+    if last.get("event") not in ("begun", "resumed"):
+        return "unknown"
+    if last.get("host") != socket.gethostname():
+        return "unknown"
+    return "running" if _is_alive(last) else "killed"
+
+
+def _is_alive(beginning: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote the line is still there, and not another under its number."""
+    try:
+        process = psutil.Process(int(beginning["process"]))
+        written = datetime.fromisoformat(beginning["time"]).timestamp()
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return not zombie and process.create_time() <= written + _STARTED_LATER_SECONDS
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
