@@ -158,7 +158,17 @@ def _run(recipe: "Recipe", *, resume: bool) -> int:
     display = Display()
     outcome = train(recipe, display=display, resume=resume)
     display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, signal=outcome.signal))
+    _write_report(recipe.run_dir, display.note)
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
+
+
+def _write_report(run: Path, note: Callable[[str], object]) -> None:
+    from gspo.report.page.write import write_report
+
+    try:
+        write_report([run], note=note)
+    except Exception as error:  # the run is done and saved, whatever there is to say of its page
+        note(f"no report is written: {error}; again with: gspo report {run}")
 
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:

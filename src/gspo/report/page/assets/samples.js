@@ -1,0 +1,201 @@
+// The samples: a run, a step, a query; filters; cards.
+
+const TOKENS_AT_ONCE = 20000; // that are put on the page before it asks
+const byId = (id) => document.getElementById(id);
+let loaded = null; // the chosen run's steps: [{step, groups: [{query, prompt, samples}]}]
+let numShown = 0;
+
+async function startSamples() {
+  const scripts = [...document.querySelectorAll("script.samples-data")];
+  const form = byId("samples-form"), fields = form.elements;
+  const unpacked = new Map();
+  fields.run.append(...scripts.map((script, number) => new Option(script.dataset.run, number)));
+  byId("run-label").hidden = scripts.length < 2;
+  const load = async () => {
+    const number = Number(fields.run.value);
+    if (!unpacked.has(number)) unpacked.set(number, JSON.parse(await unpackElement(scripts[number])));
+    loaded = unpacked.get(number);
+    const old = fields.step.value;
+    fields.step.replaceChildren(...loaded.map((one) => new Option(one.step, one.step)));
+    fields.step.value = loaded.some((one) => String(one.step) === old) ? old : loaded.length ? loaded[loaded.length - 1].step : "";
+    fillQueries(fields);
+  };
+  const before = remembered("samples") || {};
+  if (before.run !== undefined && scripts[before.run]) fields.run.value = before.run;
+  await load();
+  restore(fields, before);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", async (event) => {
+    if (event.target === fields.run) await load();
+    if (event.target === fields.step) fillQueries(fields);
+    changed(fields);
+  });
+  form.addEventListener("reset", (event) => { event.preventDefault(); clearFilters(fields); changed(fields); });
+  fields.before.addEventListener("click", () => moveStep(fields, -1));
+  fields.after.addEventListener("click", () => moveStep(fields, 1));
+  byId("more").addEventListener("click", () => showCards(fields, true));
+  repaints.push(() => showCards(fields, false));
+  changed(fields);
+}
+
+function restore(fields, before) {
+  if (loaded.some((one) => String(one.step) === before.step)) {
+    fields.step.value = before.step;
+    fillQueries(fields);
+  }
+  for (const [name, value] of Object.entries(before)) {
+    if (!["run", "step"].includes(name) && fields[name]) fields[name].value = value;
+  }
+  if (fields.query.selectedIndex < 0) fields.query.selectedIndex = 0;
+}
+
+function fillQueries(fields) {
+  const old = fields.query.value, step = currentStep(fields);
+  const groups = step ? step.groups : [];
+  fields.query.replaceChildren(...groups.map((group) => new Option(`${group.query} (${meanReward(group)})`, group.query)));
+  if (groups.some((group) => group.query === old)) fields.query.value = old;
+  else if (groups.length) fields.query.value = groups.reduce((most, group) => (moved(group) > moved(most) ? group : most)).query;
+}
+
+// How far the policy has moved on a group: 0 where nothing was trained. The group with the most to see is shown first.
+function moved(group) {
+  return Math.max(...group.samples.map((sample) => (sample.sequence_ratio === null ? 0 : Math.abs(Math.log(sample.sequence_ratio)))));
+}
+
+function meanReward(group) {
+  const rewards = group.samples.map((sample) => sample.reward).filter((reward) => reward !== null);
+  if (!rewards.length) return "no reward";
+  return `reward ${(rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length).toFixed(2)}`;
+}
+
+function currentStep(fields) {
+  return loaded.find((one) => String(one.step) === fields.step.value);
+}
+
+function moveStep(fields, by) {
+  const place = loaded.indexOf(currentStep(fields)) + by;
+  if (!loaded[place]) return;
+  fields.step.value = loaded[place].step;
+  fillQueries(fields);
+  changed(fields);
+}
+
+function clearFilters(fields) {
+  for (const name of ["reward_low", "reward_high", "clipped", "truncated", "tokens_low", "tokens_high", "text", "order"]) {
+    fields[name].value = "";
+  }
+}
+
+function changed(fields) {
+  remember("samples", Object.fromEntries(
+    [...fields].filter((field) => field.name && field.type !== "button").map((field) => [field.name, field.value])));
+  document.querySelector(".step-choice").hidden = fields.scope.value === "run" || fields.scope.value === "query";
+  document.querySelector(".query-choice").hidden = !["group", "query"].includes(fields.scope.value);
+  showElsewhere(fields);
+  showCards(fields, false);
+}
+
+// Every sample in the chosen part of the run, with its group and step.
+function inScope(fields) {
+  const scope = fields.scope.value;
+  const steps = scope === "group" || scope === "step" ? loaded.filter((one) => one === currentStep(fields)) : loaded;
+  return steps.flatMap((step) => step.groups
+    .filter((group) => scope === "step" || scope === "run" || group.query === fields.query.value)
+    .flatMap((group) => group.samples.map((sample) => ({ step: step.step, group, sample }))));
+}
+
+function passes({ sample, group }, fields) {
+  const between = (value, low, high) =>
+    (low.value === "" || (value !== null && value >= Number(low.value))) &&
+    (high.value === "" || (value !== null && value <= Number(high.value)));
+  const clipped = sample.clipped === null ? "untrained" : sample.clipped > 0 ? "yes" : "no";
+  const truncated = sample.finish_reason === "length" ? "yes" : "no";
+  const text = fields.text.value.toLowerCase();
+  return between(sample.reward, fields.reward_low, fields.reward_high) &&
+    between(sample.tokens, fields.tokens_low, fields.tokens_high) &&
+    (!fields.clipped.value || fields.clipped.value === clipped) &&
+    (!fields.truncated.value || fields.truncated.value === truncated) &&
+    (!text || sample.completion.toLowerCase().includes(text) || String(group.prompt).toLowerCase().includes(text));
+}
+
+const ORDERS = {
+  reward: ({ sample }) => -(sample.reward === null ? -Infinity : sample.reward),
+  ratio: ({ sample }) => -(sample.sequence_ratio === null ? -1 : Math.abs(Math.log(sample.sequence_ratio))),
+  tokens: ({ sample }) => -sample.tokens,
+};
+
+function showCards(fields, more) {
+  const all = inScope(fields);
+  const found = all.filter((one) => passes(one, fields));
+  const order = ORDERS[fields.order.value];
+  if (order) found.sort((one, other) => order(one) - order(other));
+  const numBefore = more ? numShown : 0;
+  let tokens = 0;
+  numShown = numBefore;
+  while (numShown < found.length && tokens < TOKENS_AT_ONCE) tokens += found[numShown++].sample.tokens + 20;
+  const shown = found.slice(0, numShown);
+  const most = largest(shown.map((one) => one.sample), fields.colour.value);
+  byId("found").textContent = `${found.length} of ${all.length} samples${numShown < found.length ? `, the first ${numShown} shown` : ""}`;
+  byId("more").hidden = numShown >= found.length;
+  showLegend(byId("legend"), fields.colour.value, most);
+  const cards = [];
+  let last = null;
+  for (const one of shown) {
+    if (one.group !== last && !order) cards.push(groupHead(one));
+    last = one.group;
+    cards.push(card(one, fields.colour.value, most, Boolean(order)));
+  }
+  byId("cards").replaceChildren(...cards);
+}
+
+function showElsewhere(fields) {
+  const element = byId("elsewhere");
+  element.replaceChildren();
+  if (fields.scope.value !== "group") return;
+  const steps = loaded.filter((one) => one.groups.some((group) => group.query === fields.query.value));
+  if (steps.length < 2) return;
+  element.append("This query in steps: ", ...steps.map((one) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = one.step;
+    button.disabled = String(one.step) === fields.step.value;
+    button.addEventListener("click", () => { fields.step.value = one.step; fillQueries(fields); changed(fields); });
+    return button;
+  }));
+}
+
+function element(tag, className, ...content) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...content);
+  return made;
+}
+
+function groupHead({ step, group }) {
+  const prompt = element("pre", "prompt", String(group.prompt));
+  prompt.tabIndex = 0;
+  return element("div", "group", element("h3", "", `step ${step}, query ${group.query}: ${meanReward(group)}`), prompt);
+}
+
+function card(one, colour, most, withPrompt) {
+  const { sample, group, step } = one;
+  const facts = [
+    ["reward", sample.reward === null ? "none" : sample.reward.toPrecision(3)],
+    ["advantage", signed(sample.advantage)],
+    ["s", sample.sequence_ratio === null ? "not trained" : sample.sequence_ratio.toFixed(5)],
+    ["clipped", sample.clipped === null ? "–" : sample.clipped === 1 ? "yes" : sample.clipped === 0 ? "no" : `${Math.round(100 * sample.clipped)} % of tokens`],
+    ["tokens", sample.tokens],
+    ["finish", sample.finish_reason === "length" ? "cut off" : sample.finish_reason],
+    ["mini-batch", sample.mini_batch === null || sample.mini_batch === undefined ? "–" : sample.mini_batch + 1],
+    ["policy", sample.policy_version],
+  ];
+  const list = element("dl", "facts", ...facts.map(([name, value]) => element("div", "", element("dt", "", name), element("dd", "", String(value)))));
+  const copy = element("button", "copy", "copy as JSON");
+  copy.type = "button";
+  copy.addEventListener("click", () => copyText(JSON.stringify({ step, query: group.query, prompt: group.prompt, ...sample }), copy));
+  const made = element("article", sample.clipped > 0 ? "card clipped" : "card", list, copy);
+  if (withPrompt) made.append(element("p", "where", `step ${step}, query ${group.query}`), element("pre", "prompt", String(group.prompt)));
+  if (sample.failure) made.append(element("p", "failure", sample.failure));
+  made.append(colouredText(sample, colour, most));
+  return made;
+}

@@ -1,0 +1,50 @@
+"""A number over the steps: of one run, or the mean and spread of an arm's seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.report.page.arms import Arm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One number's curve; None where no run has it at a step."""
+
+    steps: Sequence[int]
+    means: Sequence[float | None]
+    deviations: Sequence[float | None]  # over the seeds that have it, with n - 1; None for a single one
+
+    @property
+    def has_deviations(self) -> bool:
+        """Whether at some step there is more than one seed."""
+        return any(one is not None for one in self.deviations)
+
+
+def series_of(arm: Arm, name: str, place: int | None = None) -> Series | None:
+    """The curve of a metric, of the list's number at `place` where it is a list; None where no run has ever one."""
+    values = [(step, [_number(line, name, place) for line in lines]) for step, lines in arm.drawn]
+    known = [(step, [value for value in row if math.isfinite(value)]) for step, row in values]
+    if not any(row for _, row in known):
+        return None
+    kept = [(step, row) for step, row in known if row or step > 0]
+    return Series(
+        steps=[step for step, _ in kept],
+        means=[statistics.fmean(row) if row else None for _, row in kept],
+        deviations=[statistics.stdev(row) if len(row) > 1 else None for _, row in kept],
+    )
+
+
+def length_of(arm: Arm, name: str) -> int:
+    """How many numbers a list-valued metric has; 0 where it is none."""
+    lists = (line[name] for run in arm.runs for line in run.lines if isinstance(line.get(name), list))
+    return max(map(len, lists), default=0)
+
+
+def _number(line: Mapping[str, Any], name: str, place: int | None) -> float:
+    value = line.get(name, math.nan)
+    if place is not None:
+        value = value[place] if isinstance(value, list) and place < len(value) else math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
