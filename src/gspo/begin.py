@@ -18,6 +18,8 @@ from gspo.progress import Progress
 from gspo.report.display import Display
 from gspo.report.run_directory import RunDirectory, check_absent
 from gspo.report.token_text import TokenText
+from gspo.report.trackers.followers import following
+from gspo.report.trackers.tracker import check_trackers
 from gspo.resume import Saved, put_back, reopen, take_over, tokens_digest
 from gspo.reward.functions import close_functions
 from gspo.run import Run
@@ -33,6 +35,7 @@ def begun(
     resume: bool,
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
+    check_trackers(recipe.report.trackers, where="report.trackers")
     taken_up = reopen(recipe, display.note) if resume else None
     directory, saved = taken_up or (None, None)
     if directory is None:
@@ -57,12 +60,13 @@ def begun(
             if taken_up is not None:
                 _take_up(run, saved)
             record_beginning(run, resumed=saved is not None)
-            try:
-                yield run
-            except BaseException as error:
-                record_end(run, error)
-                raise
-            record_end(run)
+            with following(directory.path, recipe.report.trackers, display.note):
+                try:
+                    yield run
+                except BaseException as error:
+                    record_end(run, error)
+                    raise
+                record_end(run)
     finally:
         display.stop()
         if parts is not None:

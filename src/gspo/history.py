@@ -4,6 +4,7 @@ import os
 import socket
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
@@ -39,7 +40,9 @@ def record_end(run: Run, error: BaseException | None = None) -> None:
     if isinstance(error, KeyboardInterrupt):
         how, reason = "interrupted", None
     elif error is not None and not isinstance(error, Stopped):
-        how, reason = "failed", str(error) or type(error).__name__
+        # A message may quote what has no encoding, such as half a character of a file's name.
+        said = str(error).encode("utf-8", "backslashreplace").decode()
+        how, reason = "failed", said or type(error).__name__
     with suppress(RunError):  # the disk may be what it has ended of
         _append(run, {"event": "ended", "how": how, "reason": reason, "seconds": run.elapsed})
 
@@ -47,4 +50,14 @@ def record_end(run: Run, error: BaseException | None = None) -> None:
 def _append(run: Run, line: dict[str, Any]) -> None:
     progress = run.progress
     place = {"cold_start_step": progress.cold_steps, "step": progress.steps}
+    _end_last_line(run.directory.path / HISTORY)
     run.directory.append(HISTORY, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line, **place})
+
+
+def _end_last_line(path: Path) -> None:
+    """After a process that was killed as it wrote: or the next line would be lost with that one."""
+    with suppress(OSError), path.open("ab+") as file:  # one that cannot be written is named with the line to come
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")

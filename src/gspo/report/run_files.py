@@ -1,5 +1,6 @@
 """What a run has left on the disk so far, read without its lock, whether it still runs, has ended or was killed."""
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gspo.report.json_lines import numbers, read_json_lines
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
 _STARTED_LATER_SECONDS = 2.0  # than its line says: the time of a process is known to a tick, that of a line to a second
+_NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,9 @@ class RunFiles:
     @property
     def rollout_files(self) -> Mapping[int, Path]:
         """By step."""
-        paths = sorted((self.path / "rollouts").glob("step_*.jsonl"))
-        return {int(path.stem.removeprefix("step_")): path for path in paths if path.stem[5:].isdigit()}
+        paths = (self.path / "rollouts").glob("step_*.jsonl")
+        found = {int(path.stem.removeprefix("step_")): path for path in paths if path.stem[5:].isdecimal()}
+        return {step: found[step] for step in sorted(found)}
 
     def last(self, *events: str) -> Mapping[str, Any]:
         """The last line of the history of these kinds; empty where there is none."""
@@ -60,10 +63,11 @@ def read_run(path: Path) -> RunFiles:
     """Read a run's directory; UserError where there is none, or another thing's."""
     recipe = _recipe(path)
     lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
-    by_step = {line["step"]: numbers(line) for line in lines if isinstance(line.get("step"), int)}
+    of_steps = [line for line in lines if isinstance(line.get("step"), int)]
+    by_step = {line["step"]: numbers(line) for line in of_steps}
     history, num_bad_events = read_json_lines(path / "history.jsonl")
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
-    bad = {"metrics.jsonl": num_bad_lines + len(lines) - len(by_step), "history.jsonl": num_bad_events}
+    bad = {"metrics.jsonl": num_bad_lines + len(lines) - len(of_steps), "history.jsonl": num_bad_events}
     return RunFiles(
         path=path,
         recipe=recipe,
@@ -77,25 +81,35 @@ def read_run(path: Path) -> RunFiles:
 
 def _recipe(path: Path) -> Mapping[str, Any]:
     file = path / "recipe.yaml"
-    if not path.exists():
-        near = sorted(str(entry.parent) for entry in path.parent.glob("*/recipe.yaml")) if path.parent.is_dir() else []
-        mend = f"there are: {', '.join(near[:8])}" if near else "name the directory that a run has made"
+    if not os.path.lexists(path):  # False, not an error, where no such name can be
+        near = _runs_in(path.parent)
+        mend = f"there are: {', '.join(near)}" if near else _NAME_A_RUN
         raise UserError("no such directory", where=str(path), mend=mend)
     if (path / "manifest.json").is_file():
         raise UserError("this is a checkpoint, not a run", where=str(path), mend=f"name the run: {path.parent.parent}")
+    if path.is_file():
+        run = next((str(parent) for parent in path.parents if (parent / "recipe.yaml").is_file()), None)
+        mend = f"name the run: {run}" if run else _NAME_A_RUN
+        raise UserError("this is a file, not a run's directory", where=str(path), mend=mend)
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        found = sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))
-        mend = "name the directory that a run has made, such as runs/arithmetic"
-        mend = f"name the runs in it: {' '.join(found[:8])}" if found else mend
+    except FileNotFoundError:
+        found = _runs_in(path)
+        mend = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN
         raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(file), mend="copy it from a checkpoint") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a 13th month
+        why = " ".join(str(error).split())
+        raise UserError(f"cannot be read: {why}", where=str(file), mend="copy it from a checkpoint") from None
     if not (isinstance(tree, dict) and {"name", "steps", "model"} <= tree.keys()):
-        mend = "name the directory that a run has made, such as runs/arithmetic"
-        raise UserError("this is no recipe of a run: it has no name, steps and model", where=str(file), mend=mend)
+        raise UserError(
+            "this is no recipe of a run: it has no name, steps and model", where=str(file), mend=_NAME_A_RUN
+        )
     return tree
+
+
+def _runs_in(path: Path) -> list[str]:
+    """The first eight."""
+    return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))[:8] if os.path.lexists(path) else []
 
 
 def _state(history: Sequence[Mapping[str, Any]]) -> State:

@@ -20,7 +20,7 @@ def read_groups(path: Path) -> dict[str, list[Sample]]:
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
     """The text that each token of a response makes; None where the file does not say."""
     lengths = sample.get("token_characters")
-    if not isinstance(lengths, list):
+    if not (isinstance(lengths, list) and all(isinstance(length, int) and length >= 0 for length in lengths)):
         return None
     text, place, found = str(sample.get("completion", "")), 0, []
     for length in lengths:

@@ -53,7 +53,7 @@ def arms_of(runs: Sequence[RunFiles]) -> list[Arm]:
     found: dict[str, list[RunFiles]] = {}
     for run in runs:
         kept = {key: value for key, value in run.recipe.items() if key not in _SAME_ARM}
-        found.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+        found.setdefault(json.dumps(_leaves(kept), sort_keys=True), []).append(run)
     labels = [_label(members) for members in found.values()]
     if len(set(labels)) < len(labels):
         labels = [f"{label} ({members[0].path})" for label, members in zip(labels, found.values(), strict=True)]

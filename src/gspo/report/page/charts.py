@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.report.page.arms import Arm
-from gspo.report.page.series import Series, length_of, series_of
+from gspo.report.page.series import Series, length_of, places_of, series_of
 from gspo.report.page.traces import Trace, area, band, curve, heat_map
 
 _MIB = 2**20
+_NOTHING = Series(steps=(), means=(), deviations=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,8 @@ def every_metric(arms: Sequence[Arm]) -> dict[str, Chart]:
     """A chart of each number that the runs have, a list's as many curves, for the one that a reader may choose."""
     found = {}
     for name in _names(arms, lambda name: name != "step"):
-        length = max(length_of(arm, name) for arm in arms)
-        chart = _list(arms, name, length) if length else _lines(arms, name, [name], {})
+        places = sorted(set().union(*(places_of(arm, name) for arm in arms)))
+        chart = _list(arms, name, places) if places else _lines(arms, name, [name], {})
         if chart is not None:
             found[name] = chart
     return found
@@ -98,16 +99,18 @@ def _lines(
 def _reward(arms: Sequence[Arm], evaluations: Sequence[str]) -> Chart | None:
     rewards = _lines(arms, "Reward and pass@1", ["reward/mean"], {})
     traces, captions = list(rewards.traces if rewards else []), list(rewards.captions if rewards else [])
+    shown: list[str] = []
     for number, arm in enumerate(arms):
         for place, metric in enumerate(evaluations, start=1):
             series = series_of(arm, metric)
-            errors = series_of(arm, metric.replace("pass_at_1", "standard_error"))
-            if series is not None and errors is not None:
+            if series is not None:
+                errors = series_of(arm, metric.removesuffix("pass_at_1") + "standard_error") or _NOTHING
                 label = _label(arms, arm, metric, several_metrics=True)
                 colour = place if len(arms) == 1 else number
                 traces += curve(series, label, colour=colour, dash=place, errors=errors)
                 captions.append(_caption(label, series))
-    metrics = [*(rewards.metrics if rewards else []), *evaluations]
+                shown.append(metric)
+    metrics = [*(rewards.metrics if rewards else []), *dict.fromkeys(shown)]
     return Chart(title="Reward and pass@1", metrics=metrics, traces=traces, captions=captions) if traces else None
 
 
@@ -164,13 +167,13 @@ def _time(arms: Sequence[Arm]) -> Chart | None:
     return Chart(title="Seconds a step, by stage", metrics=list(found), traces=layers, captions=captions)
 
 
-def _list(arms: Sequence[Arm], name: str, length: int) -> Chart | None:
+def _list(arms: Sequence[Arm], name: str, places: Sequence[tuple[int, ...]]) -> Chart | None:
     traces, captions = [], []
     for number, arm in enumerate(arms):
-        for place in range(length):
-            if (series := series_of(arm, name, place)) is not None:
-                label = _label(arms, arm, f"{name}/{place}", several_metrics=True)
-                traces += curve(series, label, colour=place if len(arms) == 1 else number, dash=place)
+        for place in places:
+            if (series := series_of(arm, name, *place)) is not None:
+                label = _label(arms, arm, "/".join(map(str, (name, *place))), several_metrics=True)
+                traces += curve(series, label, colour=place[-1] if len(arms) == 1 else number, dash=place[0])
                 captions.append(_caption(label, series))
     return Chart(title=name, metrics=[name], traces=traces, captions=captions) if traces else None
 

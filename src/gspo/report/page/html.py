@@ -111,12 +111,18 @@ def glossary_part() -> str:
 def samples_part(samples: Sequence[tuple[str, SampleData]]) -> tuple[str, str]:
     """The runs' samples, each in a script that is only data, and what is told of each."""
     scripts = "".join(
-        f'<script type="application/octet-stream" class="samples-data" data-run="{escape(name)}" '
-        f'data-told="{escape(data.told)}">{base64.b64encode(data.content).decode()}</script>'
+        f'<script type="application/octet-stream" class="samples-data" data-run="{escape(name)}">'
+        f"{_lines(data)}</script>"
         for name, data in samples
     )
     told = "".join(f"<li>{escape(name)}: {escape(data.told)}</li>" for name, data in samples)
     return scripts, f"<ul class='told'>{told}</ul>" if len(samples) > 1 else f"<p>{escape(samples[0][1].told)}</p>"
+
+
+def _lines(data: SampleData) -> str:
+    """First which step has which queries, then a line a step: one that nobody looks at is never unpacked."""
+    index = [{"step": one.step, "queries": list(one.queries)} for one in data.steps]
+    return "\n".join([packed(index), *(base64.b64encode(one.content).decode() for one in data.steps)])
 
 
 def _one(one: Overview) -> str:

@@ -1,7 +1,9 @@
 """What a run was and what came of it, in words and a few numbers: the top of the page."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,17 +46,17 @@ def overview(run: RunFiles) -> Overview:
 def scores(run: RunFiles) -> list[tuple[str, str]]:
     """pass@1 of each evaluated set with its standard error, reward, response length: first → last."""
     rows = []
-    names = dict.fromkeys(name for line in run.lines for name in line if name.endswith("/pass_at_1"))
-    for name in names:
-        lines = [line for line in run.lines if name in line]
-        told = [f"{line[name]:.3f} ± {line[name.replace('pass_at_1', 'standard_error')]:.3f}" for line in lines]
+    names = dict.fromkeys(name for line in run.lines for name in line if _is_number(line, name))
+    for name in (name for name in names if name.endswith("/pass_at_1")):
+        lines, error = [line for line in run.lines if _is_number(line, name)], name.removesuffix("pass_at_1")
+        told = [f"{line[name]:.3f} ± {line.get(f'{error}standard_error', math.nan):.3f}" for line in lines]
         about = f"pass@1 ({name.split('/')[1]})"
         if len(lines) > 1:
             rows.append((about, f"{told[0]} → {told[-1]}"))
         else:
             rows.append((about, f"{told[0]} after step {lines[0]['step']}"))
     for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if name in line]
+        known = [line[name] for line in run.steps if _is_number(line, name)]
         if known:
             rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
     return rows
@@ -78,8 +80,8 @@ def named_diagnoses(run: RunFiles) -> list[str]:
 
 def duration(seconds: float) -> str:
     """Such as `3 min 11 s` or `2 h 05 min`."""
-    minutes = int(seconds // 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds % 60:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
 def _actor(recipe: Mapping[str, Any]) -> Actor:
@@ -107,9 +109,8 @@ def _introduction(run: RunFiles) -> list[str]:
     """The run's own words; for want of them, its recipe's."""
     if told := run.last("begun", "resumed").get("introduction"):
         return str(told).splitlines()
-    model, queries = run.recipe["model"] or {}, run.recipe.get("queries") or {}
-    architecture = (model.get("architecture") or {}).get("model_type")
-    task = (queries.get("procedural") or {}).get("task")
+    model, queries = _section(run.recipe, "model"), _section(run.recipe, "queries")
+    architecture, task = _section(model, "architecture").get("model_type"), _section(queries, "procedural").get("task")
     return [
         f"model: {model.get('path') or architecture}",
         f"queries: {queries.get('path') or task or 'from Python'}",
@@ -123,10 +124,23 @@ def _seconds(run: RunFiles) -> float:
     last = run.history[-1] if run.history else {}
     if last.get("event") in ("begun", "resumed"):
         until = time.time() if run.state == "running" else _last_written(run)
-        seconds += max(0.0, until - datetime.fromisoformat(last["time"]).timestamp())
+        with suppress(KeyError, TypeError, ValueError):  # a line that says no time
+            seconds += max(0.0, until - datetime.fromisoformat(last["time"]).timestamp())
     if not run.history:
-        seconds = sum(line.get("time/total_seconds", 0.0) for line in run.steps)
+        name = "time/total_seconds"
+        seconds = sum(line[name] for line in run.steps if _is_number(line, name))
     return seconds
+
+
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Empty where a recipe of another version has something else there."""
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _is_number(line: Mapping[str, Any], name: str) -> bool:
+    value = line.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _last_written(run: RunFiles) -> float:

@@ -6,25 +6,35 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, cut_into_tokens, read_groups
 
-Groups = Mapping[int, Mapping[str, Sequence[Sample]]]  # by step and query
-
 _RATIO_DECIMALS = 4  # of a log ratio a token: finer than any colour, and half the page
 _LONGEST = 4000  # tokens of a response that are shown; of a longer one the first and the last of them
+_CHARACTERS = 4  # about what a token has, where the file does not say
 _LEVEL = 6  # gzip's: the next three take twice the time for a hundredth of the size
-_TRIED = 8  # steps by which the size of all is estimated
+_TRIED = 12  # steps by which the size of all is estimated
+_MARGIN = 0.95  # of what may be taken, by that estimate
 _DROPPED = ("prompt", "query")  # the group has them
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleData:
-    """The samples of one run, compressed JSON, and in words how many of all they are."""
+class StepSamples:
+    """The groups of one step that the page has: compressed JSON, unpacked when they are looked at."""
 
+    step: int
+    queries: Sequence[str]
     content: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleData:
+    """The samples of one run, and in words how many of all they are."""
+
+    steps: Sequence[StepSamples]
     told: str
 
 
@@ -34,31 +44,40 @@ def sample_data(run: RunFiles, max_bytes: int) -> SampleData:
     Which ones is the same in every step as far as can be, by a hash of the query, so that a query can be followed.
     """
     files = run.rollout_files
-    steps = sorted(files)
-    groups_a_step, fits = _estimate(run, steps, max_bytes)
-    kept, every = groups_a_step, 1
-    if fits < 1:
-        kept = max(1, math.floor(groups_a_step * fits))
-        every = max(1, math.ceil(1 / (groups_a_step * fits)))
-    chosen = {step: _kept(read_groups(files[step]), kept) for step in _every(steps, every)}
-    while len(content := _packed(chosen)) > max_bytes and chosen:
+    groups_a_step, fits = _estimate([files[step] for step in _every(sorted(files), max(1, len(files) // _TRIED))])
+    share = max_bytes / max(1.0, fits * len(files))
+    kept = groups_a_step if share >= 1 else max(1, math.floor(groups_a_step * share * _MARGIN))
+    every = max(1, math.ceil(1 / max(groups_a_step * share, 1e-9)))
+    while (found := _within(files, _every(sorted(files), every), kept, max_bytes)) is None:
         if kept > 1:
-            kept = max(1, min(kept - 1, math.floor(kept * max_bytes / len(content))))
-            chosen = {step: _kept(groups, kept) for step, groups in chosen.items()}
-        elif len(chosen) > 1:
+            kept = max(1, min(kept - 1, math.floor(kept * _MARGIN)))
+        elif every < len(files):
             every *= 2
-            chosen = {step: chosen[step] for step in _every(sorted(chosen), 2)}
         else:
-            chosen = {}
-    return SampleData(content=content, told=_told(run, steps, groups_a_step, kept, every, chosen))
+            found = []
+            break
+    return SampleData(steps=found, told=_told(run, len(files), groups_a_step, kept, len(found)))
 
 
-def _estimate(run: RunFiles, steps: Sequence[int], max_bytes: int) -> tuple[int, float]:
-    """The most groups of a step, and which part of all groups is about as large as may be."""
-    tried = _every(steps, max(1, len(steps) // _TRIED))
-    found = {step: read_groups(run.rollout_files[step]) for step in tried}
-    size = len(_packed(found)) * len(steps) / max(1, len(tried))
-    return max((len(groups) for groups in found.values()), default=0), max_bytes / max(1.0, size)
+def _estimate(paths: Sequence[Path]) -> tuple[int, float]:
+    """The most groups of a step, and the mean size of one with all its groups."""
+    found = [read_groups(path) for path in paths]
+    sizes = [len(_packed(groups)) for groups in found]
+    return max(map(len, found), default=0), sum(sizes) / max(1, len(sizes))
+
+
+def _within(
+    files: Mapping[int, Path], steps: Sequence[int], groups_a_step: int, max_bytes: int
+) -> list[StepSamples] | None:
+    """Of each step so many groups, one step in memory at a time; None where that is too much."""
+    found, left = [], max_bytes
+    for step in steps:
+        groups = _kept(read_groups(files[step]), groups_a_step)
+        found.append(StepSamples(step=step, queries=list(groups), content=_packed(groups)))
+        left -= len(found[-1].content) + len(json.dumps(found[-1].queries))
+        if left < 0:
+            return None
+    return found
 
 
 def _every(steps: Sequence[int], every: int) -> list[int]:
@@ -71,16 +90,10 @@ def _kept(groups: Mapping[str, Sequence[Sample]], count: int) -> dict[str, Seque
     return {query: samples for query, samples in groups.items() if query in chosen}
 
 
-def _packed(chosen: Groups) -> bytes:
+def _packed(groups: Mapping[str, Sequence[Sample]]) -> bytes:
     tree = [
-        {
-            "step": step,
-            "groups": [
-                {"query": query, "prompt": samples[0].get("prompt"), "samples": [_shown(sample) for sample in samples]}
-                for query, samples in groups.items()
-            ],
-        }
-        for step, groups in chosen.items()
+        {"query": query, "prompt": samples[0].get("prompt"), "samples": [_shown(sample) for sample in samples]}
+        for query, samples in groups.items()
     ]
     return gzip.compress(json.dumps(tree, separators=(",", ":")).encode(), _LEVEL, mtime=0)
 
@@ -95,35 +108,39 @@ def _shown(sample: Sample) -> dict[str, Any]:
 
 
 def _without_middle(sample: Sample) -> Sample:
-    pieces = cut_into_tokens(sample) or list(str(sample.get("completion", "")))
+    text = str(sample.get("completion", ""))
+    if int(sample.get("tokens") or len(text) // _CHARACTERS) <= _LONGEST:
+        return sample
+    pieces = cut_into_tokens(sample) or [text[i : i + _CHARACTERS] for i in range(0, len(text), _CHARACTERS)]
     if len(pieces) <= _LONGEST:
         return sample
     half = _LONGEST // 2
-    middle = f"\n[… {len(pieces) - _LONGEST:,} tokens are left out here …]\n"
+    first, last = "".join(pieces[:half]), "".join(pieces[-half:])
+    middle = f"\n[… {len(text) - len(first) - len(last):,} characters are left out here …]\n"
 
     def cut(values: Any, filler: Any) -> Any:
         return [*values[:half], filler, *values[-half:]] if isinstance(values, list) else values
 
     return {
         **sample,
-        "completion": "".join([*pieces[:half], middle, *pieces[-half:]]),
+        "completion": first + middle + last,
         "token_characters": cut(sample.get("token_characters"), len(middle)),
         "token_log_ratios": cut(sample.get("token_log_ratios"), None),
         "token_advantages": cut(sample.get("token_advantages"), None),
     }
 
 
-def _told(run: RunFiles, steps: Sequence[int], groups_a_step: int, kept: int, every: int, chosen: Groups) -> str:
-    if not steps:
+def _told(run: RunFiles, num_steps: int, groups_a_step: int, kept: int, num_shown: int) -> str:
+    if not num_steps:
         off = (run.recipe.get("report") or {}).get("rollouts") is False
         return "The recipe has report.rollouts: false: no samples were kept." if off else "There are no samples yet."
     where = run.path / "rollouts"
-    if kept >= groups_a_step and every == 1:
-        return f"All samples of all {len(steps)} steps."
-    if not chosen:
+    if not num_shown:
         return f"No group is small enough for this page; all samples are in {where} (gspo show {run.path})."
-    which = "every step" if every == 1 else f"{len(chosen)} of {len(steps)} steps, evenly spread"
+    if kept >= groups_a_step and num_shown == num_steps:
+        return f"All samples of all {num_steps} steps."
+    which = "every step" if num_shown == num_steps else f"{num_shown} of {num_steps} steps, evenly spread"
     return (
-        f"Thinned to fit a page: {kept} of {groups_a_step} queries of {which}, each with all its responses; "
-        f"all samples are in {where}."
+        f"Thinned to fit a page: {min(kept, groups_a_step)} of {groups_a_step} queries of {which}, each with all its "
+        f"responses; all samples are in {where}."
     )

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ class Series:
         return any(one is not None for one in self.deviations)
 
 
-def series_of(arm: Arm, name: str, place: int | None = None) -> Series | None:
-    """The curve of a metric, of the list's number at `place` where it is a list; None where no run has ever one."""
+def series_of(arm: Arm, name: str, *place: int) -> Series | None:
+    """The curve of a metric, of the number at `place` where it is a list (of lists); None where no run has ever one."""
     values = [(step, [_number(line, name, place) for line in lines]) for step, lines in arm.drawn]
     known = [(step, [value for value in row if math.isfinite(value)]) for step, row in values]
     if not any(row for _, row in known):
@@ -43,8 +43,22 @@ def length_of(arm: Arm, name: str) -> int:
     return max(map(len, lists), default=0)
 
 
-def _number(line: Mapping[str, Any], name: str, place: int | None) -> float:
+def places_of(arm: Arm, name: str) -> set[tuple[int, ...]]:
+    """Where a list-valued metric has its numbers, those of lists in it too; none where it is no list."""
+    lists = (line[name] for run in arm.runs for line in run.lines if isinstance(line.get(name), list))
+    return {place for found in lists for place in _places(found)}
+
+
+def _places(value: Any) -> Iterator[tuple[int, ...]]:
+    if not isinstance(value, list):
+        yield ()
+        return
+    for number, item in enumerate(value):
+        yield from ((number, *rest) for rest in _places(item))
+
+
+def _number(line: Mapping[str, Any], name: str, place: Sequence[int]) -> float:
     value = line.get(name, math.nan)
-    if place is not None:
-        value = value[place] if isinstance(value, list) and place < len(value) else math.nan
+    for number in place:
+        value = value[number] if isinstance(value, list) and number < len(value) else math.nan
     return float(value) if isinstance(value, int | float) else math.nan

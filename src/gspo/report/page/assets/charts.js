@@ -90,6 +90,7 @@ async function startCharts(figures) {
   startOther(figures.others);
   for (const element of document.querySelectorAll(".plot[data-chart]")) {
     await draw(element, figures.charts[Number(element.dataset.chart)]);
+    document.documentElement.dataset.firstChart ??= Math.round(performance.now()); // milliseconds
     await new Promise((resolve) => setTimeout(resolve)); // what is drawn is seen, and clicks are heard, before the next
   }
   repaints.push(() => { for (const [element, figure] of drawn) draw(element, figure); });

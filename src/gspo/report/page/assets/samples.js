@@ -2,46 +2,61 @@
 
 const TOKENS_AT_ONCE = 20000; // that are put on the page before it asks
 const byId = (id) => document.getElementById(id);
-let loaded = null; // the chosen run's steps: [{step, groups: [{query, prompt, samples}]}]
+let loaded = null; // the chosen run's steps: [{step, queries, letters}], and once looked at groups: [{query, prompt, samples}]
 let numShown = 0;
+let numDrawings = 0; // begun: an older one that is ready later is not shown
 
 async function startSamples() {
   const scripts = [...document.querySelectorAll("script.samples-data")];
   const form = byId("samples-form"), fields = form.elements;
-  const unpacked = new Map();
+  const indices = new Map();
   fields.run.append(...scripts.map((script, number) => new Option(script.dataset.run, number)));
   byId("run-label").hidden = scripts.length < 2;
   const load = async () => {
     const number = Number(fields.run.value);
-    if (!unpacked.has(number)) unpacked.set(number, JSON.parse(await unpackElement(scripts[number])));
-    loaded = unpacked.get(number);
+    if (!indices.has(number)) indices.set(number, await readIndex(scripts[number]));
+    loaded = indices.get(number);
     const old = fields.step.value;
     fields.step.replaceChildren(...loaded.map((one) => new Option(one.step, one.step)));
     fields.step.value = loaded.some((one) => String(one.step) === old) ? old : loaded.length ? loaded[loaded.length - 1].step : "";
-    fillQueries(fields);
+    await fillQueries(fields);
   };
   const before = remembered("samples") || {};
   if (before.run !== undefined && scripts[before.run]) fields.run.value = before.run;
   await load();
-  restore(fields, before);
+  await restore(fields, before);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", async (event) => {
     if (event.target === fields.run) await load();
-    if (event.target === fields.step) fillQueries(fields);
-    changed(fields);
+    if (event.target === fields.step) await fillQueries(fields);
+    await changed(fields);
   });
   form.addEventListener("reset", (event) => { event.preventDefault(); clearFilters(fields); changed(fields); });
   fields.before.addEventListener("click", () => moveStep(fields, -1));
   fields.after.addEventListener("click", () => moveStep(fields, 1));
   byId("more").addEventListener("click", () => showCards(fields, true));
   repaints.push(() => showCards(fields, false));
-  changed(fields);
+  await changed(fields);
 }
 
-function restore(fields, before) {
+async function readIndex(script) {
+  const [index, ...steps] = script.textContent.split("\n");
+  script.textContent = "";
+  return JSON.parse(await unpack(index)).map((one, number) => ({ ...one, letters: steps[number], groups: null }));
+}
+
+async function groupsOf(step) {
+  if (!step.groups) {
+    step.groups = JSON.parse(await unpack(step.letters));
+    step.letters = "";
+  }
+  return step.groups;
+}
+
+async function restore(fields, before) {
   if (loaded.some((one) => String(one.step) === before.step)) {
     fields.step.value = before.step;
-    fillQueries(fields);
+    await fillQueries(fields);
   }
   for (const [name, value] of Object.entries(before)) {
     if (!["run", "step"].includes(name) && fields[name]) fields[name].value = value;
@@ -49,9 +64,9 @@ function restore(fields, before) {
   if (fields.query.selectedIndex < 0) fields.query.selectedIndex = 0;
 }
 
-function fillQueries(fields) {
+async function fillQueries(fields) {
   const old = fields.query.value, step = currentStep(fields);
-  const groups = step ? step.groups : [];
+  const groups = step ? await groupsOf(step) : [];
   fields.query.replaceChildren(...groups.map((group) => new Option(`${group.query} (${meanReward(group)})`, group.query)));
   if (groups.some((group) => group.query === old)) fields.query.value = old;
   else if (groups.length) fields.query.value = groups.reduce((most, group) => (moved(group) > moved(most) ? group : most)).query;
@@ -72,12 +87,12 @@ function currentStep(fields) {
   return loaded.find((one) => String(one.step) === fields.step.value);
 }
 
-function moveStep(fields, by) {
+async function moveStep(fields, by) {
   const place = loaded.indexOf(currentStep(fields)) + by;
   if (!loaded[place]) return;
   fields.step.value = loaded[place].step;
-  fillQueries(fields);
-  changed(fields);
+  await fillQueries(fields);
+  await changed(fields);
 }
 
 function clearFilters(fields) {
@@ -86,21 +101,23 @@ function clearFilters(fields) {
   }
 }
 
-function changed(fields) {
+async function changed(fields) {
   remember("samples", Object.fromEntries(
     [...fields].filter((field) => field.name && field.type !== "button").map((field) => [field.name, field.value])));
   document.querySelector(".step-choice").hidden = fields.scope.value === "run" || fields.scope.value === "query";
   document.querySelector(".query-choice").hidden = !["group", "query"].includes(fields.scope.value);
   showElsewhere(fields);
-  showCards(fields, false);
+  await showCards(fields, false);
 }
 
 // Every sample in the chosen part of the run, with its group and step.
-function inScope(fields) {
-  const scope = fields.scope.value;
-  const steps = scope === "group" || scope === "step" ? loaded.filter((one) => one === currentStep(fields)) : loaded;
-  return steps.flatMap((step) => step.groups
-    .filter((group) => scope === "step" || scope === "run" || group.query === fields.query.value)
+async function inScope(fields) {
+  const scope = fields.scope.value, query = fields.query.value;
+  const steps = scope === "group" || scope === "step" ? loaded.filter((one) => one === currentStep(fields))
+    : scope === "query" ? loaded.filter((one) => one.queries.includes(query)) : loaded;
+  const groups = await Promise.all(steps.map(groupsOf));
+  return steps.flatMap((step, number) => groups[number]
+    .filter((group) => scope === "step" || scope === "run" || group.query === query)
     .flatMap((group) => group.samples.map((sample) => ({ step: step.step, group, sample }))));
 }
 
@@ -124,8 +141,10 @@ const ORDERS = {
   tokens: ({ sample }) => -sample.tokens,
 };
 
-function showCards(fields, more) {
-  const all = inScope(fields);
+async function showCards(fields, more) {
+  const drawing = ++numDrawings;
+  const all = await inScope(fields);
+  if (drawing !== numDrawings) return;
   const found = all.filter((one) => passes(one, fields));
   const order = ORDERS[fields.order.value];
   if (order) found.sort((one, other) => order(one) - order(other));
@@ -152,14 +171,14 @@ function showElsewhere(fields) {
   const element = byId("elsewhere");
   element.replaceChildren();
   if (fields.scope.value !== "group") return;
-  const steps = loaded.filter((one) => one.groups.some((group) => group.query === fields.query.value));
+  const steps = loaded.filter((one) => one.queries.includes(fields.query.value));
   if (steps.length < 2) return;
   element.append("This query in steps: ", ...steps.map((one) => {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = one.step;
     button.disabled = String(one.step) === fields.step.value;
-    button.addEventListener("click", () => { fields.step.value = one.step; fillQueries(fields); changed(fields); });
+    button.addEventListener("click", () => moveStep(fields, loaded.indexOf(one) - loaded.indexOf(currentStep(fields))));
     return button;
   }));
 }
