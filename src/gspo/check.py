@@ -18,6 +18,7 @@ from gspo.queries.source import RowSet, load_rows, render_rows
 from gspo.records import Score
 from gspo.report.run_directory import check_absent
 from gspo.report.summary import arithmetic, objective
+from gspo.report.trackers.tracker import check_trackers
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import JUNK, probe
 
@@ -26,6 +27,7 @@ NUM_ROWS = 8  # rendered
 
 def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
+    check_trackers(recipe.report.trackers, where="report.trackers")
     separator = recipe.rollout.turn_separator
     functions = load_functions(recipe.reward, turn_separator=separator)
     rows = load_rows(recipe)

@@ -5,16 +5,22 @@ import math
 from pathlib import Path
 from typing import Any
 
+from gspo.errors import UserError
+
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The objects of a file, none where there is no file, and how many lines are none.
 
-    A last line without its end is still being written: neither read nor counted.
+    A last line without its end is still being written: neither read nor counted. Raises UserError where there is a
+    file that cannot be read.
     """
     try:
         *lines, _ = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return [], 0
+    except OSError as error:
+        mend = "make it a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), mend=mend) from None
     found, num_unreadable = [], 0
     for line in lines:
         try:

@@ -74,7 +74,7 @@ def read_run(path: Path) -> RunFiles:
         lines=[by_step[step] for step in sorted(by_step)],
         cold_start=cold_start,
         history=history,
-        state=_state(history),
+        state=state_of(history),
         notes=[f"{number} line(s) of {name} could not be read" for name, number in bad.items() if number],
     )
 
@@ -112,7 +112,8 @@ def _runs_in(path: Path) -> list[str]:
     return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))[:8] if os.path.lexists(path) else []
 
 
-def _state(history: Sequence[Mapping[str, Any]]) -> State:
+def state_of(history: Sequence[Mapping[str, Any]]) -> State:
+    """What the last line of a run's history, and the process that it names, say of it."""
     last = history[-1] if history else {}
     if last.get("event") == "ended" and last.get("how") in ("finished", "stopped", "interrupted", "failed"):
         return last["how"]

@@ -25,13 +25,17 @@ def asset(name: str) -> bytes:
 
 
 def page(parts: Mapping[str, str]) -> str:
-    """The template with each `{{name}}` replaced by its part, once: what a part contains is left as it is."""
+    """The template with each `{{name}}` replaced by its part, once: what a part contains is left as it is.
+
+    What has no encoding, such as half a character of a file's name, becomes a question mark.
+    """
     fixed = {
         "style": asset("style.css").decode(),
         "script": "\n".join(asset(name).decode() for name in _SCRIPTS),
         "plotly": base64.b64encode(asset(_PLOTLY)).decode(),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: {**fixed, **parts}[found[1]], asset("page.html").decode())
+    text = re.sub(r"\{\{(\w+)\}\}", lambda found: {**fixed, **parts}[found[1]], asset("page.html").decode())
+    return text.encode(errors="replace").decode()
 
 
 def packed(content: Any) -> str:

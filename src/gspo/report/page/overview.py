@@ -50,7 +50,7 @@ def scores(run: RunFiles) -> list[tuple[str, str]]:
     for name in (name for name in names if name.endswith("/pass_at_1")):
         lines, error = [line for line in run.lines if _is_number(line, name)], name.removesuffix("pass_at_1")
         told = [f"{line[name]:.3f} ± {line.get(f'{error}standard_error', math.nan):.3f}" for line in lines]
-        about = f"pass@1 ({name.split('/')[1]})"
+        about = f"pass@1 ({name.removeprefix('evaluation/').removesuffix('/pass_at_1')})"
         if len(lines) > 1:
             rows.append((about, f"{told[0]} → {told[-1]}"))
         else:

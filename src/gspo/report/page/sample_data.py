@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ _LONGEST = 4000  # tokens of a response that are shown; of a longer one the firs
 _CHARACTERS = 4  # about what a token has, where the file does not say
 _LEVEL = 6  # gzip's: the next three take twice the time for a hundredth of the size
 _TRIED = 12  # steps by which the size of all is estimated
+_ALL = sys.maxsize  # groups of a step, however many
 _MARGIN = 0.95  # of what may be taken, by that estimate
 _DROPPED = ("prompt", "query")  # the group has them
 
@@ -46,17 +48,19 @@ def sample_data(run: RunFiles, max_bytes: int) -> SampleData:
     files = run.rollout_files
     groups_a_step, fits = _estimate([files[step] for step in _every(sorted(files), max(1, len(files) // _TRIED))])
     share = max_bytes / max(1.0, fits * len(files))
-    kept = groups_a_step if share >= 1 else max(1, math.floor(groups_a_step * share * _MARGIN))
-    every = max(1, math.ceil(1 / max(groups_a_step * share, 1e-9)))
+    kept = _ALL if share >= 1 else max(1, math.floor(groups_a_step * share * _MARGIN))
+    every = max(1, math.ceil(1 / max(max(1, groups_a_step) * share, 1e-9)))
     while (found := _within(files, _every(sorted(files), every), kept, max_bytes)) is None:
         if kept > 1:
-            kept = max(1, min(kept - 1, math.floor(kept * _MARGIN)))
+            kept = max(1, math.floor(min(kept, groups_a_step) * _MARGIN))
         elif every < len(files):
             every *= 2
         else:
             found = []
             break
-    return SampleData(steps=found, told=_told(run, len(files), groups_a_step, kept, len(found)))
+    most = max([groups_a_step, *(len(one.queries) for one in found)])
+    is_all = kept >= most and len(found) == len(files)
+    return SampleData(steps=found, told=_told(run, found, len(files), None if is_all else most))
 
 
 def _estimate(paths: Sequence[Path]) -> tuple[int, float]:
@@ -86,7 +90,7 @@ def _every(steps: Sequence[int], every: int) -> list[int]:
 
 
 def _kept(groups: Mapping[str, Sequence[Sample]], count: int) -> dict[str, Sequence[Sample]]:
-    chosen = set(sorted(groups, key=lambda query: hashlib.sha256(query.encode()).digest())[:count])
+    chosen = set(sorted(groups, key=lambda query: hashlib.sha256(query.encode(errors="replace")).digest())[:count])
     return {query: samples for query, samples in groups.items() if query in chosen}
 
 
@@ -104,6 +108,8 @@ def _shown(sample: Sample) -> dict[str, Any]:
     for name in ("token_log_ratios", "token_advantages"):
         if isinstance(numbers := shown.get(name), list):
             shown[name] = [None if one is None else round(one, _RATIO_DECIMALS) for one in numbers]
+    if cut_into_tokens(shown) is None:  # the page could not tell whose a number is
+        return {name: None if name.startswith("token_") else value for name, value in shown.items()}
     return shown
 
 
@@ -119,7 +125,8 @@ def _without_middle(sample: Sample) -> Sample:
     middle = f"\n[… {len(text) - len(first) - len(last):,} characters are left out here …]\n"
 
     def cut(values: Any, filler: Any) -> Any:
-        return [*values[:half], filler, *values[-half:]] if isinstance(values, list) else values
+        is_whole = isinstance(values, list) and len(values) == len(pieces)
+        return [*values[:half], filler, *values[-half:]] if is_whole else None
 
     return {
         **sample,
@@ -130,17 +137,21 @@ def _without_middle(sample: Sample) -> Sample:
     }
 
 
-def _told(run: RunFiles, num_steps: int, groups_a_step: int, kept: int, num_shown: int) -> str:
+def _told(run: RunFiles, found: Sequence[StepSamples], num_steps: int, most: int | None) -> str:
+    """`most`: how many groups a step has; None where all are kept."""
     if not num_steps:
-        off = (run.recipe.get("report") or {}).get("rollouts") is False
+        report = run.recipe.get("report")
+        off = isinstance(report, Mapping) and report.get("rollouts") is False
         return "The recipe has report.rollouts: false: no samples were kept." if off else "There are no samples yet."
     where = run.path / "rollouts"
-    if not num_shown:
+    if not found:
         return f"No group is small enough for this page; all samples are in {where} (gspo show {run.path})."
-    if kept >= groups_a_step and num_shown == num_steps:
-        return f"All samples of all {num_steps} steps."
-    which = "every step" if num_shown == num_steps else f"{num_shown} of {num_steps} steps, evenly spread"
+    if most is None:
+        return f"All samples of all {num_steps} steps." if num_steps > 1 else "All samples of its one step."
+    which = "every step" if len(found) == num_steps else f"{len(found)} of {num_steps} steps, evenly spread"
+    sizes = sorted(len(one.queries) for one in found)
+    count = f"{sizes[-1]}" if sizes[0] == sizes[-1] else f"up to {sizes[-1]}"
     return (
-        f"Thinned to fit a page: {min(kept, groups_a_step)} of {groups_a_step} queries of {which}, each with all its "
-        f"responses; all samples are in {where}."
+        f"Thinned to fit a page: {count} of {most} queries of {which}, each with all its responses; "
+        f"all samples are in {where}."
     )

@@ -12,14 +12,17 @@ _DIGITS = 6
 
 
 def curve(series: Series, label: str, *, colour: int, dash: int = 0, errors: Series | None = None) -> list[Trace]:
-    """A line; around it, where there are seeds, the band of a deviation; `errors` are drawn as bars."""
+    """A line; around it, where there are seeds, the band of a deviation; else `errors`, if any, as bars."""
+    is_sparse = errors is not None
+    if series.has_deviations:
+        errors = None
     line: Trace = {
         "type": "scatter",
-        "mode": "lines+markers" if errors is not None or len(series.steps) < 3 else "lines",
+        "mode": "lines+markers" if is_sparse or len(series.steps) < 3 else "lines",
         "name": label,
         "x": list(series.steps),
         "y": rounded(series.means),
-        "connectgaps": errors is not None,
+        "connectgaps": is_sparse,
         "line": {"dash": _DASHES[dash % len(_DASHES)], "width": 2},
         "hovertemplate": "%{y:.4g}",
         "meta": {"colour": colour},

@@ -1,8 +1,11 @@
 """Writing the page: once, or again whenever a run has gone on."""
 
+import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -28,7 +31,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, note: Note) 
     Raises UserError where a directory is no run, or the file cannot be written.
     """
     target = _target(paths, out)
-    _replace(target, document([read_run(path) for path in dict.fromkeys(paths)]))
+    _replace(target, document([read_run(path) for path in _distinct(paths)]))
     note(f"report: {target}")
     return target
 
@@ -42,7 +45,7 @@ def watch(
     """
     target, seen, said = _target(paths, out), None, False
     while True:
-        runs = [read_run(path) for path in dict.fromkeys(paths)]
+        runs = [read_run(path) for path in _distinct(paths)]
         running = any(run.state == "running" for run in runs)
         now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
         if now != seen or not running:
@@ -92,7 +95,7 @@ def rerun_command(run: RunFiles) -> str:
     home = run.last("begun", "resumed").get("working_directory")
     recipe = str((run.path / "recipe.yaml").absolute())
     if not run.recipe.get("reward") or not _has_queries(run.recipe):
-        return f'gspo.train(gspo.load_recipe("{recipe}", ["{name}", "output_dir=null"]), queries=…, reward=…)'
+        return f'gspo.train(gspo.load_recipe({json.dumps(recipe)}, ["{name}", "output_dir=null"]), queries=…, reward=…)'
     go = f"cd {shlex.quote(str(home))} && " if home else ""
     return f"{go}gspo train {shlex.quote(recipe)} {shlex.quote(name)} output_dir=null"
 
@@ -126,21 +129,37 @@ def _thinned(arms: Sequence[Arm]) -> str:
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
     target = paths[0] / "report.html" if out is None else out
-    if target.is_dir():
-        raise UserError("this is a directory", where=str(target), mend="name a file: --out report.html")
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
-    elif not target.parent.is_dir():
+    if _is_directory(target):
+        raise UserError("this is a directory", where=str(target), mend="name a file: --out report.html")
+    if not _is_directory(target.parent):
         raise UserError("there is no such directory to write to", where=str(target.parent), mend="make it first")
     return target
 
 
+def _distinct(paths: Sequence[Path]) -> list[Path]:
+    """Each directory once, however it is spelled: or it would pass for two seeds."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        found.setdefault(os.path.realpath(path), path)
+    return list(found.values())
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no such name can be
+        return False
+
+
 def _replace(target: Path, text: str) -> None:
-    """At any instant there is a whole page."""
-    unfinished = target.with_name(f"unfinished_{target.name}")
+    """At any instant there is a whole page, though a process that watches and one that trains write at once."""
+    unfinished = target.with_name(f"unfinished_{os.getpid()}_{target.name}")
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(target)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         raise UserError(f"cannot be written: {error.strerror}", where=str(target), mend="set --out") from None

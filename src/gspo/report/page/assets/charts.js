@@ -43,7 +43,8 @@ function layoutOf(figure) {
   };
 }
 
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
+// All steps are all steps, not those that the page was loaded or painted again with, which plotly would go back to.
+const CONFIG = { responsive: true, displaylogo: false, doubleClick: "autosize", modeBarButtons: [["toImage", "autoScale2d"]] };
 
 async function draw(element, figure) {
   const isNew = !drawn.has(element);
@@ -63,11 +64,15 @@ function zoom(range, origin) {
   if (same) return; // the answer of a chart to having been zoomed with the others
   shownSteps = range;
   remember("steps", range);
-  const form = document.getElementById("range");
-  form.elements.from.value = range ? Math.ceil(range[0]) : "";
-  form.elements.to.value = range ? Math.floor(range[1]) : "";
+  tellRange();
   const change = range ? { "xaxis.range": range.slice(), "xaxis.autorange": false } : { "xaxis.autorange": true };
   for (const element of drawn.keys()) if (element !== origin) Plotly.relayout(element, change);
+}
+
+function tellRange() {
+  const fields = document.getElementById("range").elements;
+  fields.from.value = shownSteps ? Math.ceil(shownSteps[0]) : "";
+  fields.to.value = shownSteps ? Math.floor(shownSteps[1]) : "";
 }
 
 function startRange() {
@@ -75,6 +80,7 @@ function startRange() {
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("change", () => {
     const [from, to] = [form.elements.from, form.elements.to].map((input) => input.valueAsNumber);
+    if (Number.isNaN(from) && Number.isNaN(to)) return zoom(null);
     const steps = [...drawn.values()].flatMap((figure) => figure.traces.flatMap((trace) => trace.x));
     const last = steps.reduce((most, step) => Math.max(most, step), 0);
     const range = [Number.isNaN(from) ? 0 : from, Number.isNaN(to) ? last : to];
@@ -87,6 +93,7 @@ async function startCharts(figures) {
   resumedAt = figures.resumed;
   shownSteps = remembered("steps") || null;
   startRange();
+  tellRange();
   startOther(figures.others);
   for (const element of document.querySelectorAll(".plot[data-chart]")) {
     await draw(element, figures.charts[Number(element.dataset.chart)]);

@@ -67,6 +67,7 @@ async function restore(fields, before) {
 async function fillQueries(fields) {
   const old = fields.query.value, step = currentStep(fields);
   const groups = step ? await groupsOf(step) : [];
+  if (step !== currentStep(fields)) return; // another has been chosen while this one was unpacked
   fields.query.replaceChildren(...groups.map((group) => new Option(`${group.query} (${meanReward(group)})`, group.query)));
   if (groups.some((group) => group.query === old)) fields.query.value = old;
   else if (groups.length) fields.query.value = groups.reduce((most, group) => (moved(group) > moved(most) ? group : most)).query;
@@ -168,7 +169,7 @@ async function showCards(fields, more) {
 }
 
 function showElsewhere(fields) {
-  const element = byId("elsewhere");
+  const element = byId("elsewhere"), hadFocus = element.contains(document.activeElement);
   element.replaceChildren();
   if (fields.scope.value !== "group") return;
   const steps = loaded.filter((one) => one.queries.includes(fields.query.value));
@@ -177,10 +178,11 @@ function showElsewhere(fields) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = one.step;
-    button.disabled = String(one.step) === fields.step.value;
+    if (String(one.step) === fields.step.value) button.setAttribute("aria-current", "step");
     button.addEventListener("click", () => moveStep(fields, loaded.indexOf(one) - loaded.indexOf(currentStep(fields))));
     return button;
   }));
+  if (hadFocus) element.querySelector("[aria-current]").focus();
 }
 
 function element(tag, className, ...content) {

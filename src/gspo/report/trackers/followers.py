@@ -1,0 +1,117 @@
+"""The processes that send a run to its trackers: begun with training, and not waited for long in the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo.errors import UserError
+from gspo.report.json_lines import read_json_lines
+from gspo.report.trackers.sender import home_of_trackers
+from gspo.report.trackers.sent import read_sent
+from gspo.report.trackers.track import log_of
+
+# All of them together, at the end: enough for the last steps and a table. What a tracker could not take all through the
+# training, it will hardly take in a minute; and whoever waits for the command has waited long enough.
+WAIT_SECONDS = 15.0
+_TERMINATE_SECONDS = 2.0  # between asking and killing
+Note = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follower:
+    """One that was started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def following(path: Path, names: Sequence[str], note: Note) -> Iterator[None]:
+    """A context in which a run is followed for each tracker; what becomes of them is said in notes, never raised."""
+    followers = [follower for name in names if (follower := _started(path, name, note))]
+    seconds = WAIT_SECONDS
+    try:
+        yield
+    except KeyboardInterrupt:  # who ends a run at once does not want to wait for this either
+        seconds = 0.0
+        raise
+    finally:
+        _finish(followers, path, seconds, note)
+
+
+def _started(path: Path, name: str, note: Note) -> Follower | None:
+    # -P: a file in the working directory that bears a module's name must not stand in for it. The modules' path is
+    # training's, so that the package that was found there is the one that is imported.
+    command = [sys.executable, "-P", "-m", "gspo.report.trackers.follow", str(path), name, str(os.getpid())]
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # the cores are training's
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        home_of_trackers(path).mkdir(exist_ok=True)
+        with log_of(path, name).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for training, whose end this process reads from its history
+            )
+    except OSError as error:
+        note(f"tracker {name}: its process could not be started: {error}; once it can: gspo track {path} --to {name}")
+        return None
+    return Follower(name=name, process=process)
+
+
+def _finish(followers: Sequence[Follower], path: Path, seconds: float, note: Note) -> None:
+    deadline = time.monotonic() + seconds
+    if seconds and (left := [follower.name for follower in followers if follower.process.poll() is None]):
+        note(f"sending what is left to {', '.join(left)} ({seconds:g} s at most) …")
+    try:
+        for follower in followers:
+            with suppress(subprocess.TimeoutExpired):
+                follower.process.wait(max(0.0, deadline - time.monotonic()))
+    finally:  # on a Ctrl-C while it waits, too
+        for follower in followers:
+            is_late = _end(follower.process)
+            if is_late or follower.process.returncode:
+                note(_shortfall(follower, path, is_late=is_late))
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """End a process with what it has started, if it has not ended by itself; whether that had to be."""
+    if process.poll() is not None:
+        return False
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_SECONDS)
+            break
+    return True
+
+
+def _shortfall(follower: Follower, path: Path, *, is_late: bool) -> str:
+    """What a tracker lacks, why, and how it is sent."""
+    name, log = follower.name, log_of(path, follower.name)
+    lines, _ = read_json_lines(path / "metrics.jsonl")
+    num_steps = max((int(line.get("step", 0)) for line in lines), default=0)
+    try:
+        sent = read_sent(home_of_trackers(path) / f"{name}.json")
+        has = f"{max(sent.step, 0)} of {num_steps} steps{'' if sent.closed else ', not all of them for certain'}"
+    except UserError as error:
+        has = error.what
+    why = "was not done in time" if is_late else f"has failed ({_last_line(log)})"
+    return f"tracker {name} {why}: has {has}; the rest: gspo track {path} --to {name} (log: {log})"
+
+
+def _last_line(log: Path) -> str:
+    with suppress(OSError):
+        lines = log.read_bytes()[-4000:].decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
+    return "its log cannot be read"

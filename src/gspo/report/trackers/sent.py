@@ -1,0 +1,34 @@
+"""How far a tracker has come with a run: RUN_DIR/trackers/NAME.json."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gspo.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a tracker was given."""
+
+    run: str | None = None  # the tracker's own number for the run
+    step: int = -1  # the last one given
+    closed: bool = True  # False: given, but whether all of it has arrived is not known
+
+
+def read_sent(path: Path) -> Sent:
+    """What the file says, nothing where there is none; UserError where it says something else."""
+    try:
+        return Sent(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Sent()
+    except (OSError, ValueError, TypeError) as error:
+        mend = "remove it, and the run is sent as a new one"
+        raise UserError(f"cannot be read: {error}", where=str(path), mend=mend) from None
+
+
+def write_sent(path: Path, sent: Sent) -> None:
+    """Replace the file: at any instant there is the one or the other."""
+    unfinished = path.with_name(f"unfinished_{path.name}")  # as checkpoint/files does it, which would import torch
+    unfinished.write_text(json.dumps(asdict(sent)), encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,243 @@
+"""The top of the page: what state a run is in, what it came to, how long it took, which diagnoses held when."""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.page.lines import run_of, steps_of
+from tests.report.page.made_runs import begun, ended, metrics_line, number
+
+from gspo.report.diagnoses import diagnoses
+from gspo.report.page import overview as overview_module
+from gspo.report.page.overview import duration, named_diagnoses, overview, scores
+from gspo.report.run_files import RunFiles
+
+NOW = 1_800_000_000.0
+CUT, GAP = "response/truncated_fraction", "mismatch/logprob_gap_mean"
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(NOW + seconds, UTC).isoformat(timespec="seconds")
+
+
+def test_pass_at_1_is_told_before_and_after_with_its_standard_error() -> None:
+    told = dict(scores(run_of([metrics_line(step) for step in range(7)])))
+    assert told["pass@1 (held_out)"] == "0.250 ± 0.020 → 0.310 ± 0.080"
+    assert told["reward"] == f"{number(0.2, 1):.3f} → {number(0.2, 6):.3f}" == "0.210 → 0.260"
+    assert told["response tokens"] == "30.0 → 30.1"
+
+
+def test_each_evaluated_set_is_told_with_its_own_error() -> None:
+    log = [
+        {
+            "step": step,
+            **{
+                f"evaluation/{name}/{key}": (step + 1) * size
+                for name, size in (("a", 0.1), ("pass_at_1", 0.2))
+                for key in ("pass_at_1", "standard_error")
+            },
+        }
+        for step in (0, 2, 3)
+    ]
+    log[1] |= {"evaluation/late/pass_at_1": 0.5, "evaluation/late/standard_error": 0.25}
+    assert scores(run_of(log)) == [
+        ("pass@1 (a)", "0.100 ± 0.100 → 0.400 ± 0.400"),
+        ("pass@1 (pass_at_1)", "0.200 ± 0.200 → 0.800 ± 0.800"),
+        ("pass@1 (late)", "0.500 ± 0.250 after step 2"),
+    ]
+
+
+def test_a_run_without_an_evaluation_tells_reward_and_length_alone() -> None:
+    log = [{"step": step, "reward/mean": step / 10, "response/mean_tokens": 7.26} for step in (1, 2, 3)]
+    assert scores(run_of(log)) == [("reward", "0.100 → 0.300"), ("response tokens", "7.3 → 7.3")]
+    assert scores(run_of()) == [] and scores(run_of([{"step": 0, "reward/mean": 1.0}])) == []
+
+
+def test_a_number_that_is_none_is_not_told() -> None:
+    log = steps_of("reward/mean", [None, 0.5, 0.75, None, "x"])
+    log[1] |= {"evaluation/a/pass_at_1": None}
+    log[2] |= {"evaluation/a/pass_at_1": 0.5}  # of another version: without an error
+    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 ± nan after step 3"), ("reward", "0.500 → 0.750")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0 min 0 s"),
+        (59.4, "0 min 59 s"),
+        (59.6, "1 min 0 s"),
+        (191, "3 min 11 s"),
+        (3599.9, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (360_000, "100 h 00 min"),
+    ],
+)
+def test_a_duration_is_told_as_one_says_it(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+def seconds_of(
+    *history: dict[str, Any], state: str, log: list[dict[str, Any]] | None = None, path: Path | None = None
+) -> float:
+    return overview(run_of(log or [], history=history, state=state, path=path)).seconds
+
+
+@pytest.fixture
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview_module.time, "time", lambda: NOW)
+
+
+def test_a_finished_run_took_what_its_last_end_says(_now: None) -> None:
+    history = [begun(time=at(-500)), ended(), begun(time=at(-300), event="resumed"), {**ended(), "seconds": 250.0}]
+    assert seconds_of(*history, state="finished") == 250
+    assert seconds_of(*history[:2], state="stopped") == 100
+
+
+def test_a_run_under_way_takes_what_it_took_before_and_the_time_since(_now: None) -> None:
+    assert seconds_of(begun(time=at(-40)), state="running") == 40
+    assert seconds_of(begun(time=at(-400)), ended(), begun(time=at(-30), event="resumed"), state="running") == 130
+
+
+def test_a_run_that_was_killed_took_until_it_last_wrote(_now: None, tmp_path: Path) -> None:
+    history = [begun(time=at(-400)), ended(), begun(time=at(-300), event="resumed")]
+    assert seconds_of(*history, state="killed", path=tmp_path) == 100  # it has written nothing since
+    for name, ago in (("cold_start.jsonl", 290), ("metrics.jsonl", 220)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (NOW - ago, NOW - ago))
+    assert seconds_of(*history, state="killed", path=tmp_path) == 180
+    assert seconds_of(*history, state="unknown", path=tmp_path) == 180
+    os.utime(tmp_path / "metrics.jsonl", (NOW - 350, NOW - 350))
+    (tmp_path / "cold_start.jsonl").unlink()
+    assert seconds_of(*history, state="killed", path=tmp_path) == 100  # and never less
+
+
+def test_without_a_history_a_run_took_what_its_steps_took() -> None:
+    log = steps_of("time/total_seconds", [2.0, None, 3.5, ...])
+    assert seconds_of(state="unknown", log=log) == 5.5
+
+
+@pytest.mark.parametrize("when", [None, "noon", 3])
+def test_a_beginning_that_says_no_time_counts_for_none(when: Any) -> None:
+    assert seconds_of(begun(time=when), state="killed") == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "told"),
+    [
+        ("finished", None, "finished: 3 of 6 steps"),
+        ("running", None, "still running: 3 of 6 steps so far"),
+        ("stopped", "SIGTERM", "stopped by SIGTERM after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
+        ("interrupted", None, "interrupted at once after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
+        ("failed", "the disk is full", "failed after 3 of 6 steps: the disk is full"),
+        ("killed", None, "killed, or crashed, after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
+        ("unknown", None, "3 of 6 steps; nothing here says whether it still runs"),
+    ],
+)
+def test_each_state_is_a_sentence(state: str, reason: str | None, told: str) -> None:
+    run = run_of(steps_of("x", [1, 2, 3]), history=[begun(), ended(state, reason)], state=state)
+    assert overview(run).state == told
+
+
+def test_the_history_is_told_line_by_line() -> None:
+    lines: list[dict[str, Any]] = [
+        {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0},
+        {"time": "t2", "event": "ended", "how": "stopped", "reason": "SIGTERM", "step": 0, "cold_start_step": 7},
+        {"time": "t3", "event": "resumed", "step": 0, "cold_start_step": 7},
+        {"time": "t4", "event": "ended", "how": "failed", "reason": "no room", "step": 4, "cold_start_step": 9},
+        {"time": "t5", "event": "resumed", "step": 4, "cold_start_step": 9},
+        {"time": "t6", "event": "ended", "how": "finished", "reason": None, "step": 6, "cold_start_step": 9},
+    ]
+    assert list(overview(run_of(history=lines)).history) == [
+        "t1: begun",
+        "t2: stopped at step 7 of the cold start (SIGTERM)",
+        "t3: resumed at step 7 of the cold start",
+        "t4: failed at step 4 (no room)",
+        "t5: resumed at step 4",
+        "t6: finished at step 6",
+    ]
+
+
+def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
+    history = [begun(introduction="first"), ended(), begun(introduction="a\nb", event="resumed"), ended()]
+    assert list(overview(run_of(history=history)).introduction) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, ["model: qwen3_moe", "queries: chain_sum"]),
+        ({"model": {"path": "m"}, "queries": {"path": "q.jsonl"}}, ["model: m", "queries: q.jsonl"]),
+        ({"model": None, "queries": None}, ["model: None", "queries: from Python"]),
+        ({"model": "m", "queries": ["x"]}, ["model: None", "queries: from Python"]),
+        ({"model": {"architecture": "x"}, "queries": {"procedural": 3}}, ["model: None", "queries: from Python"]),
+    ],
+)
+def test_for_want_of_its_own_words_its_recipe_introduces_it(settings: Mapping[str, Any], told: list[str]) -> None:
+    assert list(overview(run_of(settings=settings)).introduction) == told
+
+
+def with_cuts(*cuts: float, **more: Any) -> RunFiles:
+    """A run with this fraction of its responses cut off at each step, from step 3."""
+    return run_of([{**line, **more} for line in steps_of(CUT, list(cuts), first=3)])
+
+
+def test_a_diagnosis_is_told_with_the_steps_at_which_it_held() -> None:
+    run = with_cuts(*[0.0] * 5, *[0.6] * 10, *[0.0] * 15)
+    # The mean of ten is at least a quarter from the fifth of 0.6, at the tenth step, to the sixth 0 after the last.
+    assert named_diagnoses(run) == ["30% of responses cut off at rollout.max_new_tokens: raise it (step 12 to 22)"]
+
+
+def test_a_diagnosis_is_the_windows_last_word() -> None:
+    cuts = [0.0, 0.1, 0.9, 0.4, 0.5, 0.0, 0.3, 0.9, 0.9, 0.9, 0.2, 0.9, 0.0, 0.1, 0.9]
+    run, held = with_cuts(*cuts), {}
+    for number_of_lines in range(10, len(cuts) + 1):
+        if found := diagnoses(run.steps[:number_of_lines]):
+            held[run.steps[number_of_lines - 1]["step"]] = found["truncated"]
+    assert len(held) == 6
+    told = f"{held[max(held)]} (step {min(held)} to {max(held)}, and still at the end)"
+    assert named_diagnoses(run) == [told]
+
+
+def test_a_diagnosis_of_one_step_has_one() -> None:
+    run = with_cuts(*[0.0] * 9, 1.0, *[0.3] * 9)
+    sentences = [sentence for sentence in named_diagnoses(run) if "(step" in sentence]
+    assert sentences == [
+        "37% of responses cut off at rollout.max_new_tokens: raise it (step 17 to 21, and still at the end)"
+    ]
+    one = with_cuts(*[0.25] * 10, 0.0)
+    assert named_diagnoses(one) == ["25% of responses cut off at rollout.max_new_tokens: raise it (step 12)"]
+
+
+def test_a_short_run_is_judged_once_by_what_there_is() -> None:
+    assert named_diagnoses(with_cuts(0.0, 0.9)) == [
+        "45% of responses cut off at rollout.max_new_tokens: raise it (step 4, and still at the end)"
+    ]
+    assert named_diagnoses(run_of()) == named_diagnoses(run_of([{"step": 0, CUT: 1.0}])) == []
+
+
+def test_several_diagnoses_are_told_each_with_its_own_steps() -> None:
+    run = with_cuts(*[0.5] * 10, *[0.0] * 10)
+    for place, line in enumerate(run.steps):
+        assert isinstance(line, dict)
+        line[GAP] = 1.0 if place >= 15 else 0.0
+    sentences = named_diagnoses(run)
+    assert [sentence.split(" (step")[1] for sentence in sentences] == [" 12 to 17)", " 18 to 22, and still at the end)"]
+
+
+def test_the_recipes_actor_decides_and_one_of_another_version_is_read_as_the_default() -> None:
+    unclipped = [0.0] * 12
+    log = steps_of("clip/token_fraction", unclipped)
+    inert = named_diagnoses(run_of(log))
+    assert len(inert) == 1 and "narrow them" in inert[0] and inert[0].endswith("(step 10 to 12, and still at the end)")
+    assert named_diagnoses(run_of(log, settings={"actor": {"mini_batches": 1}})) == []
+    odd: list[Any] = [{"mini_batches": 1, "flux": 3}, None, "gspo", []]
+    for actor in odd:
+        assert named_diagnoses(run_of(log, settings={"actor": actor})) == inert
+
+
+def test_an_overview_has_what_could_not_be_read_and_the_name() -> None:
+    one = overview(run_of(name="mine"))
+    assert one.name == "mine" and one.notes == [] and one.diagnoses == []

@@ -1,0 +1,132 @@
+"""`gspo report` as a shell sees it, and the page that a training leaves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.report.page.lines import Page
+from tests.report.page.made_runs import made_run
+
+from gspo import cli
+from gspo.errors import UserError
+from gspo.report.page import write
+
+TINY = Path(__file__).parents[2] / "tiny.yaml"
+GSPO = Path(sys.executable).with_name("gspo")
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
+    made_run(Path("a"), name="a")
+    made_run(Path("b"), name="b")
+    assert cli.main(["report", "a"]) == 0
+    assert capsys.readouterr() == ("report: a/report.html\n", "")
+    assert cli.main(["report", "b", "a", "--out", "both.html"]) == 0
+    assert capsys.readouterr() == ("report: both.html\n", "")
+    assert Page(Path("both.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "what", "mend"),
+    [
+        (["absent"], "absent", "no such directory", "there are: a"),
+        (["a", "absent"], "absent", "no such directory", "there are: a"),
+        (["partial"], "partial", "it has no recipe.yaml", "name the directory that a run has made"),
+        (["foreign"], "foreign/recipe.yaml", "this is no recipe of a run", "name the directory that a run has made"),
+        (["a/checkpoints/step_1"], "a/checkpoints/step_1", "this is a checkpoint, not a run", "name the run: a"),
+        (["a/recipe.yaml"], "a/recipe.yaml", "this is a file", "name the run: a"),
+        (["a", "--out", "partial"], "partial", "this is a directory", "--out report.html"),
+        (["a", "--out", "absent/x.html"], "absent", "there is no such directory to write to", "make it first"),
+        (["a", "--watch", "--out", "absent/x.html"], "absent", "there is no such directory", "make it first"),
+        (["absent", "--watch"], "absent", "no such directory", "there are: a"),
+    ],
+)
+def test_what_is_wrong_ends_with_2_and_says_what_where_and_how_to_mend_it(
+    arguments: list[str], where: str, what: str, mend: str, capsys: Said
+) -> None:
+    made_run(Path("a"))
+    for path in ("partial", "foreign", "a/checkpoints/step_1"):
+        Path(path).mkdir(parents=True)
+    Path("foreign/recipe.yaml").write_text("soup: of the day\n")
+    Path("a/checkpoints/step_1/manifest.json").touch()
+    Path("partial/metrics.jsonl").write_text('{"step": 1}\n')
+    before = sorted(Path().rglob("*"))
+    assert cli.main(["report", *arguments]) == 2
+    said, error = capsys.readouterr()
+    first, second = error.splitlines()
+    assert said == "" and first.startswith(f"error: {where}: ") and what in first
+    assert second.startswith("  mend: ") and mend in second
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--out"]])
+def test_without_a_run_or_a_file_the_usage_is_shown(arguments: list[str], capsys: Said) -> None:
+    with pytest.raises(SystemExit) as ended_with:
+        cli.main(["report", *arguments])
+    assert ended_with.value.code == 2 and "usage: gspo report" in capsys.readouterr().err
+
+
+def test_an_option_that_there_is_not_is_refused(capsys: Said) -> None:
+    assert cli.main(["report", "a", "--frame"]) == 2
+    assert "there is no option '--frame'" in capsys.readouterr().err
+
+
+def test_the_help_names_what_it_takes() -> None:
+    ended_process = subprocess.run([GSPO, "report", "--help"], capture_output=True, text=True, check=True)
+    for word in ("RUN_DIR", "--out FILE", "--watch", "report.html"):
+        assert word in ended_process.stdout
+
+
+def test_a_report_needs_neither_torch_nor_its_like() -> None:
+    made_run(Path("a"))
+    heavy = ("torch", "transformers", "datasets", "reasoning_gym", "pandas", "matplotlib")
+    code = f"""
+import sys
+from gspo.cli import main
+assert main(["report", "a"]) == 0
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["report: a/report.html", "[]"]
+
+
+def test_a_training_leaves_its_page_and_says_where(capsys: Said) -> None:
+    assert cli.main(["train", str(TINY), "steps=1", "evaluation.num_queries=0"]) == 0
+    assert "report: runs/tiny/report.html\n" in capsys.readouterr().out
+    page = Page(Path("runs/tiny/report.html").read_text(encoding="utf-8"))
+    assert "finished: 1 of 1 steps" in page.by_id("overview").text and page.figures["reload_seconds"] is None
+    ((step,),) = page.samples.values()
+    assert sum(len(group["samples"]) for group in step["groups"]) == 32
+    assert cli.main(["report", "runs/tiny", "--out", "again.html"]) == 0
+    again = Page(Path("again.html").read_text(encoding="utf-8"))
+    assert (again.figures, again.samples) == (page.figures, page.samples)
+
+
+def test_a_page_that_fails_leaves_the_run_done(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("an odd number")
+
+    monkeypatch.setattr(write, "document", fail)
+    small = ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0", "rollout.queries_per_step=4"]
+    assert cli.main(["train", str(TINY), *small]) == 0
+    said = capsys.readouterr()
+    note = "no report is written: an odd number; again with: gspo report runs/tiny"
+    assert note in " ".join(said.out.split()) and said.err == ""
+    assert Path("runs/tiny/model/config.json").is_file() and not Path("runs/tiny/report.html").exists()
+
+
+@pytest.mark.parametrize("error", [UserError("no room", where="x"), MemoryError("big"), KeyError("a")])
+def test_whatever_a_page_fails_of_is_a_note(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(write, "write_report", fail)
+    notes: list[str] = []
+    cli._write_report(Path("runs/a"), notes.append)
+    assert notes == [f"no report is written: {error}; again with: gspo report runs/a"]

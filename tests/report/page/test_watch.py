@@ -1,0 +1,178 @@
+"""A run that is watched: its page is written again when there is more, whole at any instant, until it has ended."""
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.page.lines import Page
+from tests.report.page.made_runs import begun, ended, made_run, metrics_line, rollouts, write_run
+
+from gspo import cli
+from gspo.errors import UserError
+from gspo.report import run_files
+from gspo.report.page import write
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Watched:
+    """A run under way, and what is done to it while the watch sleeps."""
+
+    def __init__(self, *changes: Callable[[], object]) -> None:
+        self.path = write_run(Path("a"), lines=[metrics_line(step) for step in (0, 1)], history=[begun()])
+        self.changes = list(changes)
+        self.pages: list[str] = []
+        self.notes: list[str] = []
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.look()
+        self.changes.pop(0)()
+
+    def look(self) -> None:
+        text = Path("a/report.html").read_text(encoding="utf-8")
+        assert text.startswith("<!DOCTYPE html>") and text.rstrip().endswith("</html>")
+        self.pages.append(text)
+
+    def watch(self) -> list[int | None]:
+        """After how many seconds each page that was seen is loaded again."""
+        write.watch([self.path], note=self.notes.append, sleep=self.sleep)
+        self.look()
+        assert not self.changes
+        return [Page(text).figures["reload_seconds"] for text in self.pages]
+
+
+def add(name: str, line: dict[str, Any]) -> Callable[[], object]:
+    def append() -> None:
+        with Path("a", name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    return append
+
+
+def sample_step() -> None:
+    Path("a/rollouts").mkdir()
+    Path("a/rollouts/step_000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rollouts(1)))
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of each page that is written."""
+    numbers: list[int] = []
+    document = write.document
+
+    def numbered(*arguments: Any, **options: Any) -> str:
+        numbers.append(len(numbers) + 1)
+        return document(*arguments, **options).rstrip().removesuffix("</html>") + f"<!-- {numbers[-1]} --></html>"
+
+    monkeypatch.setattr(write, "document", numbered)
+    return numbers
+
+
+def shown_numbers(watched: Watched) -> list[int]:
+    return [int(re.findall(r"<!-- (\d+) -->", text)[-1]) for text in watched.pages]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        add("metrics.jsonl", metrics_line(2)),
+        add("cold_start.jsonl", {"step": 1, "loss": 1.0}),
+        add("history.jsonl", begun(event="resumed")),
+        sample_step,
+    ],
+)
+def test_the_page_is_written_again_when_there_is_more(more: Callable[[], object], written: list[int]) -> None:
+    watched = Watched(lambda: None, more, lambda: None, add("history.jsonl", ended()))
+    assert watched.watch() == [20, 20, 20, 20, None]
+    assert shown_numbers(watched) == [1, 1, 2, 2, 3] and written == [1, 2, 3]
+
+
+def test_a_line_that_is_not_whole_is_not_more(written: list[int]) -> None:
+    def half() -> None:
+        with Path("a/metrics.jsonl").open("a") as file:
+            file.write('{"step": 2, "reward')
+
+    watched = Watched(half, add("history.jsonl", ended()))
+    assert watched.watch() == [20, 20, None] and written == [1, 2]
+
+
+def test_what_was_written_is_on_the_page() -> None:
+    watched = Watched(add("metrics.jsonl", metrics_line(2)), add("history.jsonl", ended("failed", "no room")))
+    watched.watch()
+    shown = [words for text in watched.pages for words in re.findall(r"<p class='state'>(.*?)</p>", text)]
+    running = "still running: {} of 6 steps so far"
+    assert shown == [running.format(1), running.format(2), "failed after 2 of 6 steps: no room"]
+
+
+def test_it_is_said_once_where_the_page_is_and_how_to_end() -> None:
+    watched = Watched(add("metrics.jsonl", metrics_line(2)), add("history.jsonl", ended()))
+    watched.watch()
+    assert watched.notes == ["report: a/report.html (written again as the run goes on; Ctrl-C ends this)"]
+
+
+def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive = [True]
+    monkeypatch.setattr(run_files, "_is_alive", lambda _: alive[-1])
+    watched = Watched(lambda: None, lambda: alive.append(False))
+    assert watched.watch() == [20, 20, None]
+    assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]
+
+
+def test_a_run_that_has_ended_is_written_once(written: list[int]) -> None:
+    made_run(Path("a"))
+    notes: list[str] = []
+    write.watch([Path("a")], Path("b.html"), note=notes.append, sleep=lambda _: pytest.fail("it has ended"))
+    assert written == [1] and notes == ["report: b.html"]
+    assert Page(Path("b.html").read_text(encoding="utf-8")).figures["reload_seconds"] is None
+
+
+def test_of_several_runs_the_last_under_way_ends_the_watch() -> None:
+    watched = Watched(lambda: None, add("history.jsonl", ended()))
+    made_run(Path("b"), name="b")
+
+    def sleep(_: float) -> None:
+        watched.changes.pop(0)()
+
+    write.watch([Path("b"), watched.path], note=watched.notes.append, sleep=sleep)
+    assert not watched.changes and Path("b/report.html").is_file() and not Path("a/report.html").exists()
+
+
+def test_a_run_that_goes_away_is_said() -> None:
+    watched = Watched(lambda: Path("a/recipe.yaml").unlink())
+    with pytest.raises(UserError, match=r"no recipe\.yaml"):
+        watched.watch()
+
+
+def test_an_interrupt_ends_the_command_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    write_run(Path("a"), history=[begun()])
+    monkeypatch.setattr(write.watch, "__kwdefaults__", {"sleep": interrupt})
+    assert cli.main(["report", "a", "--watch"]) == 128 + signal.SIGINT
+    assert Path("a/report.html").is_file()
+
+
+def test_two_that_write_at_once_do_not_spoil_each_others_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_run(Path("a"))
+    unfinished, replace = [], Path.replace
+
+    def look(path: Path, target: Path) -> Path:
+        unfinished.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    for process in (1, 2):
+        monkeypatch.setattr(write.os, "getpid", lambda process=process: process)
+        write.write_report([Path("a")], note=lambda _: None)
+    assert len(set(unfinished)) == 2

@@ -1,0 +1,250 @@
+"""A run's directory read from outside: what state it is in, what of it cannot be read, what is no run."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gspo.errors import UserError
+from gspo.report.run_files import RunFiles, read_run
+
+RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
+Writing = Callable[..., RunFiles]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Writing:
+    """A run with these files, read."""
+
+    def write(recipe: str = RECIPE, **files: str) -> RunFiles:
+        path = Path("runs", "a")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        for name, content in files.items():
+            (path / f"{name}.jsonl").write_text(content, encoding="utf-8")
+        return read_run(path)
+
+    return write
+
+
+def text(*lines: Any) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def beginning(process: int | None = None, *, seconds_ago: float = 0.0, **changes: Any) -> dict[str, Any]:
+    time = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
+    number = os.getpid() if process is None else process
+    return {"time": time, "event": "begun", "process": number, "host": socket.gethostname(), **changes}
+
+
+def ending(how: str) -> dict[str, Any]:
+    return {"time": "2026-01-01T00:00:00+00:00", "event": "ended", "how": how, "reason": None}
+
+
+def absent_process() -> int:
+    return next(number for number in range(4_000_000, 1, -1) if not psutil.pid_exists(number))
+
+
+def test_a_run_that_has_written_its_end_is_in_that_state(written: Writing) -> None:
+    for how in ("finished", "stopped", "interrupted", "failed"):
+        assert written(history=text(beginning(), ending(how))).state == how
+
+
+def test_a_run_whose_process_is_there_is_running_and_one_whose_is_not_was_killed(written: Writing) -> None:
+    assert written(history=text(beginning())).state == "running"
+    assert written(history=text(beginning(event="resumed"))).state == "running"
+    assert written(history=text(beginning(absent_process()))).state == "killed"
+
+
+def test_only_the_last_process_counts(written: Writing) -> None:
+    gone = beginning(absent_process())
+    assert written(history=text(gone, beginning(event="resumed"))).state == "running"
+    assert written(history=text(beginning(), ending("failed"), gone)).state == "killed"
+    again = [beginning(event="resumed"), ending("finished")]
+    assert written(history=text(gone, ending("failed"), *again)).state == "finished"
+
+
+def test_an_end_that_is_still_being_written_is_none_yet(written: Writing) -> None:
+    assert written(history=text(beginning()) + text(ending("finished"))[:-1]).state == "running"
+
+
+def test_of_a_process_on_another_machine_nothing_is_known(written: Writing) -> None:
+    assert written(history=text(beginning(host="elsewhere"))).state == "unknown"
+    assert written(history=text(beginning(host="elsewhere"), ending("finished"))).state == "finished"
+
+
+def test_a_younger_process_of_the_same_number_is_another(written: Writing) -> None:
+    started = psutil.Process().create_time()
+    ago = datetime.now(UTC).timestamp() - started
+    assert written(history=text(beginning(seconds_ago=ago + 60))).state == "killed"
+    assert written(history=text(beginning(seconds_ago=ago - 1))).state == "running"
+
+
+def test_a_dead_process_that_nobody_has_waited_for_is_not_running(written: Writing) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead by now, and left a zombie
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert written(history=text(beginning(process.pid))).state == "killed"
+    finally:
+        process.communicate()
+
+
+@pytest.mark.parametrize("history", [None, "", text({"event": "moved"}), text({"event": "ended", "how": "melted"})])
+def test_a_history_that_says_nothing_leaves_the_state_unknown(history: str | None, written: Writing) -> None:
+    assert written(**({} if history is None else {"history": history})).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"process": "many"}, {"process": None}, {"process": -1}, {"time": "noon"}, {"time": None}]
+)
+def test_a_beginning_that_names_no_process_is_of_none_that_runs(changes: dict[str, Any], written: Writing) -> None:
+    assert written(history=text({**beginning(), **changes})).state == "killed"
+
+
+def test_a_line_that_is_being_written_is_neither_read_nor_missed(written: Writing) -> None:
+    run = written(metrics=text({"step": 1, "x": 1.5}) + '{"step": 2, "x"')
+    assert [line["step"] for line in run.lines] == [1]
+    assert run.notes == []
+
+
+def test_lines_that_are_none_are_left_out_and_counted(written: Writing) -> None:
+    good = [text({"step": step}) for step in (1, 2, 3)]
+    bad = ["{broken\n", "[1]\n", '{"no": "step"}\n', '{"step": "2"}\n', "\n"]
+    run = written(metrics=good[0] + "".join(bad) + good[1] + good[2], history="\x00\x00\n" + text(beginning()))
+    assert [line["step"] for line in run.lines] == [1, 2, 3]
+    assert run.notes == ["4 line(s) of metrics.jsonl could not be read", "1 line(s) of history.jsonl could not be read"]
+    assert run.state == "running"
+
+
+def test_of_lines_of_one_step_the_last_holds_and_nothing_is_unreadable_about_the_others(written: Writing) -> None:
+    run = written(metrics=text({"step": 2, "x": 1}, {"step": 1, "x": 2}, {"step": 2, "x": 3}))
+    assert [(line["step"], line["x"]) for line in run.lines] == [(1, 2), (2, 3)]
+    assert run.notes == []
+
+
+def test_null_is_read_as_nan_in_lists_too_and_line_0_is_no_step(written: Writing) -> None:
+    run = written(metrics=text({"step": 0, "e": 1}, {"step": 1, "x": None, "y": [1, [None]]}))
+    assert math.isnan(run.steps[0]["x"]) and math.isnan(run.steps[0]["y"][1][0])
+    assert [line["step"] for line in run.steps] == [1]
+    assert run.num_steps == 1
+
+
+def test_a_run_that_has_just_begun_has_nothing_yet(written: Writing) -> None:
+    run = written(RECIPE + "flux: {capacitor: 3}\n")  # of another version
+    assert run.recipe["flux"] == {"capacitor": 3}
+    assert (run.lines, run.cold_start, run.history, run.num_steps, run.notes) == ([], [], [], 0, [])
+    assert dict(run.rollout_files) == {} and run.last("begun") == {}
+    assert run.name == "mine" and run.path == Path("runs/a")
+
+
+def test_the_last_event_of_a_kind_is_found(written: Writing) -> None:
+    run = written(history=text(beginning(step=1), ending("failed"), beginning(step=2, event="resumed")))
+    assert run.last("begun")["step"] == 1
+    assert run.last("begun", "resumed")["step"] == 2
+    assert run.last("ended")["how"] == "failed"
+
+
+def test_rollouts_are_by_step_in_their_order_and_other_files_are_none(written: Writing) -> None:
+    directory = Path("runs/a/rollouts")
+    directory.mkdir(parents=True)
+    for name in ("step_1000000", "step_000010", "step_999999", "step_x", "step_²", "other"):
+        (directory / f"{name}.jsonl").touch()
+    (directory / "step_000003.txt").touch()
+    found = written().rollout_files
+    assert list(found) == [10, 999_999, 1_000_000]
+    assert found[10] == directory / "step_000010.jsonl"
+
+
+def refused(path: str | Path) -> UserError:
+    with pytest.raises(UserError) as found:
+        read_run(Path(path))
+    assert found.value.mend
+    return found.value
+
+
+def test_a_missing_directory_is_named_with_the_runs_beside_it(written: Writing) -> None:
+    written()
+    error = refused("runs/b")
+    assert (error.what, error.where, error.mend) == ("no such directory", "runs/b", "there are: runs/a")
+    assert refused("nowhere/b").mend == refused("x" * 300).mend == refused(Path("x" * 300, "y")).mend
+    assert "name the directory" in str(refused("nowhere/b"))
+
+
+def test_of_many_runs_eight_are_named() -> None:
+    for number in range(10):
+        Path("runs", str(number)).mkdir(parents=True)
+        Path("runs", str(number), "recipe.yaml").write_text(RECIPE)
+    assert refused("runs/x").mend == "there are: " + ", ".join(f"runs/{number}" for number in range(8))
+    assert refused("runs").mend == "name the runs in it: " + " ".join(f"runs/{number}" for number in range(8))
+
+
+def test_a_checkpoint_is_told_from_its_run(written: Writing) -> None:
+    written()
+    checkpoint = Path("runs/a/checkpoints/step_000001")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    (checkpoint / "recipe.yaml").write_text(RECIPE)
+    error = refused(checkpoint)
+    assert (error.what, error.mend) == ("this is a checkpoint, not a run", "name the run: runs/a")
+
+
+def test_a_directory_above_runs_is_none_and_says_which_are_in_it(written: Writing) -> None:
+    written()
+    error = refused("runs")
+    assert error.what == "this is not a run's directory: it has no recipe.yaml"
+    assert error.mend == "name the runs in it: runs/a"
+    assert "name the directory that a run has made" in str(refused("."))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "recipe.yaml", "rollouts/step_000001.jsonl"])
+def test_a_file_of_a_run_is_told_from_it(name: str, written: Writing) -> None:
+    written(metrics="")
+    Path("runs/a/rollouts").mkdir()
+    Path("runs/a/rollouts/step_000001.jsonl").touch()
+    error = refused(Path("runs/a", name))
+    assert (error.what, error.mend) == ("this is a file, not a run's directory", "name the run: runs/a")
+
+
+def test_any_other_file_is_no_run() -> None:
+    Path("notes.txt").touch()
+    error = refused("notes.txt")
+    assert error.what == "this is a file, not a run's directory"
+    assert error.mend == "name the directory that a run has made, such as runs/arithmetic"
+
+
+@pytest.mark.parametrize("recipe", ["a: 1", "- name\n- steps\n- model", "", "name: x\nsteps: 1"])
+def test_yaml_of_something_else_is_no_recipe(recipe: str, written: Writing) -> None:
+    with pytest.raises(UserError, match="this is no recipe of a run: it has no name, steps and model") as found:
+        written(recipe)
+    assert found.value.where == "runs/a/recipe.yaml" and found.value.mend
+
+
+@pytest.mark.parametrize("recipe", ["a: [1\nb: 2", "name: 2026-13-45", "\x07", "a: !thing {}", "[" * 5000])
+def test_yaml_that_is_broken_is_one_line_and_a_checkpoint_has_a_copy(recipe: str, written: Writing) -> None:
+    with pytest.raises(UserError, match=r"cannot be read: .+") as found:
+        written(recipe)
+    assert found.value.where == "runs/a/recipe.yaml" and found.value.mend == "copy it from a checkpoint"
+    assert len(str(found.value).splitlines()) == 2
+
+
+def test_a_recipe_that_is_no_text_cannot_be_read() -> None:
+    Path("recipe.yaml").write_bytes(b"name: caf\xe9")
+    assert "cannot be read" in refused(".").what
+    Path("recipe.yaml").unlink()
+    Path("recipe.yaml").mkdir()
+    assert "cannot be read" in refused(".").what

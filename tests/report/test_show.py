@@ -1,0 +1,208 @@
+"""`gspo show`: what is said of responses, in which colours; nothing of theirs is obeyed."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.report.shown import RUN, UNTRAINED, coloured, json_lines, sample, shown, write
+
+from gspo import cli
+from gspo.report.show import show
+
+GSPO = Path(sys.executable).with_name("gspo")
+HOSTILE = "[bold]x[/] [/] [link=http://a]y :smile: \x1b[2J\x1b]0;t\x07\x9b2J\r\b\t\x00\x7f\u202e\u2028\x0c €"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_group_is_shown_whole_as_plain_text() -> None:
+    write(s2=[sample(), sample(reward=0.0, rewards={"verifier": 0.0}, completion="5", **UNTRAINED)])
+    assert shown().splitlines() == [
+        "mine · step 2 of 5 · query q:1",
+        "│ 2 + 2 =",
+        "rewards 1, 0: mean 0.5, 1 of 2 pass",
+        "log ratio of each token, to ±0.004 (the group's largest): not shown without colours; --json has the numbers",
+        "",
+        "1/2  reward 1 (verifier 1, format 0.5)  advantage +0.750  s 1.00125  clipped 50%  mini-batch 2"
+        "  4 tokens, stop  policy version 8",
+        "│ it is 4",
+        "",
+        "2/2  reward 0 (verifier 0)  advantage +0.000  s –  clipped –  mini-batch –  4 tokens, stop  policy version 8",
+        "not trained: advantage 0",
+        "│ 5",
+        "",
+        "no other step has this query",
+    ]
+
+
+def test_the_first_function_decides_what_passes_from_the_recipes_threshold_on() -> None:
+    parts = [0.5, 0.49, None, 1.0]
+    write("evaluation: {pass_threshold: 0.5}\n", s1=[sample(rewards={"f": part, "g": 1.0}) for part in parts])
+    assert "2 of 4 pass" in shown()
+    write("evaluation: 3\n", s1=[sample(rewards={"f": 0.99}), sample(rewards={})])
+    assert "0 of 2 pass" in shown()
+
+
+def test_a_failure_is_said_and_what_was_not_scored_has_no_part_in_the_mean() -> None:
+    write(s1=[sample(), sample(reward=None, rewards={"f": None}, failure="f raised \x1b[1mE", **UNTRAINED)])
+    said = shown()
+    assert "rewards 1, –: mean 1, 1 of 2 pass" in said
+    assert "\nfailed: f raised ␛[1mE\nnot trained: advantage 0\n" in said
+    write(s1=[sample(reward=None, rewards={"f": None}, **UNTRAINED)])
+    assert "rewards –: none scored, 0 of 1 pass" in shown()
+
+
+def test_a_ratio_that_was_not_finite_was_trained_all_the_same() -> None:
+    write(s1=[sample(sequence_ratio=None, token_log_ratios=[None, 0.5, 0.0, 0.0])])
+    assert "not trained" not in shown() and "to ±0.5 " in shown()
+
+
+def test_old_files_without_tokens_are_shown_plain() -> None:
+    old = {name: value for name, value in sample().items() if not name.startswith("token_")}
+    for missing in ({}, {"mini_batch": None}):
+        write(s1=[{**old, **missing}])
+        said = coloured()
+        assert "│ it is 4\n" in said and "no token has a log ratio here" in said and "not trained" not in said
+    write(s1=[{"query": "q:1", "completion": "it is 4"}])  # nor anything else
+    assert "1/1  reward –  advantage –  s –  clipped –  mini-batch –  – tokens, –  policy version –\n" in shown()
+
+
+BLUE, ORANGE = "\x1b[38;2;0;0;0;48;2;86;180;233m", "\x1b[38;2;0;0;0;48;2;230;159;0m"
+HALF_ORANGE = "\x1b[38;2;0;0;0;48;2;210;174;94m"
+
+
+def test_tokens_are_blue_where_less_likely_and_orange_where_more_to_the_groups_largest() -> None:
+    write(s1=[sample(), sample(token_log_ratios=[0.004, -0.001, 0.0, 0.0])])
+    said = coloured()
+    assert f"│ it{HALF_ORANGE} is\x1b[0m{BLUE} 4\x1b[0m\n" in said
+    assert f"│ {ORANGE}it\x1b[0m" in said
+    assert "log ratio of each token, to ±0.004 (the group's largest): " + BLUE + " less likely" in said
+    assert ORANGE + " more likely" in said
+
+
+def test_tokens_around_0_are_plain() -> None:
+    write(s1=[sample(token_log_ratios=[0.00039, -0.00039, 0.01, 0.0]), sample(token_log_ratios=[0.0005, 0, 0, 0])])
+    said = coloured()
+    assert f"│ it is{ORANGE} 4\x1b[0m\n" in said
+    assert "│ \x1b[38;2;0;0;0;48;2;191;188;180mit\x1b[0m is 4\n" in said
+
+
+def test_where_every_log_ratio_is_0_nothing_is_coloured() -> None:
+    write(s1=[sample(token_log_ratios=[0.0] * 4)])
+    assert "48;2" not in coloured() and "every token's log ratio is 0" in coloured()
+
+
+@pytest.mark.parametrize("ratios", [[0.1], [0.1] * 5, None])
+def test_tokens_that_do_not_fit_their_ratios_are_not_coloured(ratios: Any) -> None:
+    write(s1=[sample(), sample(completion="other x", token_log_ratios=ratios)])
+    assert "│ other x\n" in coloured()
+    write(s1=[sample(), sample(completion="other x", token_characters=None)])
+    assert "│ other x\n" in coloured()
+
+
+def test_a_token_that_ends_a_line_shows_its_colour() -> None:
+    write(s1=[sample(completion="a\nb\n", token_characters=[1, 1, 1, 1], token_log_ratios=[0.0, 1.0, 0.0, 0.0])])
+    assert f"│ a{ORANGE}␊\x1b[0m\n│ b␊\n│ \n" in coloured()
+
+
+def test_no_colours_outside_of_a_terminal_or_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    write(s1=[sample()])
+    assert "\x1b" not in shown()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "48;2" not in coloured() and "not shown without colours" in coloured()
+
+
+def test_nothing_that_a_model_or_a_prompt_says_is_obeyed() -> None:
+    hostile: dict[str, Any] = {
+        "completion": HOSTILE,
+        "token_characters": [1] * len(HOSTILE),
+        "token_log_ratios": [0.1] * len(HOSTILE),
+    }
+    ratio: dict[str, Any] = {"token_log_ratios": None, "token_characters": None}
+    write(s1=[sample(prompt=HOSTILE), sample(**hostile), sample(**{**hostile, **ratio})])
+    visible = "[bold]x[/] [/] [link=http://a]y :smile: ␛[2J␛]0;t␇\\x9b2J␍␈␉␀␡\\u202e\\u2028␌ €"
+    lines = shown().splitlines()
+    assert lines[1] == f"│ {visible}" and lines.count(f"│ {visible}") == 3
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", shown())
+    rest = re.sub("\x1b\\[[0-9;]*m", "", coloured())
+    assert "\x1b" not in rest and "\x9b" not in rest and rest.count(visible) == 3
+
+
+def test_half_a_character_is_shown_in_its_written_form() -> None:
+    write(s1=[sample()])
+    file = RUN / "rollouts" / "step_000001.jsonl"
+    file.write_text(file.read_text().replace("it is 4", "it \\ud800 4"))
+    assert "│ it \\ud800 4\n" in shown()
+    assert "it \\ud800 4" in shown(as_json=True)
+
+
+def test_a_response_cannot_pass_for_a_line_of_the_page() -> None:
+    write(s1=[sample(completion="x\n\n2/2  reward 9", token_characters=None)])
+    assert "│ x␊\n│ ␊\n│ 2/2  reward 9\n" in shown()
+
+
+def test_a_long_line_is_not_cut_into_several() -> None:
+    write(s1=[sample(completion="word " * 100 + "end", prompt="y" * 300, **UNTRAINED)])
+    assert "│ " + "word " * 100 + "end\n" in shown() and "│ " + "y" * 300 + "\n" in shown()
+
+
+def test_a_terminal_of_few_letters_has_the_others_written_out() -> None:
+    write(s1=[sample(completion="€ \x1b")])
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show(RUN, step=None, query=None, as_json=False, console=Console(file=file))
+    file.seek(0)
+    assert "\\u2502 \\u20ac \\u241b" in file.read()
+
+
+def test_json_is_the_files_lines_and_their_step() -> None:
+    samples = [sample(completion=HOSTILE), sample("b"), sample(reward=0.1 + 0.2, **UNTRAINED)]
+    write(s3=samples, s4=[sample("b")])
+    said = shown(3, "q:1", as_json=True)
+    assert json_lines(said) == [{"step": 3, **samples[0]}, {"step": 3, **samples[2]}]
+    assert said.isascii() and "\x1b" not in said and len(said.split("\n")) == 3
+    assert json_lines(shown(as_json=True, force_terminal=True, color_system="truecolor")) == [
+        {"step": 4, **sample("b")}
+    ]
+
+
+def test_the_command_prints_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    write(s1=[sample("a"), sample("b")])
+    assert cli.main(["show", str(RUN), "--step", "1", "--query", "b"]) == 0
+    assert capsys.readouterr().out == shown(1, "b")
+    assert cli.main(["show", str(RUN), "--json"]) == 0
+    assert capsys.readouterr() == (shown(as_json=True), "")
+
+
+def test_the_libraries_of_training_are_not_loaded() -> None:
+    write(s1=[sample()])
+    heavy = ("torch", "transformers", "datasets", "numpy", "pydantic", "safetensors", "reasoning_gym")
+    code = f"""
+import sys
+from gspo.cli import main
+assert main(["show", "runs/a"]) == main(["show", "runs/a", "--json"]) == 0
+print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_reader_that_has_enough_ends_it_without_a_traceback(form: list[str]) -> None:
+    write(s1=[sample(prompt="x" * 5000) for _ in range(100)])
+    process = subprocess.Popen([GSPO, "show", RUN, *form], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 128 + signal.SIGPIPE

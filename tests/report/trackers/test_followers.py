@@ -1,0 +1,205 @@
+"""The processes that follow a run: what they are, when they end, and what is said of those that fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.trackers.fake import FakeWandb, process, sent
+from tests.report.trackers.made import NUMBERS, MadeRun
+
+from gspo.errors import RunError, UserError
+from gspo.report.run_files import read_run
+from gspo.report.trackers import follow as follow_module
+from gspo.report.trackers import followers, tracker
+from gspo.report.trackers.followers import following
+from gspo.report.trackers.sender import sending
+from gspo.report.trackers.track import track
+
+SECONDS = 60  # after which a test gives up
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    """Stands in for wandb."""
+    monkeypatch.setattr(followers, "WAIT_SECONDS", SECONDS)
+    return FakeWandb(tmp_path / "fake", monkeypatch)
+
+
+@pytest.fixture
+def run(made_run: Callable[..., MadeRun]) -> MadeRun:
+    """A run that this process has begun, with one step."""
+    made = made_run(report={"trackers": ["wandb"]})
+    made.event("begun", process=os.getpid())
+    made.step(1)
+    return made
+
+
+def follow(run: MadeRun, do: Callable[[], object] = lambda: None) -> str:
+    """Follow a run until it has ended; what was said."""
+    notes: list[str] = []
+    with following(run.path, ["wandb"], notes.append):
+        do()
+        run.event("ended", how="finished")
+    return "\n".join(notes)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} is not there"
+        time.sleep(0.02)
+
+
+def test_it_follows_the_run_to_its_end(run: MadeRun, fake: FakeWandb) -> None:
+    def go_on() -> None:
+        wait_for(run.path / "trackers" / "fake.jsonl")
+        run.step(2)
+        run.step(3)
+
+    assert "failed" not in follow(run, go_on)
+    (number,) = {line[0] for line in sent(run.path)}
+    assert sent(run.path) == [[number, step, NUMBERS] for step in (1, 2, 3)]
+    state = json.loads((run.path / "trackers" / "wandb.json").read_text())
+    assert state == {"run": number, "step": 3, "closed": True}
+
+
+def test_it_is_a_process_that_leaves_training_alone(run: MadeRun, fake: FakeWandb) -> None:
+    from gspo.lock import Lock
+
+    lock, standard_input, (theirs, ours) = Lock(run.path), os.dup(0), os.pipe()
+    os.dup2(theirs, 0)
+    follow(run)
+    os.dup2(standard_input, 0)
+    for number in (standard_input, theirs, ours):
+        os.close(number)
+    lock.release()
+    about = process(run.path)
+    assert about["session"] and about["niceness"] >= 10
+    assert str(run.path / "lock") not in about["files"] and about["input"] == "/dev/null"
+    assert not {"torch", "transformers", "pydantic"} & set(about["modules"])
+
+
+def test_a_tracker_that_hangs_is_ended(run: MadeRun, fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "WAIT_SECONDS", 0.1)
+    fake.misbehave("hangs")
+    said = follow(run, lambda: wait_for(run.path / "trackers" / "process.json"))
+    assert "sending what is left to wandb (0.1 s at most)" in said
+    assert "tracker wandb was not done in time: has 0 of 1 steps; the rest: gspo track" in said
+    with sending(read_run(run.path), "wandb", wait=False):
+        pass  # which another process would not let be
+
+
+def test_whoever_ends_training_at_once_waits_for_no_tracker(run: MadeRun, fake: FakeWandb) -> None:
+    fake.misbehave("hangs")
+    notes: list[str] = []
+    with pytest.raises(KeyboardInterrupt), following(run.path, ["wandb"], notes.append):
+        wait_for(run.path / "trackers" / "process.json")
+        raise KeyboardInterrupt
+    assert len(notes) == 1 and "was not done in time" in notes[0]
+
+
+def test_a_process_that_cannot_be_started_is_said(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "tracker wandb: its process could not be started: " in follow(run)
+
+
+_KILLED = """
+import os, sys, pathlib
+from gspo.report.trackers.followers import following
+with following(pathlib.Path(sys.argv[1]), ["wandb"], print):
+    sys.stdin.read()
+"""
+
+
+def test_it_ends_by_itself_when_training_is_killed(
+    made_run: Callable[..., MadeRun], fake: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_run()
+    command = [sys.executable, "-c", _KILLED, str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as training:
+        run.event("begun", process=training.pid)
+        run.step(1)
+        wait_for(run.path / "trackers" / "fake.jsonl")
+        run.step(2, rollouts=3)  # killed as it wrote them
+        training.send_signal(signal.SIGKILL)
+        assert training.wait(SECONDS) == -signal.SIGKILL
+    with sending(read_run(run.path), "wandb", wait=True) as sender:  # the lock is free once it has ended
+        assert sender.step == 2
+    assert json.loads((run.path / "trackers" / "wandb.json").read_text())["closed"]
+
+
+def test_a_tracker_that_hangs_is_let_go_of_some_time_after_training_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr("gspo.report.trackers.follow.os.getppid", lambda: next(parents))
+    monkeypatch.setattr("gspo.report.trackers.follow.time.sleep", slept.append)
+    monkeypatch.setattr("gspo.report.trackers.follow.os._exit", slept.append)
+    follow_module._end_after(7)
+    assert slept == [1, 1, follow_module.ORPHAN_SECONDS, 1]
+
+
+def test_the_command_refuses_what_it_cannot_do(
+    run: MadeRun, made_run: Callable[..., MadeRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, to: list[str] | None) -> str:
+        with pytest.raises(UserError) as caught:
+            track(path, to, follow=False, note=print)
+        return str(caught.value)
+
+    assert "no tracker 'wndb'" in refused(run.path, ["wndb"])
+    assert "no such directory" in refused(run.path / "absent", None)
+    untracked = made_run("untracked")
+    assert "the run's recipe has no report.trackers" in refused(untracked.path, None)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+        assert "mend: pip install 'gspo[wandb]'" in refused(run.path, None)
+        assert not (run.path / "trackers").exists()
+    with sending(read_run(run.path), "wandb", wait=False):
+        assert "another process is sending this run to wandb" in refused(run.path, None)
+    (run.path / "trackers" / "wandb.json").write_text("{}{")
+    assert "remove it, and the run is sent as a new one" in refused(run.path, None)
+
+
+def test_a_mere_directory_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mere").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tracker, "NAMES", ("mere",))
+    with pytest.raises(UserError, match="not installed"):
+        tracker.check_trackers(["mere"], where="here")
+
+
+def test_the_command_follows_too_and_names_a_tracker_that_fails(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Steady:
+        run, last_step = "one", None
+
+        def __init__(self, opening: tracker.Opening) -> None:
+            self.name = opening.directory.name
+
+        def log(self, step: int, metrics: Any, samples: Any) -> None:
+            if self.name == "wandb":
+                raise OSError("no route")
+            seen.append(step)
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    def sleep(seconds: float) -> None:  # the run goes on in the meantime
+        run.step(2)
+        run.event("ended", how="finished")
+
+    monkeypatch.setattr("gspo.report.trackers.sender.open_tracker", lambda name, opening: Steady(opening))
+    monkeypatch.setattr("gspo.report.trackers.track.time.sleep", sleep)
+    notes: list[str] = []
+    with pytest.raises(RunError, match="tracker wandb: OSError: no route"):
+        track(run.path, ["wandb", "tensorboard", "wandb"], follow=True, note=notes.append)
+    assert seen == [1, 2, "closed"]
+    assert notes == ["tracker tensorboard: 2 step(s) sent; it has the run up to step 2"]
