@@ -64,7 +64,7 @@ def test_everything_that_is_operated_has_a_name(shown: Tab) -> None:
         "DisclosureTriangle",
     }
     assert [one for one in operated if not one[1]] == []
-    pictures = [name for role, name in roles if role in ("image", "img") and name]
+    pictures = [name for role, name in roles if role in ("image", "img", "group") and name]
     assert any("reward/mean: 0.21 → 0.26" in name for name in pictures)
     assert {"step before", "step after"} <= {name for role, name in operated}
 

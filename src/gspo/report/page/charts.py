@@ -82,18 +82,16 @@ def _lines(
     arms: Sequence[Arm], title: str, metrics: Sequence[str], axis: dict[str, Any], *, scale: float = 1.0
 ) -> Chart | None:
     """Arms are told apart by colour; the metrics of a chart by dashes, and by colour where there is one arm."""
-    traces, captions, shown = [], [], []
+    known = [metric for metric in metrics if any(series_of(arm, metric) for arm in arms)]
+    traces, captions = [], []
     for number, arm in enumerate(arms):
-        for place, metric in enumerate(metrics):
+        for place, metric in enumerate(known):
             series = _scaled(series_of(arm, metric), scale)
             if series is not None:
-                label = _label(arms, arm, metric, len(metrics) > 1)
+                label = _label(arms, arm, metric, len(known) > 1)
                 traces += curve(series, label, colour=place if len(arms) == 1 else number, dash=place)
                 captions.append(_caption(label, series))
-                shown.append(metric)
-    if not traces:
-        return None
-    return Chart(title=title, metrics=list(dict.fromkeys(shown)), traces=traces, axis=axis, captions=captions)
+    return Chart(title=title, metrics=known, traces=traces, axis=axis, captions=captions) if traces else None
 
 
 def _reward(arms: Sequence[Arm], evaluations: Sequence[str]) -> Chart | None:

@@ -73,7 +73,7 @@ def chart_part(number: int, chart: Chart) -> str:
     target = anchor(chart.metrics[0])
     return (
         f'<figure class="chart" id="chart-{number}"><h3><a href="#{target}">{escape(chart.title)}</a></h3>'
-        f'<div class="plot" data-chart="{number}" role="img" aria-label="{escape("; ".join(chart.captions))}"></div>'
+        f'<div class="plot" data-chart="{number}" role="group" aria-label="{escape("; ".join(chart.captions))}"></div>'
         f"<figcaption><details><summary>in numbers: {links}</summary><ul>{captions}</ul></details></figcaption>"
         "</figure>"
     )
@@ -168,4 +168,4 @@ def _markdown(text: str) -> str:
 
 def _escaped_names(trace: Mapping[str, Any]) -> dict[str, Any]:
     """plotly reads tags in a name."""
-    return {**trace, "name": escape(trace["name"])} if "name" in trace else dict(trace)
+    return {**trace, "name": escape(trace["name"], quote=False)} if "name" in trace else dict(trace)

@@ -71,8 +71,9 @@ function zoom(range, origin) {
 
 function tellRange() {
   const fields = document.getElementById("range").elements;
-  fields.from.value = shownSteps ? Math.ceil(shownSteps[0]) : "";
-  fields.to.value = shownSteps ? Math.floor(shownSteps[1]) : "";
+  const first = shownSteps && Math.ceil(shownSteps[0]);
+  fields.from.value = shownSteps ? first : "";
+  fields.to.value = shownSteps ? Math.max(first, Math.floor(shownSteps[1])) : ""; // of a range between two steps, too
 }
 
 function startRange() {
