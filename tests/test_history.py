@@ -17,6 +17,7 @@ from gspo.config_file import load_recipe
 from gspo.errors import RunError, UserError
 from gspo.interrupt import Stopped
 from gspo.report.display import Display
+from gspo.report.process_identity import process_identity
 from gspo.report.run_files import read_run
 from gspo.train import Outcome, train
 
@@ -62,11 +63,14 @@ def test_a_finished_run_has_begun_and_ended() -> None:
     begun, ended = lines()
     assert (begun["event"], begun["cold_start_step"], begun["step"]) == ("begun", 0, 0)
     assert (begun["process"], begun["host"]) == (os.getpid(), socket.gethostname())
+    assert begun["process_identity"] == process_identity(os.getpid()) and begun["process_identity"]
     assert begun["working_directory"] == str(Path.cwd())
     assert begun["introduction"].startswith("tiny: Qwen3ForCausalLM") and "torch" in begun["environment"]
     assert (ended["event"], ended["how"], ended["reason"]) == ("ended", "finished", None)
     assert (ended["cold_start_step"], ended["step"]) == (1, 2)
     assert ended["seconds"] == pytest.approx(outcome.seconds, abs=5)
+    elapsed = [line["time/elapsed_seconds"] for line in read_run(RUN).lines]
+    assert len(elapsed) == 2 and 0 <= begun["seconds"] < elapsed[0] < elapsed[1] <= ended["seconds"]
     assert begun["time"] <= ended["time"] and begun["time"].endswith("+00:00")
     assert read_run(RUN).state == "finished"
 
@@ -117,8 +121,11 @@ def test_a_run_that_goes_on_says_so_and_where() -> None:
         ("resumed", None, 1, 1),
         ("ended", "finished", 1, 2),
     ]
-    seconds = [line["seconds"] for line in lines() if line["event"] == "ended"]
-    assert seconds[1] > seconds[0] > 0  # those before the resume count
+    seconds = [line["seconds"] for line in lines()]
+    assert 0 <= seconds[0] < seconds[1] and 0 < seconds[2] < seconds[3]
+    assert seconds[3] > seconds[1]  # those before the resume count
+    elapsed = [line["time/elapsed_seconds"] for line in read_run(RUN).lines]
+    assert elapsed[0] <= seconds[2] < elapsed[1] <= seconds[3]
     assert read_run(RUN).last("resumed")["process"] == os.getpid()
 
 

@@ -60,19 +60,24 @@ def begun(
             if taken_up is not None:
                 _take_up(run, saved)
             record_beginning(run, resumed=saved is not None)
-            with following(directory.path, recipe.report.trackers, display.note):
-                try:
-                    yield run
-                except BaseException as error:
-                    record_end(run, error)
-                    raise
-                record_end(run)
+            with following(directory.path, recipe.report.trackers, display.note), _end_recorded(run):
+                yield run
     finally:
         display.stop()
         if parts is not None:
             close_functions(parts.functions)
         if directory is not None:
             directory.close()
+
+
+@contextmanager
+def _end_recorded(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        record_end(run, error)
+        raise
+    record_end(run)
 
 
 def _token_text(recipe: Recipe, parts: Prepared) -> TokenText | None:

@@ -15,6 +15,7 @@ from gspo.errors import RunError, UserError
 if TYPE_CHECKING:
     from gspo.config import Recipe
 
+_NICENESS = 10
 _SIGNALLED = 128  # what a shell adds to the number of the signal that has ended a program
 
 
@@ -157,18 +158,20 @@ def _run(recipe: "Recipe", *, resume: bool) -> int:
 
     display = Display()
     outcome = train(recipe, display=display, resume=resume)
-    display.note(summary(outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds, signal=outcome.signal))
-    _write_report(recipe.run_dir, display.note)
+    report = _write_report(recipe.run_dir, display.note)
+    told = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
+    display.note(summary(*told, signal=outcome.signal, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 
-def _write_report(run: Path, note: Callable[[str], object]) -> None:
+def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
     from gspo.report.page.write import write_report
 
     try:
-        write_report([run], note=note)
+        return write_report([run], note=lambda _: None)
     except Exception as error:  # the run is done and saved, whatever there is to say of its page
         note(f"no report is written: {error}; again with: gspo report {run}")
+        return None
 
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -185,6 +188,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
     from gspo.report.page.write import watch, write_report
 
+    if options.watch:
+        os.nice(_NICENESS)  # the cores are for the run that is watched
     (watch if options.watch else write_report)(options.runs, options.out, note=print)
     return 0
 

@@ -156,7 +156,7 @@ class Report(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # each is an extra of the package
     project: Annotated[str, Field(min_length=1)] = "gspo"  # that trackio and wandb file the run under
     rollouts: bool = True  # write rollouts/step_*.jsonl
-    tokens: bool = True  # with the log ratio of every token, for which the file is about three times as large
+    tokens: bool = True  # with the log ratio of every token
 
 
 class Recipe(Section):

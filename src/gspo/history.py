@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo.errors import RunError
 from gspo.interrupt import Stopped
+from gspo.report.process_identity import process_identity
 from gspo.report.summary import introduction
 from gspo.run import Run
 
@@ -24,6 +25,8 @@ def record_beginning(run: Run, *, resumed: bool) -> None:
         {
             "event": "resumed" if resumed else "begun",
             "process": os.getpid(),
+            "process_identity": process_identity(os.getpid()),
+            "seconds": run.elapsed,
             "host": socket.gethostname(),
             "working_directory": run.about["working_directory"],
             "introduction": introduction(run.recipe, parts.policy, parts.queries, parts.functions),

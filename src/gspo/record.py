@@ -98,6 +98,7 @@ def _evaluation_metrics(run: Run, step: int) -> dict[str, float]:
 
 
 def _append(run: Run, line: dict[str, Any]) -> None:
+    line["time/elapsed_seconds"] = run.elapsed
     run.lines.append(line)
     run.directory.append("metrics.jsonl", line)
 

@@ -142,6 +142,15 @@ def test_long_responses_that_carry_the_gradient_are_named_unless_they_hold_as_ma
     assert diagnoses([shares([0.1, 0.2, 0.7, 0.0], [0.3, 0.3, 0.4, 0.0])]).keys() == {"length_share"}
 
 
+@pytest.mark.parametrize("nothing", [None, math.nan, 0.5, [], [None] * 4])
+def test_without_a_list_of_shares_nothing_is_said_of_the_lengths(nothing: Any) -> None:
+    some = [0.0, 0.0, 0.25, 0.75]
+    for line in (shares(nothing, some), shares(some, nothing), shares(nothing, nothing)):
+        assert diagnoses([line] * WINDOW) == {}
+    known = shares(some, [0.0, 0.0, 0.75, 0.25])
+    assert diagnoses([*[known] * (WINDOW - 1), shares(nothing, some)]).keys() == {"length_share"}
+
+
 def test_a_value_model_has_twenty_steps_to_become_better_than_the_mean() -> None:
     bad, good = ({**HEALTHY, "critic/explained_variance": value} for value in (0.0, 0.01))
     assert diagnoses([bad] * 19) == {}

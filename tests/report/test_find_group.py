@@ -36,6 +36,13 @@ def test_a_query_that_is_only_part_of_another_or_of_a_text_is_not_it() -> None:
     assert "no other step has this query" in shown(1)
 
 
+def test_a_column_that_is_called_query_is_not_the_query() -> None:
+    other = sample("z", columns={"query": "q:1"})
+    write(s1=[sample("q:1")], s2=[other], s3=[sample("a"), {**other, "query": "z"}])
+    assert "step 1 of 5" in shown(query="q:1") and "no other step has this query" in shown(query="q:1")
+    assert "step 2 has this query too\n" in shown(query="z")
+
+
 @pytest.mark.parametrize("query", ['a"b\\', "größe:1", "with space", "\x1b[2J", "[bold]"])
 def test_a_query_of_any_name_is_found_and_named(query: str) -> None:
     write(s1=[sample(query)], s2=[sample("z"), sample(query)], s3=[sample("z")])

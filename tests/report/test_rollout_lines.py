@@ -69,14 +69,14 @@ def test_what_the_update_saw_is_with_its_own_rollout_whatever_its_order() -> Non
     assert [line["token_log_ratios"] for line in found] == [[-0.5], [0.1, 0.2, 0.3], None, None]
 
 
-def test_the_numbers_of_a_token_are_exact_to_five_decimals() -> None:
+def test_the_numbers_of_a_token_have_four_significant_digits() -> None:
     torch.manual_seed(0)
-    ratios, advantages = torch.randn(200) * 0.01, torch.randn(200)
+    ratios, advantages = torch.randn(200) * 10.0 ** torch.randint(-9, 1, (200,)), torch.randn(200)
+    ratios[:3] = torch.tensor([0.0, -0.0, 12.34567])
     made = batch([[200]], [[1.0]], advantages=(0.3,), token_advantages={0: advantages})
     (line,) = rollout_lines(made, [item(0, ratios.tolist())], TokenText(lambda ids: ""))
     for name, exact in (("token_log_ratios", ratios), ("token_advantages", advantages)):
-        torch.testing.assert_close(torch.tensor(line[name]), exact, rtol=0, atol=0.51e-5)
-        assert all(len(repr(number).partition(".")[2]) <= 5 or "e" in repr(number) for number in line[name])
+        assert line[name] == [float(f"{number:.4g}") for number in exact.tolist()]
         assert json.loads(json.dumps(line[name])) == line[name]
 
 
@@ -85,9 +85,20 @@ def test_only_where_tokens_have_their_own_are_there_token_advantages() -> None:
     assert [line["token_advantages"] for line in lines(made=made)] == [None, [1.0, 0.5, -2.0], None, None]
 
 
-def test_a_ratio_that_is_not_finite_is_left_to_the_writer_which_makes_it_null() -> None:
-    found = lines([item(1, [math.inf, math.nan, -math.inf])])[1]["token_log_ratios"]
-    assert found[0] == math.inf and math.isnan(found[1]) and found[2] == -math.inf
+def test_a_number_that_is_not_finite_is_null_and_the_others_are_there() -> None:
+    assert lines([item(1, [math.inf, math.nan, -math.inf])])[1]["token_log_ratios"] == [None, None, None]
+    made = replace(step(), token_advantages={1: torch.tensor([1.23456, math.nan, -2.0])})
+    line = lines([item(1, [math.inf, -0.5, 0.0])], made)[1]
+    assert (line["token_log_ratios"], line["token_advantages"]) == ([None, -0.5, 0.0], [1.235, None, -2.0])
+
+
+def test_the_columns_are_those_that_can_be_read_beside_a_response() -> None:
+    kept = {"answer": "5", "level": 3, "share": 0.5, "hard": True, "source": None, "long": "x" * 1000}
+    columns = {**kept, "longer": "x" * 1001, "list": [1], "tree": {"a": 1}, "bytes": b"x", "metadata": object()}
+    made = step()
+    groups = (replace(made.groups[0], query=replace(made.groups[0].query, columns=columns)), made.groups[1])
+    found = [line["columns"] for line in lines(made=replace(made, groups=groups))]
+    assert found == [kept, kept, {}, {}] and list(found[0]) == list(kept)
 
 
 def test_the_characters_of_the_tokens_add_up_to_the_completion_trained_or_not() -> None:

@@ -17,6 +17,7 @@ from gspo.errors import RunError, UserError
 from gspo.policy.item import Trained
 from gspo.policy.model import Policy
 from gspo.records import Batch, Failure, Group, Query, Rollout, Score
+from gspo.report import run_directory
 from gspo.report.rollout_lines import rollout_lines
 from gspo.report.run_directory import RunDirectory, check_absent
 
@@ -68,6 +69,27 @@ def test_numbers_that_are_not_finite_are_written_as_null(directory: RunDirectory
     assert strict(second) == {"step": 2}
 
 
+def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone_through: list[Any] = []
+
+    def spy(value: Any) -> Any:
+        gone_through.append(value)
+        return finite(value)
+
+    finite = run_directory._finite
+    monkeypatch.setattr(run_directory, "_finite", spy)
+    lines: list[dict[str, Any]] = [{"a": [0.1 + 0.2, None], "b": {"c": "NaN é"}}, {"a": [[math.nan]], "b": 1.5}]
+    for line in lines:
+        before = len(gone_through)
+        directory.append("metrics.jsonl", line)
+        assert (len(gone_through) > before) == (line is lines[1])
+    first, second = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert strict(first) == lines[0] and strict(second) == {"a": [[None]], "b": 1.5}
+    assert "é" in first
+
+
 def small_batch(reward: float | None = 1.0) -> Batch:
     query = Query(id="rows:1", prompt="p", text="rendered p", prompt_ids=(1,), columns={})
     rollouts = tuple(
@@ -112,6 +134,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
     assert first == {
         "query": "rows:1",
         "prompt": "rendered p",
+        "columns": {},
         "completion": "line\nbreak",
         "reward": 1.0,
         "rewards": {"f": 1.0},

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gspo.errors import UserError
+from gspo.report.process_identity import process_identity
 from gspo.report.run_files import RunFiles, read_run
 
 RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
@@ -48,7 +49,8 @@ def text(*lines: Any) -> str:
 def beginning(process: int | None = None, *, seconds_ago: float = 0.0, **changes: Any) -> dict[str, Any]:
     time = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
     number = os.getpid() if process is None else process
-    return {"time": time, "event": "begun", "process": number, "host": socket.gethostname(), **changes}
+    known = {"process": number, "process_identity": process_identity(number), "host": socket.gethostname()}
+    return {"time": time, "event": "begun", **known, **changes}
 
 
 def ending(how: str) -> dict[str, Any]:
@@ -87,19 +89,54 @@ def test_of_a_process_on_another_machine_nothing_is_known(written: Writing) -> N
     assert written(history=text(beginning(host="elsewhere"), ending("finished"))).state == "finished"
 
 
-def test_a_younger_process_of_the_same_number_is_another(written: Writing) -> None:
-    started = psutil.Process().create_time()
-    ago = datetime.now(UTC).timestamp() - started
-    assert written(history=text(beginning(seconds_ago=ago + 60))).state == "killed"
-    assert written(history=text(beginning(seconds_ago=ago - 1))).state == "running"
+def test_another_process_of_the_same_number_is_not_the_runs(written: Writing) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        of_other = process_identity(other.pid)
+        assert of_other is not None and of_other != process_identity(os.getpid())
+        assert written(history=text(beginning(process_identity=of_other))).state == "killed"
+        assert written(history=text(beginning(other.pid))).state == "running"
+        other.communicate(b"\n")
+    assert written(history=text(beginning(other.pid, process_identity=of_other))).state == "killed"
+
+
+def test_the_clock_has_no_say_in_whether_a_process_is_there(written: Writing) -> None:
+    for seconds_ago in (-(10**6), 10**8):
+        assert written(history=text(beginning(seconds_ago=seconds_ago))).state == "running"
+    for time in ("noon", None, 3):
+        assert written(history=text(beginning(time=time))).state == "running"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="of Linux")
+def test_a_process_is_known_by_its_boot_and_tick_and_elsewhere_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = process_identity(os.getpid())
+    boot, tick = str(found).split()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    seconds = int(tick) / os.sysconf("SC_CLK_TCK")  # since boot
+    assert psutil.boot_time() + seconds == pytest.approx(psutil.Process().create_time(), abs=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil.Process, "create_time", lambda _: 0.0)  # the clock is set
+        assert process_identity(os.getpid()) == found
+        patch.setattr(Path, "exists", lambda _: False)
+        patch.setattr(psutil.Process, "create_time", lambda _: 1234.5678)
+        assert process_identity(os.getpid()) == "1235"
+
+
+def test_a_number_of_no_process_is_known_by_nothing() -> None:
+    for number in (absent_process(), -1, 10**30):
+        assert process_identity(number) is None
 
 
 def test_a_dead_process_that_nobody_has_waited_for_is_not_running(written: Writing) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
+        line = beginning(process.pid)
+        assert line["process_identity"] and written(history=text(line)).state == "running"
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead by now, and left a zombie
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-        assert written(history=text(beginning(process.pid))).state == "killed"
+        assert written(history=text(line)).state == "killed"
     finally:
         process.communicate()
 
@@ -110,7 +147,11 @@ def test_a_history_that_says_nothing_leaves_the_state_unknown(history: str | Non
 
 
 @pytest.mark.parametrize(
-    "changes", [{"process": "many"}, {"process": None}, {"process": -1}, {"time": "noon"}, {"time": None}]
+    "changes",
+    [
+        *({"process": number} for number in ("many", None, -1, 10**30, 0.5)),
+        *({"process_identity": known} for known in (None, "", "another", 3)),
+    ],
 )
 def test_a_beginning_that_names_no_process_is_of_none_that_runs(changes: dict[str, Any], written: Writing) -> None:
     assert written(history=text({**beginning(), **changes})).state == "killed"
@@ -142,6 +183,14 @@ def test_null_is_read_as_nan_in_lists_too_and_line_0_is_no_step(written: Writing
     assert math.isnan(run.steps[0]["x"]) and math.isnan(run.steps[0]["y"][1][0])
     assert [line["step"] for line in run.steps] == [1]
     assert run.num_steps == 1
+
+
+def test_a_whole_number_that_no_float_can_be_is_none(written: Writing) -> None:
+    run = written(metrics=text({"step": 1, "x": 10**400, "y": [-(10**309), [10**400, 2]], "z": 2**100, "on": True}))
+    (line,) = run.lines
+    assert math.isnan(line["x"]) and math.isnan(line["y"][0]) and math.isnan(line["y"][1][0])
+    assert (line["y"][1][1], line["z"], line["on"]) == (2, 2**100, True)
+    assert run.notes == []
 
 
 def test_a_run_that_has_just_begun_has_nothing_yet(written: Writing) -> None:

@@ -59,9 +59,29 @@ def test_a_failure_is_said_and_what_was_not_scored_has_no_part_in_the_mean() -> 
     write(s1=[sample(), sample(reward=None, rewards={"f": None}, failure="f raised \x1b[1mE", **UNTRAINED)])
     said = shown()
     assert "rewards 1, –: mean 1, 1 of 2 pass" in said
-    assert "\nfailed: f raised ␛[1mE\nnot trained: advantage 0\n" in said
+    assert "\nfailed: f raised ␛[1mE\nnot trained: no reward, for a function failed\n" in said
+    assert "2/2  reward – (f –)  advantage –  s –" in said
     write(s1=[sample(reward=None, rewards={"f": None}, **UNTRAINED)])
-    assert "rewards –: none scored, 0 of 1 pass" in shown()
+    said = shown()
+    assert "rewards –: none scored, 0 of 1 pass" in said
+    assert "\nnot trained: no reward, for no function applies\n" in said and "advantage –" in said
+
+
+@pytest.mark.parametrize(
+    ("clipped", "told"), [(0, "no"), (0.0, "no"), (1, "yes"), (1.0, "yes"), (0.25, "25%"), (None, "–")]
+)
+def test_a_sequence_is_clipped_or_not_or_in_part(clipped: float | None, told: str) -> None:
+    write(s1=[sample(clipped=clipped)])
+    assert f"  clipped {told}  mini-batch" in shown()
+
+
+def test_the_columns_are_below_the_prompt_and_no_more_obeyed_than_it() -> None:
+    columns = {"answer": "4", "level": 2, "odd": None, "a\x1b[2J": "[bold]\n2/2"}
+    write(s1=[sample(columns=columns), sample("b", columns={}), sample("c", columns="odd")])
+    lines = shown(1, "q:1").splitlines()
+    assert lines[1:4] == ["│ 2 + 2 =", "│ answer: 4; level: 2; odd: None; a␛[2J: [bold]␊", "│ 2/2"]
+    for query in ("b", "c"):
+        assert shown(1, query).splitlines()[2].startswith("rewards 1")
 
 
 def test_a_ratio_that_was_not_finite_was_trained_all_the_same() -> None:

@@ -110,7 +110,8 @@ def _gradient(recent: Lines) -> dict[str, str]:
 def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:
     """The longest quarter's share of the gradient and of the tokens; where it is empty, the next one's."""
     names = ("gradient/share_by_length", "response/token_share_by_length")
-    pairs = list(zip(*(line.get(name, []) for name in names), strict=False))  # of a log that has but one of them: none
+    lists = [shares if isinstance(shares := line.get(name), list) else [] for name in names]
+    pairs = list(zip(*lists, strict=False))  # none where a log has but one of the two
     known = [pair for pair in pairs if None not in pair and all(math.isfinite(share) for share in pair)]
     return next((pair for pair in reversed(known) if pair[1] > 0), None)
 

@@ -108,8 +108,9 @@ def steps_with(run: RunFiles, query: str) -> list[int]:
 
 def _has(path: Path, query: str) -> bool:
     """Whether a response of the file is one to the query: its bytes are searched, for to read every line takes long."""
-    content, name = _whole_lines(path), json.dumps(query, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return any(content.find(b'"query":' + space + name) >= 0 for space in (b"", b" "))
+    name = json.dumps(query, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    content = b"\n" + _whole_lines(path)  # a line begins with it: a column may be called query, too
+    return any(content.find(b'\n{"query":' + space + name) >= 0 for space in (b"", b" "))
 
 
 def _ids(path: Path) -> Iterator[str]:

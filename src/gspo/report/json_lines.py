@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,12 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics, null read as NaN."""
+    """A line of metrics; null, and what is too large to be a number, read as NaN."""
     return {key: _number(value) for key, value in line.items()}
 
 
 def _number(value: Any) -> Any:
     if isinstance(value, list):
         return [_number(item) for item in value]
-    return math.nan if value is None else value
+    is_none = value is None or (isinstance(value, int) and abs(value) > sys.float_info.max)
+    return math.nan if is_none else value

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,11 @@ def how_to_resume(recipe: Recipe) -> str:
 
 
 def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:
-    finite = {key: _finite(value) for key, value in line.items()}
-    return json.dumps(finite, ensure_ascii=False, allow_nan=False, separators=separators) + "\n"
+    dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=separators)
+    try:
+        return dump(dict(line)) + "\n"
+    except ValueError:  # some number is not finite, for which a line is rarely worth going through
+        return dump({key: _finite(value) for key, value in line.items()}) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -4,19 +4,17 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import yaml
 
 from gspo.errors import UserError
 from gspo.report.json_lines import numbers, read_json_lines
+from gspo.report.process_identity import process_identity
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
-_STARTED_LATER_SECONDS = 2.0  # than its line says: the time of a process is known to a tick, that of a line to a second
 _NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 
@@ -126,10 +124,5 @@ def state_of(history: Sequence[Mapping[str, Any]]) -> State:
 
 def _is_alive(beginning: Mapping[str, Any]) -> bool:
     """Whether the process that wrote the line is still there, and not another under its number."""
-    try:
-        process = psutil.Process(int(beginning["process"]))
-        written = datetime.fromisoformat(beginning["time"]).timestamp()
-        zombie = process.status() == psutil.STATUS_ZOMBIE
-        return not zombie and process.create_time() <= written + _STARTED_LATER_SECONDS
-    except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
+    number, known = beginning.get("process"), beginning.get("process_identity")
+    return isinstance(number, int) and known is not None and process_identity(number) == known

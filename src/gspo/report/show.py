@@ -47,6 +47,9 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
     if not run.rollout_files[found.step].read_bytes().endswith(b"\n"):
         yield Text("the step's file is not written to its end: this is what there is so far")
     yield _quoted([(str(group[0].get("prompt", "")), "")])
+    columns = group[0].get("columns")
+    if isinstance(columns, Mapping) and columns:
+        yield _quoted([("; ".join(f"{name}: {value}" for name, value in columns.items()), "")])
     yield Text(_rewards(run, group))
     largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
     yield _legend(largest, colours=colours)
@@ -56,7 +59,7 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
-            yield Text(f"not trained: advantage {_number(sample.get('advantage'))}")
+            yield Text(f"not trained: {_why_not(sample)}")
         yield _quoted(_coloured(sample, largest or 0.0))
     yield Text()
     yield from _elsewhere(run, found)
@@ -98,14 +101,20 @@ def _numbers(sample: Sample) -> str:
     return "  ".join(
         [
             f"reward {_number(sample.get('reward'))}" + (f" ({named})" if named else ""),
-            f"advantage {_number(sample.get('advantage'), '+.3f')}",
+            f"advantage {_number(None if sample.get('reward') is None else sample.get('advantage'), '+.3f')}",
             f"s {_number(sample.get('sequence_ratio'), '.5f')}",
-            f"clipped {_number(clipped, '.0%')}",
+            f"clipped {'yes' if clipped == 1 else 'no' if clipped == 0 else _number(clipped, '.0%')}",
             f"mini-batch {_number(sample.get('mini_batch'))}",
             f"{_number(sample.get('tokens'))} tokens, {sample.get('finish_reason', '–')}",
             f"policy version {_number(sample.get('policy_version'))}",
         ]
     )
+
+
+def _why_not(sample: Sample) -> str:
+    if sample.get("reward") is None:
+        return "no reward, for a function failed" if sample.get("failure") else "no reward, for no function applies"
+    return "advantage 0"
 
 
 def _number(value: Any, form: str = "g") -> str:

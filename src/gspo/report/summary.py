@@ -76,6 +76,7 @@ def summary(
     seconds: float,
     *,
     signal: int | None = None,
+    report: Path | None = None,
 ) -> str:
     """The short table at the end: scores before and after, where the model lies and how to load it."""
     done = max((line["step"] for line in lines), default=0)
@@ -86,6 +87,8 @@ def summary(
     if lines:
         home = model.parent if signal is None else model.parents[2]
         rows.append(("metrics", str(home / "metrics.jsonl")))
+    if report is not None:
+        rows.append(("report", str(report)))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 

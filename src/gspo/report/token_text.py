@@ -18,6 +18,11 @@ class TokenText:
 
         Of a character that is made by several tokens, the last has it.
         """
+        for token in set(ids) - self._known.keys():
+            self._text(token)
+        pieces = [self._known[token] for token in ids]
+        if "".join(pieces) == text and not any(_BROKEN in piece for piece in pieces):
+            return [len(piece) for piece in pieces]
         found: list[int] = []
         for is_broken, run in groupby(ids, key=lambda token: _BROKEN in self._text(token)):
             part = list(run)

@@ -26,6 +26,7 @@ def run_of(
     name: str = "made",
     settings: Mapping[str, Any] | None = None,
     history: Sequence[Line] = (),
+    cold_start: Sequence[Line] = (),
     state: str = "finished",
     path: Path | None = None,
 ) -> RunFiles:
@@ -34,7 +35,7 @@ def run_of(
         path=path or Path("runs", name),
         recipe={**recipe(name), **(settings or {})},
         lines=[numbers(line) for line in lines],
-        cold_start=[],
+        cold_start=cold_start,
         history=history,
         state=cast(State, state),
         notes=[],

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from gspo.report.process_identity import process_identity
+
 Line = dict[str, Any]
 
 NUM_STEPS = 6
@@ -155,6 +157,8 @@ def begun(**changes: Any) -> Line:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "event": "begun",
         "process": os.getpid(),
+        "process_identity": process_identity(os.getpid()),
+        "seconds": 0.0,
         "host": socket.gethostname(),
         "working_directory": "a place/with spaces",
         "introduction": "made: Qwen3MoeForCausalLM, 1,000 parameters\n64 queries to train on",

@@ -12,7 +12,7 @@ const text = (card, selector) => card.querySelector(selector)?.textContent ?? nu
 return [...document.querySelectorAll("#cards article")].map((card) => ({
   facts: Object.fromEntries([...card.querySelectorAll(".facts div")].map((one) => [text(one, "dt"), text(one, "dd")])),
   text: text(card, ".completion"), where: text(card, ".where"), prompt: text(card, ".prompt"),
-  failure: text(card, ".failure"),
+  failure: text(card, ".failure"), columns: text(card, ".columns"),
   clipped: card.classList.contains("clipped"),
 }))"""
 MARK = "document.getElementById('cards').append(Object.assign(document.createElement('i'), {id: 'old'}));"

@@ -22,7 +22,7 @@ def test_runs_that_differ_in_what_teaches_nothing_are_one_arm_in_the_order_given
     ]
     (arm,) = arms_of(runs)
     assert list(arm.runs) == runs
-    assert arm.label == "b (3 seeds)"
+    assert arm.label == "b (3 seeds)"  # of the seeds 2, 1 and 0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,21 @@ def test_labels_are_unique() -> None:
     ],
 )
 def test_seeds_are_called_by_what_their_names_share(names: list[str], label: str) -> None:
-    runs = [run_of(name=name, path=Path(str(place))) for place, name in enumerate(names)]
+    runs = [run_of(name=name, path=Path(str(seed)), settings={"seed": seed}) for seed, name in enumerate(names)]
+    assert [arm.label for arm in arms_of(runs)] == [label]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "label"),
+    [
+        ([1, 1], "gspo (2 runs of 1 seed(s))"),
+        ([1, 2, 1], "gspo (3 runs of 2 seed(s))"),
+        ([None, None], "gspo (2 runs of 1 seed(s))"),
+        ([1, None], "gspo (2 seeds)"),
+    ],
+)
+def test_runs_of_the_same_seed_are_not_called_seeds(seeds: list[int | None], label: str) -> None:
+    runs = [run_of(name=f"gspo-{place}", settings={"seed": seed}) for place, seed in enumerate(seeds)]
     assert [arm.label for arm in arms_of(runs)] == [label]
 
 

@@ -90,7 +90,7 @@ def test_a_curve_is_the_metric_step_by_step(
 def test_a_null_is_a_gap(figures: Figures, tab: Tab) -> None:
     (trace,) = figures["Entropy, nats a token"]
     assert [step for step, value in zip(trace["x"], trace["y"], strict=True) if value is None] == [4]
-    assert trace["connectgaps"] is False
+    assert not trace.get("connectgaps", False)
     assert len(tab.find_all("#chart-6 .xy .scatterlayer .js-line")) == 2  # pieces
 
 
@@ -108,11 +108,11 @@ def test_pass_at_1_has_its_standard_error_as_bars(figures: Figures, lines: list[
         for step, line in evaluated.items()
     }
     assert trace["error_y"]["type"] == "data"
-    assert trace["connectgaps"] is True  # of few steps, a line from one to the next
+    assert trace["x"] == [0, 3, 6]  # of few steps, a line from one to the next
     assert len(tab.find_all("#chart-0 .errorbar .yerror")) == 3
 
 
-def test_the_quantiles_are_three_bands_and_the_middle(figures: Figures, lines: list[dict[str, Any]]) -> None:
+def test_the_quantiles_are_three_bands_and_the_middle(figures: Figures, lines: list[dict[str, Any]], tab: Tab) -> None:
     *bands, middle = figures[TITLES[4]]
     rows = [line["ratio/sequence_quantiles"] for line in lines if line["step"] > 0]
     for band, (low, high) in zip(bands, ((0, 6), (1, 5), (2, 4)), strict=True):
@@ -120,6 +120,15 @@ def test_the_quantiles_are_three_bands_and_the_middle(figures: Figures, lines: l
         assert band["y"] == pytest.approx([row[low] for row in rows] + [row[high] for row in reversed(rows)])
         assert band["fill"] == "toself"
     assert (middle["x"], middle["y"]) == (STEPS, pytest.approx([row[3] for row in rows]))
+    assert middle["customdata"] == [pytest.approx(row) for row in rows]
+    shares = zip(("1 %", "5 %", "25 %", "75 %", "95 %", "99 %"), (0, 1, 2, 4, 5, 6), strict=True)
+    label = ", ".join(f"{share}: {rows[2][place]:#.4g}" for share, place in shares)
+    shown = tab.run("const plot = document.querySelector('#chart-4 .plot');"
+                    "plot.scrollIntoView({block: 'center'});"
+                    "Plotly.Fx.hover(plot, [{curveNumber: 3, pointNumber: 2}]);"
+                    "const told = plot.querySelector('.hoverlayer').textContent; Plotly.Fx.unhover(plot);"
+                    "return told")  # fmt: skip
+    assert f"{rows[2][3]:#.4g} ({label})" in shown
 
 
 def test_the_heat_map_is_layer_by_step(figures: Figures, lines: list[dict[str, Any]]) -> None:
@@ -146,6 +155,12 @@ def test_memory_is_in_mebibytes(figures: Figures, lines: list[dict[str, Any]]) -
         _values(lines, "memory/peak_bytes", 1 / MIB),
     )
     assert figures["Peak memory, MiB"][0]["y"][0] == 101.0
+
+
+def test_what_the_charts_are_over_is_said_once(figures: Figures, tab: Tab) -> None:
+    titles = "return [...document.querySelectorAll('.plot .xtitle')].map((one) => one.textContent.trim())"
+    assert [title for title in tab.run(titles) if title] == []
+    assert tab.find("#range .hint").text.startswith("Numbers over steps.")
 
 
 def test_any_other_number_is_drawn_when_chosen(figures: Figures, lines: list[dict[str, Any]], tab: Tab) -> None:

@@ -26,9 +26,10 @@ QUERIES = ("__proto__", "constructor", ALL)
 
 
 def _samples() -> list[dict[str, Any]]:
+    beside: dict[str, Any] = {"columns": {ALL: ALL}, "rewards": {ALL: 0.5, "__proto__": 1.0}}
     trained: dict[str, Any] = {"token_log_ratios": [0.01, -0.02], "failure": ALL, "reward": None}
     return [
-        sample(query, f"prompt {ALL}", words=(f"response {ALL}",), **(trained if number else {}))
+        sample(query, f"prompt {ALL}", words=(f"response {ALL}",), **beside, **(trained if number else {}))
         for query in QUERIES
         for number in range(2)
     ]
@@ -94,6 +95,9 @@ def test_a_card_has_it_as_text(query: str, shown: Tab) -> None:
         found = shown.run("return [...document.querySelectorAll('#cards .completion')].map((one) => one.textContent)")
         assert found == [f"response {ALL}"] * (6 if scope == "step" else 2)
         assert shown.find("#cards .prompt").get_property("textContent") == f"prompt {ALL}"
+        assert shown.find("#cards .columns").get_property("textContent") == f"{ALL}: {ALL}"
+        rewards = f"({ALL} 0.500, __proto__ 1.00)"
+        assert rewards in str(shown.find("#cards .facts").get_property("textContent"))
         assert shown.find("#cards .failure").get_property("textContent") == ALL
         assert query in str(shown.find("#cards").get_property("textContent"))
     tags = shown.run("return [...new Set([...document.querySelectorAll('#cards *')].map((one) => one.localName))]")

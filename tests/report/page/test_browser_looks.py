@@ -123,6 +123,46 @@ def test_on_paper_it_is_light_without_what_cannot_be_pressed(shown: Tab) -> None
     shown.wait("return document.documentElement.dataset.theme === 'dark'")
 
 
+# Of each plot: how wide it is, and how wide the figure that it stands in.
+WIDTHS = """return [...document.querySelectorAll(".plot")].filter((one) => one.data).map((one) => [
+  one.querySelector(".main-svg").getBoundingClientRect().width,
+  one.closest("figure").getBoundingClientRect().width, one.closest("figure").getBoundingClientRect().left])"""
+PAPERS = {"A4": (8.27, 11.69), "US letter": (8.5, 11.0)}  # inches
+MARGIN = 0.4  # Chromium's own, in inches
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_on_paper_no_plot_is_wider_than_its_figure(paper: str, shown: Tab) -> None:
+    before = shown.run(WIDTHS)
+    width, height = (round(96 * (size - 2 * MARGIN)) for size in PAPERS[paper])
+    size: dict[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    with shown.media("print"):
+        shown.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        shown.run("dispatchEvent(new Event('beforeprint'))")
+        shown.wait(f"return (() => {{{WIDTHS}}})().every((one) => one[0] === 640)")
+        assert [one for one in shown.run(WIDTHS) if one[0] > one[1]] == []
+        assert len({one[2] for one in shown.run(WIDTHS)}) == 1  # in one column
+        assert shown.run("return document.documentElement.scrollWidth <= innerWidth")
+    shown.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    shown.run("dispatchEvent(new Event('afterprint'))")
+    shown.wait(f"const now = (() => {{{WIDTHS}}})();"
+               "return now.every((one, place) => Math.abs(one[0] - arguments[0][place][0]) < 1)", before)  # fmt: skip
+    assert shown.run(WIDTHS) == before
+
+
+def test_a_print_has_the_plots_as_wide_as_paper(shown: Tab) -> None:
+    before = shown.run(WIDTHS)
+    assert all(plot <= figure for plot, figure, _ in before) and {plot for plot, *_ in before} != {640}
+    shown.run("matchMedia('print').addEventListener('change', (event) => {"
+              f"if (event.matches) window.printed = (() => {{{WIDTHS}}})(); }}, {{once: true}})")  # fmt: skip
+    pdf = shown.driver.execute_cdp_cmd("Page.printToPDF", {})
+    assert len(pdf["data"]) > 50_000
+    printed = shown.wait("return window.printed")
+    assert {plot for plot, *_ in printed} == {640} and len(printed) == len(before)
+    shown.wait(f"const now = (() => {{{WIDTHS}}})();"
+               "return now.every((one, place) => Math.abs(one[0] - arguments[0][place][0]) < 1)", before)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def phone(tab: Tab, run: Path) -> Iterator[Tab]:
     """390 points wide, pointed at with a finger, until the last of these tests."""

@@ -75,6 +75,18 @@ def test_a_browser_that_is_too_old_is_told(tab: Tab, run: Path) -> None:
         tab.open(run)
     finally:
         tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    assert "could not be shown" in tab.find("p.broken").text
+    told = tab.find("p.broken").text
+    assert "could not be shown" in told and told.endswith("It needs a browser of 2023 or later.")
     assert "held_out" in tab.find("#overview").text  # what is text is there without a script
     assert tab.messages()  # the error's own
+
+
+def test_an_error_is_told_as_it_is_where_the_browser_is_not_to_blame(tab: Tab, run: Path) -> None:
+    source = "Response.prototype.text = async () => { throw new Error('no such luck'); }"
+    added = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        tab.open(run)
+    finally:
+        tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert tab.find("p.broken").text == "This page could not be shown: no such luck."
+    assert tab.messages()

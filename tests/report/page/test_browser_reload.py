@@ -105,3 +105,52 @@ def test_pages_do_not_share_what_they_remember(tab: Tab, run: Path) -> None:
     tab.open(run)  # under another name
     assert value(tab, "step") == "6"
     assert typed(tab) == ["", ""]
+
+
+OPENED = "return [...document.querySelectorAll('details')].map((one) => one.open)"
+
+
+def _walk_down(tab: Tab) -> int:
+    """Open one of the charts' details, the last of the recipe's, and stand at the samples."""
+    tab.run("const all = [...document.querySelectorAll('details')];"
+            "for (const one of [all[2], [...document.querySelectorAll('#recipe details')].at(-1)]) one.open = true;"
+            "scrollTo(0, document.getElementById('samples').offsetTop + 100)")  # fmt: skip
+    place = int(tab.run("return scrollY"))
+    assert place > 1000 and sum(tab.run(OPENED)) == 2
+    return place
+
+
+def test_a_page_that_is_loaded_again_stands_where_it_stood(tab: Tab, tmp_path: Path) -> None:
+    run = _running(tmp_path / "run", 6)
+    page = tab.open(run)
+    place, opened = _walk_down(tab), tab.run(OPENED)
+    tab.reload()
+    assert (tab.run("return scrollY"), tab.run(OPENED)) == (place, opened)
+    tab.run("for (const one of document.querySelectorAll('details')) one.open = false; scrollTo(0, 0)")
+    tab.reload()
+    assert tab.run("return scrollY") == 0 and not any(tab.run(OPENED))
+    _walk_down(tab)
+    tab.driver.get("about:blank")
+    tab.driver.get(page.as_uri())  # a new visit begins at the top
+    tab.wait_until_ready()
+    assert tab.run("return scrollY") == 0 and not any(tab.run(OPENED))
+
+
+def test_a_page_that_loads_itself_again_stands_where_it_stood(clock: None, tab: Tab, tmp_path: Path) -> None:
+    run = _running(tmp_path / "run", 6)
+    page = tab.open(run, reload_seconds=SECONDS)
+    place, opened = _walk_down(tab), tab.run(OPENED)
+    tab.write(page, _running(run, 8), reload_seconds=SECONDS)
+    tab.run("window.isOld = true; window.isHeld = false; window.clocks[0][0]()")
+    tab.wait("return !window.isOld && document.documentElement.dataset.ready")
+    assert options(tab, "step")[-1] == "8"
+    assert (tab.run("return scrollY"), tab.run(OPENED)) == (place, opened)
+
+
+def test_a_definition_in_the_address_gives_way_to_where_the_page_stood(tab: Tab, run: Path) -> None:
+    tab.open(run)
+    tab.run("location.hash = '#metric-policy-entropy'")
+    tab.wait("return document.querySelector('#glossary details').open")
+    tab.run("scrollTo(0, 500)")
+    tab.reload()
+    assert tab.run("return [scrollY, document.querySelector('#glossary details').open]") == [500, True]

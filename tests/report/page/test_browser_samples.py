@@ -18,6 +18,8 @@ Test = Callable[[Sample], bool]
 FILTERS: dict[str, tuple[dict[str, object], Test]] = {
     "reward from": ({"reward_low": 0.25}, lambda one: one["reward"] is not None and one["reward"] >= 0.25),
     "reward to": ({"reward_high": 0.25}, lambda one: one["reward"] is not None and one["reward"] <= 0.25),
+    "scored": ({"scored": "yes"}, lambda one: one["reward"] is not None),
+    "not scored": ({"scored": "no"}, lambda one: one["reward"] is None),
     "clipped": ({"clipped": "yes"}, lambda one: one["clipped"] is not None and one["clipped"] > 0),
     "not clipped": ({"clipped": "no"}, lambda one: one["clipped"] == 0),
     "untrained": ({"clipped": "untrained"}, lambda one: one["clipped"] is None),
@@ -50,12 +52,12 @@ def _facts(sample: Sample) -> dict[str, str]:
     told = {None: "–", 0.0: "no", 1.0: "yes"}
     return {
         "reward": "none" if sample["reward"] is None else f"{sample['reward']:#.3g}",
-        "advantage": f"{'−' if advantage < 0 else '+'}{abs(advantage):#.3g}",
+        "advantage": "–" if sample["reward"] is None else f"{'−' if advantage < 0 else '+'}{abs(advantage):#.3g}",
         "s": "not trained" if sample["sequence_ratio"] is None else f"{sample['sequence_ratio']:.5f}",
         "clipped": told[clipped] if clipped in told else f"{round(100 * clipped)} % of tokens",
         "tokens": str(sample["tokens"]),
         "finish": "cut off" if sample["finish_reason"] == "length" else "stop",
-        "mini-batch": "–" if sample["mini_batch"] is None else str(sample["mini_batch"] + 1),
+        "mini-batch": "–" if sample["mini_batch"] is None else str(sample["mini_batch"]),
         "policy": str(sample["policy_version"]),
     }
 
@@ -171,6 +173,8 @@ def test_sorting(shown: Tab, samples: list[tuple[int, Sample]]) -> None:
     choose(shown, order="reward")
     rewards = [card["facts"]["reward"] for card in cards(shown)]
     assert rewards == ["0.750"] * 2 + ["0.500"] * 4 + ["0.250"] * 2 + ["0.00"] * 2 + ["none"] * 2
+    choose(shown, order="lowest")
+    assert [card["facts"]["reward"] for card in cards(shown)] == [*reversed(rewards[:-2]), "none", "none"]
     choose(shown, order="ratio")
     moved = [card["facts"]["s"] for card in cards(shown)]
     sizes = [abs(float(s) - 1) for s in moved if s != "not trained"]
@@ -194,6 +198,87 @@ def test_a_query_is_followed_through_the_steps(shown: Tab, samples: list[tuple[i
     ]
     assert not shown.find(".step-choice").is_displayed()
     assert shown.find_all("#elsewhere button") == []
+
+
+@pytest.fixture
+def long_run(tab: Tab, tmp_path: Path) -> Tab:
+    """One query in 40 steps, 2 to 80; another in the first and the last of them."""
+    samples = {step: [sample("q:1", words=(f"in {step}",))] for step in range(2, 82, 2)}
+    for step in (2, 80):
+        samples[step].append(sample("q:2", words=("other",)))
+    tab.open(write_run(tmp_path / "run", lines=[metrics_line(1)], samples=samples))
+    return tab
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (40, [2, *range(26, 56, 2), 80]),
+        (2, [*range(2, 18, 2), 80]),
+        (80, [2, *range(66, 82, 2)]),
+        (18, [*range(2, 34, 2), 80]),
+    ],
+)
+def test_of_many_steps_of_a_query_the_nearest_are_named(step: int, named: list[int], long_run: Tab) -> None:
+    choose(long_run, step=step, query="q:1")
+    assert long_run.find("#elsewhere").text.startswith("This query in steps (the nearest of 40): ")
+    buttons = long_run.find_all("#elsewhere button")
+    assert [button.text for button in buttons] == [str(one) for one in named]
+    marked = [button.text for button in buttons if button.get_dom_attribute("aria-current") == "step"]
+    assert marked == [str(step)]
+    click_through(long_run, f"#elsewhere button:nth-child({len(named) - 1})")
+    assert (value(long_run, "step"), texts(long_run)) == (str(named[-2]), [f"in {named[-2]}"])
+
+
+def test_of_few_steps_of_a_query_all_are_named(long_run: Tab) -> None:
+    choose(long_run, step=80, query="q:2")
+    assert "nearest" not in long_run.find("#elsewhere").text
+    assert [button.text for button in long_run.find_all("#elsewhere button")] == ["2", "80"]
+
+
+def test_the_rewards_of_several_functions_and_the_datas_columns_are_shown(tab: Tab, tmp_path: Path) -> None:
+    beside: dict[str, Any] = {"columns": {"answer": 42, "source": "a <b>", "none": None}}
+    samples = [
+        sample(words=("first",), reward=1.08, rewards={"starts_with": 1.0, "short": 0.83}, **beside),
+        sample(words=("second",), reward=None, rewards={"starts_with": None, "short": 0.5}, advantage=0.0, **beside),
+        sample("q:2", words=("third",), reward=2.0, rewards={"short": 1.0}, columns={}),
+    ]
+    tab.open(write_run(tmp_path / "run", lines=[metrics_line(1)], samples={1: samples}))
+    choose(tab, query="sum:1")
+    told = ["1.08 (starts_with 1.00, short 0.830)", "none (starts_with none, short 0.500)"]
+    assert [card["facts"]["reward"] for card in cards(tab)] == told
+    assert [card["facts"]["advantage"] for card in cards(tab)] == ["+0.00", "–"]
+    assert [card["columns"] for card in cards(tab)] == [None, None]  # their head has them, once
+    columns = "answer: 42; source: a <b>; none: null"
+    assert tab.run("return document.querySelector('#cards .group .prompt + .columns').textContent") == columns
+    choose(tab, order="lowest", scope="run")
+    assert texts(tab) == ["first", "third", "second"]
+    assert [card["columns"] for card in cards(tab)] == [columns, None, columns]
+    assert [card["facts"]["reward"] for card in cards(tab)] == [told[0], "2.00", told[1]]
+
+
+def test_samples_that_lack_what_others_have_are_shown(tab: Tab, tmp_path: Path) -> None:
+    bare = [{"query": "q:1", "prompt": "1 + 1 =", "completion": f"bare {place}"} for place in range(2)]
+    whole = sample("q:1", "1 + 1 =", words=("whole",), token_log_ratios=[0.01, 0.02])
+    tab.open(write_run(tmp_path / "run", lines=[metrics_line(1)], samples={1: [*bare, whole]}))
+    assert tab.run("return document.querySelector('p.broken')?.textContent") is None
+    assert texts(tab) == ["bare 0", "bare 1", "whole"]
+    for card in cards(tab)[:2]:
+        facts = {name: card["facts"][name] for name in ("reward", "advantage", "s", "clipped", "mini-batch", "policy")}
+        assert facts == {
+            "reward": "none", "advantage": "–", "s": "not trained", "clipped": "–", "mini-batch": "–", "policy": "–"
+        }  # fmt: skip
+        assert card["facts"]["finish"] == "unknown" and card["failure"] is None
+        assert not {"null", "undefined", "NaN"} & set(card["facts"].values())
+    assert tab.find("#cards h3").text == "step 1, query q:1: reward 0.50"
+    for order in ("reward", "lowest", "ratio"):
+        choose(tab, order=order)
+        assert texts(tab)[0] == "whole"  # what has no number comes last
+    for fields, shown in (({"scored": "no"}, 2), ({"clipped": "untrained"}, 2), ({"truncated": "no"}, 3)):
+        choose(tab, **fields)
+        assert len(texts(tab)) == shown
+        choose(tab, **dict.fromkeys(fields, ""))
+    assert tab.messages() == []
 
 
 def test_steps_that_are_unpacked_in_another_order_than_chosen_do_not_mix(tab: Tab, run: Path) -> None:

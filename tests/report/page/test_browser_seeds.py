@@ -79,6 +79,57 @@ def test_seeds_are_their_mean_within_a_standard_deviation(
             assert _is_about(list(zip(band["x"], band["y"], strict=True)), _corners(table))
 
 
+def test_pass_at_1_of_seeds_is_one_band_over_the_evaluated_steps(figures: Figures, runs: dict[str, Path]) -> None:
+    label = "a (3 seeds): evaluation/held_out/pass_at_1"
+    table = _table(runs, ARMS["a (3 seeds)"], "evaluation/held_out/pass_at_1")
+    assert list(table) == [0, 3, 6]
+    (curve,) = _drawn(figures["Reward and pass@1"], label, bands=False)
+    (band,) = _drawn(figures["Reward and pass@1"], label, bands=True)
+    means = [(step, float(np.mean(row))) for step, row in table.items()]
+    assert _is_about(list(zip(curve["x"], curve["y"], strict=True)), means)
+    assert _is_about(list(zip(band["x"], band["y"], strict=True)), _corners(table))
+
+
+def test_the_arms_are_a_table_of_means_and_deviations(figures: Figures, runs: dict[str, Path], tab: Tab) -> None:
+    cells = "(row) => [...row.cells].map((cell) => cell.textContent)"
+    rows = tab.run(f"return [...document.querySelectorAll('#overview h3')].find((one) => one.textContent"
+                   f".startsWith('Arms, mean ± sd')).nextElementSibling.querySelectorAll('tr').values()"
+                   f".map({cells}).toArray()")  # fmt: skip
+    metrics = ["evaluation/held_out/pass_at_1", "reward/mean", "response/mean_tokens"]
+    assert rows[0] == ["arm", "seeds", *metrics]
+    for row, (label, names), seeds in zip(rows[1:], ARMS.items(), ("0, 1, 2", "5"), strict=True):
+        assert row[:2] == [label, seeds]
+        for cell, metric in zip(row[2:], metrics, strict=True):
+            known = list(_table(runs, names, metric).values())
+            ends = [
+                f"{np.mean(one):.4g}" + (f" ± {np.std(one, ddof=1):.2g}" if len(one) > 1 else "")
+                for one in (known[0], known[-1])
+            ]
+            assert cell == " → ".join(ends)
+
+
+def test_a_single_run_has_no_table_of_arms(tab: Tab, run: Path) -> None:
+    tab.show(run)
+    assert "Arms" not in str(tab.find("#overview").get_property("textContent"))
+
+
+def test_arms_beyond_the_colours_differ_by_dash(tab: Tab, tmp_path: Path) -> None:
+    names = [f"arm-{'abcdefghi'[number]}" for number in range(9)]
+    tab.open(
+        *(
+            made_run(tmp_path / name, name=name, steps=3, with_samples=False, actor={"clip_low": 0.001 * place})
+            for place, name in enumerate(names, start=1)
+        )
+    )
+    drawn = tab.run(READ_FIGURES)
+    title = "Sequence ratio s: 5–95 % of the sequences, and the middle"
+    for traces in (drawn["Response length, tokens"], drawn["Reward and pass@1"], drawn[title]):
+        lines = [one for one in traces if one.get("fill") != "toself"]
+        looks = {one["name"]: (one["line"]["color"], one["line"]["dash"]) for one in lines}
+        assert len(looks) == len(set(looks.values())) == len(lines) >= 9
+        assert len({colour for colour, _ in looks.values()}) == 7
+
+
 def test_the_shown_deviation_is_over_the_seeds_that_have_the_step(figures: Figures, runs: dict[str, Path]) -> None:
     table = _table(runs, ARMS["a (3 seeds)"], "response/mean_tokens")
     (curve,) = _drawn(figures["Response length, tokens"], "a (3 seeds)", bands=False)

@@ -12,7 +12,7 @@ from tests.report.page.shown_samples import choose, samples_of, start_again
 
 # The second character of the family, and the two tokens that have none, are what an emoji cut into bytes leaves.
 WORDS = ("👩", "", "\u200d👩\u200d👧", "日本", " \n", "\ufffd", "e\u0301", "", "<b>", "𝔘")
-RATIOS = [0.01, -0.0004, 0.0, -0.04, 0.0123456, 0.001, -0.002, 0.003, -0.025, 0.03, 0.0001]
+RATIOS = [0.01, -0.0004, 0.0, -0.04, 0.0123456, 0.001, -0.002, 0.003, -0.025, 0.03, 0.00001234]
 OWN = [0.5, -0.25, 0.0, 1.5, -2.0, 0.125, 0.75, -0.75, 1.0, -1.0, 0.1]
 NULLS: dict[str, Any] = {
     "token_log_ratios": [None, 0.001, None],
@@ -50,6 +50,11 @@ def shown(tab: Tab, coloured: Path) -> Tab:
     return tab
 
 
+def _kept(number: float) -> float:
+    """As a page has it: to three significant digits, which tell apart what is small, too."""
+    return float(f"{number:.3g}")
+
+
 def _tokens(tab: Tab) -> Tokens:
     return list(tab.run(READ_TOKENS))
 
@@ -63,12 +68,13 @@ def test_the_tokens_texts_join_to_the_completion_exactly(shown: Tab) -> None:
 def test_by_log_ratio(shown: Tab) -> None:
     first, second, *_ = _tokens(shown)
     for tokens, ratios in ((first, RATIOS), (second, [-one / 2 for one in RATIOS])):
-        assert [token["name"] for token in tokens] == ["less" if round(ratio, 4) < 0 else "more" for ratio in ratios]
-        heats = [math.sqrt(abs(round(ratio, 4)) / 0.04) for ratio in ratios]  # the strongest of all that are shown is 1
+        assert [token["name"] for token in tokens] == ["less" if ratio < 0 else "more" for ratio in ratios]
+        heats = [math.sqrt(abs(_kept(ratio)) / 0.04) for ratio in ratios]  # the strongest of all that are shown is 1
         assert [token["heat"] for token in tokens] == pytest.approx(heats, abs=0.001)
     assert first[3]["heat"] == 1
     assert first[3]["title"] == "log ratio −0.0400, ratio 0.9608; advantage −0.500"
     assert first[4]["title"] == "log ratio +0.0123, ratio 1.0124; advantage −0.500"
+    assert first[10]["title"] == "log ratio +0.0000123, ratio 1.0000; advantage −0.500"
     assert second[3]["title"] == "log ratio +0.0200, ratio 1.0202; advantage +1.50"
     assert "−0.0400 less likely than before" in shown.find("#legend").text
     assert "more likely +0.0400" in shown.find("#legend").text
@@ -95,7 +101,7 @@ def test_by_advantage(shown: Tab) -> None:
     assert {(token["name"], token["heat"]) for token in first} == {("less", 0.5)}  # all −0.5, of at most 2
     assert [token["name"] for token in second] == ["less" if one < 0 else "more" for one in OWN]
     assert [token["heat"] for token in second] == pytest.approx([math.sqrt(abs(one) / 2) for one in OWN], abs=0.001)
-    assert second[4]["title"] == "log ratio −0.00620, ratio 0.9938; advantage −2.00"
+    assert second[4]["title"] == "log ratio −0.00617, ratio 0.9938; advantage −2.00"
     assert untrained[0]["title"] == "not trained; advantage +0.00"
     assert "−2.00 worse than its group" in shown.find("#legend").text
 
@@ -113,6 +119,16 @@ def test_the_scale_is_that_of_what_is_shown(shown: Tab) -> None:
     assert "+0.00100" in shown.find("#legend").text
     choose(shown, text="never trained")
     assert shown.find("#legend").text.startswith("All log ratios shown are 0")
+
+
+def test_a_copy_has_the_datas_columns(tab: Tab, tmp_path: Path) -> None:
+    line = sample(columns={"answer": 42, "__proto__": "5"}, token_log_ratios=[0.001, 0.00001234, -0.5])
+    path = write_run(tmp_path / "run", lines=[metrics_line(1)], samples={1: [line, sample("q:2", columns={})]})
+    tab.open(path)
+    tab.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    _copy_and_compare(tab, 0, line)
+    choose(tab, query="q:2")
+    _copy_and_compare(tab, 0, list(samples_of(path))[1][1])
 
 
 @pytest.mark.parametrize("place", [0, 2, 3])
@@ -136,7 +152,7 @@ def _copy_and_compare(tab: Tab, place: int, line: dict[str, Any]) -> None:
     tab.run("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
     ratios = line["token_log_ratios"]
-    rounded = ratios and [None if one is None else round(one, 4) for one in ratios]
+    rounded = ratios and [None if one is None else _kept(one) for one in ratios]
     assert json.loads(tab.wait("return window.copied")) == {"step": 1, **line, "token_log_ratios": rounded}
     tab.wait("return arguments[0].textContent === 'copied'", button)
     tab.wait("return arguments[0].textContent === 'copy as JSON'", button)

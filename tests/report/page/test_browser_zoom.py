@@ -123,6 +123,13 @@ def test_steps_are_typed(shown: Tab) -> None:
     shown.click("#range [name=to]")
     shown.press(Keys.BACKSPACE, Keys.TAB)  # without a last step
     shown.wait(ARE_ALL, 0, LAST)
+    for before in (5, LAST):
+        shown.set("#range [name=to]", before)
+        shown.wait(ARE_ALL, 0, before)
+        shown.click("#range [name=to]")
+        shown.press(Keys.END, Keys.BACKSPACE, "99", Keys.TAB)  # beyond the last step
+        shown.wait("return document.querySelector('#range [name=to]').value === '6'")
+        assert shown.run(ARE_ALL, 0, LAST) and typed(shown) == ["0", "6"]
     shown.click("#range [name=from]")
     shown.press("9", Keys.TAB, *[Keys.BACKSPACE] * 2, "2", Keys.TAB)  # the wrong way round: as it was
     assert shown.run(ARE_ALL, 0, LAST)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from tests.report.page.lines import arms_with, run_of, seeds_of, steps_of
 from tests.report.page.made_runs import QUANTILES, STAGES, metrics_line, number
 
+from gspo.report.page import charts as charts_module
 from gspo.report.page.arms import Arm, arms_of
 from gspo.report.page.charts import Chart, charts_of, every_metric
+from gspo.report.page.html import asset
+from gspo.report.page.traces import COLOURS
 
 PASS = "evaluation/held_out/pass_at_1"
 ERROR = "evaluation/held_out/standard_error"
@@ -94,7 +98,7 @@ def test_the_curve_is_the_runs_and_the_gap_a_gap() -> None:
     entropy = named(titled([seeds_of(whole())], "Entropy, nats a token"), "policy/entropy")
     assert entropy["x"] == [1, 2, 3, 4, 5, 6]
     assert entropy["y"] == [1.51, 1.52, 1.53, None, 1.55, 1.56]
-    assert entropy["connectgaps"] is False and entropy["mode"] == "lines"
+    assert "connectgaps" not in entropy and entropy["mode"] == "lines"
 
 
 def test_a_single_step_is_a_point() -> None:
@@ -102,17 +106,36 @@ def test_a_single_step_is_a_point() -> None:
     assert (trace["x"], trace["y"], trace["mode"]) == ([1], [1.5], "lines+markers")
 
 
+@pytest.mark.parametrize("metric", ["policy/entropy", "time/rollout_seconds"])
+def test_fewer_than_three_steps_are_seen_by_their_markers(metric: str) -> None:
+    for count in (1, 2, 3, 4):
+        (trace,) = charts_of([seeds_of(steps_of(metric, [1.5] * count))])[0].traces
+        assert trace["mode"] == ("lines+markers" if count < 3 else "lines")
+
+
+@pytest.mark.parametrize("metric", ALONE)
+def test_fractions_are_percentages_of_an_axis_that_begins_at_0(metric: str) -> None:
+    (chart,) = charts_of([seeds_of(steps_of(metric, [0.25, 0.5]))])
+    if metric.endswith("_fraction"):
+        assert chart.axis["tickformat"] == ".2~%" and chart.axis["rangemode"] == "tozero"
+        assert chart.axis["autorangeoptions"] == {"minallowed": 0, "include": 0.01}
+    else:
+        assert "tickformat" not in chart.axis
+
+
 def test_pass_at_1_has_its_errors_and_goes_from_evaluation_to_evaluation() -> None:
     trace = named(titled([seeds_of(whole())], "Reward and pass@1"), PASS)
-    assert trace["x"] == [0, 1, 2, 3, 4, 5, 6] and trace["connectgaps"] is True
-    assert trace["y"] == [0.25, None, None, 0.28, None, None, 0.31]
-    assert trace["error_y"]["array"] == [0.02, None, None, 0.05, None, None, 0.08]
+    assert (trace["x"], trace["y"]) == ([0, 3, 6], [0.25, 0.28, 0.31])
+    assert trace["error_y"]["array"] == [0.02, 0.05, 0.08]
 
 
 def test_pass_at_1_of_seeds_has_their_spread_in_place_of_its_errors() -> None:
-    trace = named(titled([seeds_of(whole(0), whole(1))], "Reward and pass@1"), PASS)
-    assert trace["y"][:4] == [0.2505, None, None, 0.2805] and trace["connectgaps"] is True
-    assert trace["customdata"][0] == pytest.approx(0.001 / math.sqrt(2), rel=1e-5) and "error_y" not in trace
+    chart, deviation = titled([seeds_of(whole(0), whole(1))], "Reward and pass@1"), 0.001 / math.sqrt(2)
+    spread, trace = (one for one in chart.traces if one["name"] == PASS)
+    assert (trace["x"], trace["y"][:2]) == ([0, 3, 6], [0.2505, 0.2805])
+    assert trace["customdata"][0] == pytest.approx(deviation, rel=1e-5) and "error_y" not in trace
+    assert spread["x"] == [0, 3, 6, 6, 3, 0]  # one area, though the steps between have no evaluation
+    assert spread["y"][0] == pytest.approx(0.2505 - deviation) and spread["y"][-1] == pytest.approx(0.2505 + deviation)
 
 
 def test_each_evaluated_set_has_its_curve_with_its_own_errors() -> None:
@@ -143,7 +166,7 @@ def test_memory_is_told_in_mib_with_its_spread() -> None:
     trace = named(chart, "memory/peak_bytes")
     assert trace["y"] == [106.0, 107.0, 108.0, 109.0, 110.0, 111.0]
     assert trace["customdata"] == [pytest.approx(10 / math.sqrt(2), rel=1e-5)] * 6
-    assert chart.captions == ["memory/peak_bytes: 106 → 111 (from 106 to 111, median 108.5)"]
+    assert chart.captions == ["memory/peak_bytes: 106 → 111 ± 7.1 (from 106 to 111, median 108.5)"]
 
 
 def test_the_band_of_the_seeds_is_a_deviation_up_and_down() -> None:
@@ -163,11 +186,22 @@ def test_the_quantiles_are_three_bands_around_the_middle() -> None:
     assert middle["y"] == [number(QUANTILES[3], step) for step in range(1, 7)]
 
 
+def test_the_middle_says_every_quantile_of_its_step() -> None:
+    for arms, label in (([seeds_of(whole())], "middle (50 %)"), (arms_with(steps=7), "base (2 seeds)")):
+        (chart,) = [one for one in charts_of(arms) if one.title.startswith("Sequence ratio s")]
+        middle, few = named(chart, label), 0.0 if len(arms) == 1 else 0.0005
+        for step, told in zip(middle["x"], middle["customdata"], strict=True):
+            assert list(told) == pytest.approx([number(base, step) + few for base in QUANTILES], abs=1e-6)
+        shown = ((0, "1 %"), (1, "5 %"), (2, "25 %"), (4, "75 %"), (5, "95 %"), (6, "99 %"))
+        told = ", ".join(f"{share}: %{{customdata[{place}]:.4g}}" for place, share in shown)
+        assert middle["hovertemplate"] == f"%{{y:.4g}} ({told})"
+
+
 def test_the_quantiles_of_several_arms_are_one_band_each() -> None:
     chart = titled(arms_with(steps=7), "Sequence ratio s: 5–95 % of the sequences, and the middle")
     assert [trace["meta"]["colour"] for trace in chart.traces] == [0, 0, 1, 1]
-    assert chart.captions[0].startswith("base (2 seeds), 5 %: 0.9405 → 0.9905")
-    assert chart.captions[3].startswith("other (2 seeds), 95 %: 1.03")
+    assert chart.captions[1].startswith("base (2 seeds), 5 %: 0.9405 → 0.9905 ± ")
+    assert chart.captions[12].startswith("other (2 seeds), 95 %: 1.03")
 
 
 def test_the_layers_are_a_map_with_a_row_each() -> None:
@@ -178,6 +212,37 @@ def test_the_layers_are_a_map_with_a_row_each() -> None:
     assert chart.captions[1] == "layer 1: 0.21 → 0.26 (from 0.21 to 0.26, median 0.235)"
     titles = [chart.title for chart in charts_of(arms_with(steps=7)) if "by layer" in chart.title]
     assert titles == [f"Experts that an update changes, by layer: {label} (2 seeds)" for label in ("base", "other")]
+
+
+def test_the_maps_of_several_arms_have_the_same_colours() -> None:
+    logs = [steps_of(LAYERS, [[0.1, size], None, [0.05, None]]) for size in (0.25, 0.75, 0.5)]
+    arms = arms_of([run_of(log, name=str(steps), settings={"steps": steps}) for steps, log in enumerate(logs)])
+    maps = [chart.traces[0] for chart in charts_of(arms)]
+    assert [max(row[0] for row in one["z"]) for one in maps] == [0.25, 0.75, 0.5]
+    assert [(one["zmin"], one["zmax"]) for one in maps] == [(0.0, 0.75)] * 3
+
+
+@pytest.mark.parametrize(
+    ("most", "steps"), [(18, [1, 2, 3, 4, 5, 6]), (17, [1, 3, 5]), (9, [1, 3, 5]), (8, [1, 4]), (1, [1])]
+)
+def test_a_map_of_too_many_cells_has_fewer_steps(most: int, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts_module, "_MOST_CELLS", most)
+    chart = titled([seeds_of(whole())], OF_LISTS[LAYERS])
+    (trace,) = chart.traces
+    assert trace["x"] == steps and trace["z"][1] == [number(0.2, step) for step in steps]
+    assert chart.captions[1] == "layer 1: 0.21 → 0.26 (from 0.21 to 0.26, median 0.235)"  # of all steps
+
+
+def test_a_map_has_at_most_a_hundred_thousand_cells() -> None:
+    (trace,) = titled([seeds_of(steps_of(LAYERS, [[0.5] * 100] * 1500))], OF_LISTS[LAYERS]).traces
+    assert len(trace["y"]) == 100 and len(trace["x"]) == 750
+
+
+@pytest.mark.parametrize(("length", "places"), [(32, range(32)), (33, range(0, 33, 2)), (97, range(0, 97, 4))])
+def test_of_a_long_list_evenly_spread_numbers_are_drawn(length: int, places: range) -> None:
+    (chart,) = every_metric([seeds_of(steps_of("x", [[float(place) for place in range(length)]] * 3))]).values()
+    assert [trace["name"] for trace in chart.traces] == [f"x/{place}" for place in places]
+    assert [trace["y"][0] for trace in chart.traces] == list(places) and len(chart.traces) <= 32
 
 
 def test_a_caption_has_the_first_the_last_the_extremes_and_the_median() -> None:
@@ -214,6 +279,31 @@ def test_curves_of_one_chart_are_told_apart_by_name_and_by_colour_or_dash() -> N
         assert len({trace["name"] for trace in lines}) == len(lines), chart.title
         looks = {(trace["meta"]["colour"], trace["line"].get("dash")) for trace in lines}
         assert len(looks) == len(lines), chart.title
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_more_arms_than_colours_are_told_apart_by_their_dashes_too(seeds: int) -> None:
+    arms = arms_of(
+        [
+            run_of(whole(seed), name=f"{steps}-{seed}", settings={"steps": steps, "seed": seed})
+            for steps in range(10, 19)
+            for seed in range(seeds)
+        ]
+    )
+    assert len(arms) == 9
+    for chart in charts_of(arms):
+        lines = [trace for trace in chart.traces if "fill" not in trace and trace["type"] == "scatter"]
+        looks = {(trace["meta"]["colour"] % COLOURS, trace["line"]["dash"]) for trace in lines}
+        assert len(looks) == len(lines), chart.title
+    of_lists = [trace for trace in every_metric(arms)[LAYERS].traces if trace["name"].endswith("/0")]
+    dashes = [trace["line"]["dash"] for trace in of_lists if "fill" not in trace]
+    assert len(dashes) == 9 and dashes[0] != dashes[7] and dashes[1] != dashes[8]
+
+
+def test_the_page_has_as_many_colours_as_the_charts_suppose() -> None:
+    (palettes,) = re.findall(r"const PALETTES = \{(.*?)\};", asset("theme.js").decode(), flags=re.DOTALL)
+    counts = [len(re.findall("#[0-9a-fA-F]{6}", palette)) for palette in re.findall(r"\[(.*?)\]", palettes, re.DOTALL)]
+    assert counts == [COLOURS, COLOURS]
 
 
 def test_arms_are_told_apart_by_colour() -> None:

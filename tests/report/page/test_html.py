@@ -14,7 +14,7 @@ from gspo.report.page.arms import arms_of
 from gspo.report.page.charts import charts_of
 from gspo.report.page.overview import Overview
 from gspo.report.page.write import document
-from gspo.report.run_files import read_run
+from gspo.report.run_files import RunFiles, read_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>&amp;{{style}}-->"
 HARMLESS = "harmless"
@@ -58,7 +58,9 @@ def test_whatever_a_run_contains_is_read_as_it_is(tmp_path: Path) -> None:
     page = page_of(tmp_path, HOSTILE)
     assert page.all("h1")[0].text == f"0 {HOSTILE}" and page.all("title")[0].text == f"0 {HOSTILE} – gspo"
     overview = page.by_id("overview").text
-    assert f"failed after 2 of 6 steps: {HOSTILE}" in overview
+    directory = tmp_path / f"{HOSTILE.replace('/', '')}-0"
+    again = f"it can be resumed, from the start, for it has no checkpoint: gspo resume {directory}"
+    assert f"failed after 2 of 6 steps ({again}): {HOSTILE}" in overview
     assert overview.count(HOSTILE) >= 5  # an evaluated set, the introduction, the history
     (figure,) = [element for element in page.all("figure") if element.text.startswith("Reward")]
     assert f"evaluation/{HOSTILE}/pass_at_1: 0.5 → 0.5" in figure.text
@@ -187,6 +189,44 @@ def test_where_arms_differ_is_a_table_and_for_one_arm_nothing() -> None:
     assert [cell.text for cell in page.all("th")] == ["key", "a", "b"]
     assert [cell.text for cell in page.all("td")] == ["steps", "6", "9"]
     assert html.differences_part(arms_of(runs[:1])) == ""
+
+
+def seeds(name: str, *rewards: list[Any], start: int = 0, **more: Any) -> list[RunFiles]:
+    logs = [[{"step": 0, "evaluation/a/pass_at_1": log[0]}, *steps_of("reward/mean", log)] for log in rewards]
+    return [
+        run_of(log, name=f"{name}-{seed}", settings={"seed": seed, **more})
+        for seed, log in enumerate(logs, start=start)
+    ]
+
+
+def test_arms_with_seeds_are_told_by_their_mean_and_deviation() -> None:
+    runs = [*seeds("a", [0.0, 0.5], [0.5, 0.5], [1.0, None], start=3), *seeds("b", [0.25, 0.75], steps=9)]
+    page = Page(html.arms_part(arms_of(runs)))
+    assert [cell.text for cell in page.all("th")] == [
+        *("arm", "seeds", "evaluation/a/pass_at_1", "reward/mean", "response/mean_tokens")
+    ]
+    assert [cell.text for cell in page.all("td")] == [
+        *("a (3 seeds)", "3, 4, 5", "0.5 ± 0.5", "0.5 ± 0.5 → 0.5 ± 0", "–"),
+        *("b-0", "0", "0.25", "0.25 → 0.75", "–"),
+    ]
+
+
+def test_runs_that_are_each_an_arm_have_no_such_table(tmp_path: Path) -> None:
+    one, two = seeds("a", [0.0, 1.0]), seeds("b", [0.25, 0.75], steps=9)
+    assert html.arms_part(arms_of(one)) == html.arms_part(arms_of([*one, *two])) == ""
+    paths = [made_run(tmp_path / f"s{seed}", name=f"m-{seed}", seed=seed) for seed in (1, 2)]
+    runs = [read_run(path) for path in paths]
+    assert "m (2 seeds)" in Page(document(runs)).by_id("overview").text
+    assert "mean ± sd" not in Page(document(runs[:1])).by_id("overview").text
+
+
+def test_nothing_of_the_seeds_becomes_an_element() -> None:
+    log = steps_of(f"evaluation/{HOSTILE}/pass_at_1", [0.5])
+    runs = [run_of(log, name=f"{HOSTILE} {seed}", settings={"seed": f"{seed}{HOSTILE}"}) for seed in (1, 2)]
+    page = Page(html.arms_part(arms_of(runs)))
+    assert {element.tag for element in page.elements} == {"h3", "div", "table", "thead", "tbody", "tr", "th", "td"}
+    assert [HOSTILE in cell.text for cell in page.all("th")] == [False, False, True, False, False]
+    assert page.all("td")[1].text == f"1{HOSTILE}, 2{HOSTILE}" and HOSTILE in page.all("td")[0].text
 
 
 def test_a_number_that_no_chart_is_about_has_no_link() -> None:

@@ -11,7 +11,7 @@ from tests.report.page.lines import run_of, steps_of
 from tests.report.page.made_runs import begun, ended, metrics_line, number
 
 from gspo.report.diagnoses import diagnoses
-from gspo.report.page import overview as overview_module
+from gspo.report.page import told as told_module
 from gspo.report.page.overview import duration, named_diagnoses, overview, scores
 from gspo.report.run_files import RunFiles
 
@@ -87,7 +87,7 @@ def seconds_of(
 
 @pytest.fixture
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview_module.time, "time", lambda: NOW)
+    monkeypatch.setattr(told_module.time, "time", lambda: NOW)
 
 
 def test_a_finished_run_took_what_its_last_end_says(_now: None) -> None:
@@ -98,47 +98,113 @@ def test_a_finished_run_took_what_its_last_end_says(_now: None) -> None:
 
 def test_a_run_under_way_takes_what_it_took_before_and_the_time_since(_now: None) -> None:
     assert seconds_of(begun(time=at(-40)), state="running") == 40
-    assert seconds_of(begun(time=at(-400)), ended(), begun(time=at(-30), event="resumed"), state="running") == 130
+    again = begun(time=at(-30), event="resumed", seconds=100.0)
+    assert seconds_of(begun(time=at(-400)), ended(), again, state="running") == 130
+    assert seconds_of(begun(time=at(-400)), {**again, "seconds": 250.0}, state="running") == 280  # the first was killed
+    assert seconds_of(begun(time=at(30)), state="running") == 0  # the clock was set back
+    del again["seconds"]  # of an older version
+    assert seconds_of(again, state="running") == 30
 
 
-def test_a_run_that_was_killed_took_until_it_last_wrote(_now: None, tmp_path: Path) -> None:
-    history = [begun(time=at(-400)), ended(), begun(time=at(-300), event="resumed")]
-    assert seconds_of(*history, state="killed", path=tmp_path) == 100  # it has written nothing since
-    for name, ago in (("cold_start.jsonl", 290), ("metrics.jsonl", 220)):
+def test_a_run_that_was_killed_took_until_its_last_line(_now: None, tmp_path: Path) -> None:
+    history = [begun(time=at(-400)), ended(), begun(time=at(-300), event="resumed", seconds=100.0)]
+    assert seconds_of(*history, state="killed") == 100  # it has written nothing since
+    for state in ("killed", "unknown"):
+        assert seconds_of(*history, state=state, log=steps_of("time/elapsed_seconds", [90.0, 180.0])) == 180
+    assert seconds_of(*history, state="killed", log=steps_of("time/elapsed_seconds", [80.0, 90.0])) == 100
+    for last in (None, ..., "long"):
+        assert seconds_of(*history, state="killed", log=steps_of("time/elapsed_seconds", [180.0, last])) == 100
+    assert seconds_of(begun(time=at(-400)), state="killed", log=steps_of("time/elapsed_seconds", [7.5])) == 7.5
+    for name in ("cold_start.jsonl", "metrics.jsonl"):  # copied, which makes them new
         (tmp_path / name).touch()
-        os.utime(tmp_path / name, (NOW - ago, NOW - ago))
-    assert seconds_of(*history, state="killed", path=tmp_path) == 180
-    assert seconds_of(*history, state="unknown", path=tmp_path) == 180
-    os.utime(tmp_path / "metrics.jsonl", (NOW - 350, NOW - 350))
-    (tmp_path / "cold_start.jsonl").unlink()
-    assert seconds_of(*history, state="killed", path=tmp_path) == 100  # and never less
+        os.utime(tmp_path / name, (NOW - 5, NOW - 5))
+    assert seconds_of(*history, state="killed", path=tmp_path) == 100
 
 
-def test_without_a_history_a_run_took_what_its_steps_took() -> None:
-    log = steps_of("time/total_seconds", [2.0, None, 3.5, ...])
-    assert seconds_of(state="unknown", log=log) == 5.5
+def test_a_run_that_has_ended_took_what_its_end_says_whatever_its_lines_do(_now: None) -> None:
+    log = steps_of("time/elapsed_seconds", [90.0, 180.0])
+    assert seconds_of(begun(time=at(-400)), ended(), state="failed", log=log) == 100
+
+
+def test_without_a_history_a_run_took_what_its_last_line_says() -> None:
+    assert seconds_of(state="unknown", log=steps_of("time/elapsed_seconds", [2.0, 3.5])) == 3.5
+    assert seconds_of(state="unknown", log=steps_of("time/total_seconds", [2.0, 3.5])) == 0
+    assert seconds_of(state="unknown") == 0
 
 
 @pytest.mark.parametrize("when", [None, "noon", 3])
 def test_a_beginning_that_says_no_time_counts_for_none(when: Any) -> None:
-    assert seconds_of(begun(time=when), state="killed") == 0
+    assert seconds_of(begun(time=when), state="running") == 0
+    assert seconds_of(begun(time=when, seconds=20.0, event="resumed"), state="running") == 20
+    assert seconds_of(begun(time=when, seconds=None), state="running") == 0
+
+
+AGAIN = "it can be resumed, from step 18: gspo resume {path}"
+STATES = [
+    ("finished", None, "finished: {done}"),
+    ("running", None, "still running: {done}"),
+    ("stopped", "SIGTERM", f"stopped by SIGTERM after {{done}}; {AGAIN}"),
+    ("interrupted", None, f"interrupted at once after {{done}}; {AGAIN}"),
+    ("failed", "the disk is full", f"failed after {{done}} ({AGAIN}): the disk is full"),
+    ("killed", None, f"killed, or crashed, after {{done}}; {AGAIN}"),
+    ("unknown", None, "{done}; nothing here says whether it still runs"),
+]
+
+
+def checkpoint(path: Path, name: str) -> None:
+    (path / "checkpoints" / name).mkdir(parents=True)
+    (path / "checkpoints" / name / "manifest.json").touch()
+
+
+@pytest.mark.parametrize(("state", "reason", "told"), STATES)
+def test_each_state_is_a_sentence(state: str, reason: str | None, told: str, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "step_000018")
+    history = [begun(), ended(state, reason)]
+    run = run_of(steps_of("x", [1, 2, 3]), history=history, state=state, path=tmp_path)
+    done = "3 of 6 steps so far" if state == "running" else "3 of 6 steps"
+    assert overview(run).state == told.format(done=done, path=tmp_path)
+
+
+@pytest.mark.parametrize(("state", "reason", "told"), [one for one in STATES if one[0] not in ("finished", "unknown")])
+def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
+    state: str, reason: str | None, told: str, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path, "step_000018")
+    given: dict[str, Any] = {"history": [begun(), ended(state, reason)], "state": state, "path": tmp_path}
+    cold: list[dict[str, Any]] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.23456}]
+
+    def said(**more: Any) -> str:
+        return overview(run_of(more.pop("log", []), **given, **more)).state
+
+    of_20 = {"cold_start": {"steps": 20}}
+    done = "2 of 20 steps of the cold start, loss 1.235"
+    assert said(cold_start=cold, settings=of_20) == told.format(done=done, path=tmp_path)
+    without = said(cold_start=[*cold, {"step": 3, "loss": None}], settings=of_20)
+    assert without == told.format(done="3 of 20 steps of the cold start", path=tmp_path)
+    odd = said(cold_start=cold, settings={"cold_start": None})  # a recipe of another version
+    assert odd == told.format(done=done.replace("20", "None"), path=tmp_path)
+    beyond = said(cold_start=cold, settings=of_20, log=steps_of("x", [1]))
+    assert "1 of 6 steps" in beyond and "cold start" not in beyond
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "told"),
+    ("names", "where"),
     [
-        ("finished", None, "finished: 3 of 6 steps"),
-        ("running", None, "still running: 3 of 6 steps so far"),
-        ("stopped", "SIGTERM", "stopped by SIGTERM after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
-        ("interrupted", None, "interrupted at once after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
-        ("failed", "the disk is full", "failed after 3 of 6 steps: the disk is full"),
-        ("killed", None, "killed, or crashed, after 3 of 6 steps; it can be resumed: gspo resume runs/made"),
-        ("unknown", None, "3 of 6 steps; nothing here says whether it still runs"),
+        ([], "from the start, for it has no checkpoint"),
+        (["unfinished_step_000004", "other"], "from the start, for it has no checkpoint"),
+        (["cold_000200", "cold_000030"], "from step 200 of the cold start"),
+        (["step_000002", "cold_000200", "step_000001_update_2"], "from step 2"),
+        (["step_000002", "step_000010", "step_000009_scored"], "from step 10"),
+        (["step_000002_update_3", "step_000002"], "from step 3, update 3"),
     ],
 )
-def test_each_state_is_a_sentence(state: str, reason: str | None, told: str) -> None:
-    run = run_of(steps_of("x", [1, 2, 3]), history=[begun(), ended(state, reason)], state=state)
-    assert overview(run).state == told
+def test_it_is_told_from_where_a_run_would_go_on(names: list[str], where: str, tmp_path: Path) -> None:
+    for name in names:
+        checkpoint(tmp_path, name)
+    (tmp_path / "checkpoints" / "step_000099").mkdir(parents=True)  # removed, or not yet written: no manifest
+    run = run_of(steps_of("x", [1]), history=[begun()], state="killed", path=tmp_path)
+    told = f"it can be resumed, {where}: gspo resume {tmp_path}"
+    assert overview(run).state == f"killed, or crashed, after 1 of 6 steps; {told}"
 
 
 def test_the_history_is_told_line_by_line() -> None:
@@ -158,6 +224,26 @@ def test_the_history_is_told_line_by_line() -> None:
         "t5: resumed at step 4",
         "t6: finished at step 6",
     ]
+
+
+def test_an_end_that_there_is_no_line_of_is_told_all_the_same() -> None:
+    first: dict[str, Any] = {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0}
+    second = {"time": "t2", "event": "resumed", "step": 4}
+    killed = "killed, or crashed, some time after that"
+    end = {"time": "t3", "event": "ended", "how": "finished", "reason": None, "step": 6}
+
+    def told(*lines: dict[str, Any], state: str) -> list[str]:
+        return list(overview(run_of(history=lines, state=state)).history)
+
+    assert told(first, state="running") == ["t1: begun"]
+    assert told(first, state="unknown") == ["t1: begun"]  # on another machine
+    assert told(first, state="killed") == ["t1: begun", killed]
+    again = ["t1: begun", killed, "t2: resumed at step 4"]
+    assert told(first, second, state="running") == again
+    assert told(first, second, state="killed") == [*again, killed]
+    assert told(first, second, end, state="finished") == [*again, "t3: finished at step 6"]
+    stop = {**end, "how": "stopped", "reason": "SIGTERM", "step": 4}
+    assert told(first, stop, second, state="running") == ["t1: begun", "t3: stopped at step 4 (SIGTERM)", again[-1]]
 
 
 def test_the_runs_own_words_introduce_it_the_last_ones() -> None:

@@ -20,6 +20,7 @@ Said = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.os, "nice", lambda _: None)  # this process goes on with other tests
 
 
 def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
@@ -30,6 +31,17 @@ def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
     assert cli.main(["report", "b", "a", "--out", "both.html"]) == 0
     assert capsys.readouterr() == ("report: both.html\n", "")
     assert Page(Path("both.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
+
+
+def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    nicer: list[int] = []
+    monkeypatch.setattr(cli.os, "nice", nicer.append)
+    made_run(Path("a"))
+    assert cli.main(["report", "a"]) == 0 and nicer == []
+    capsys.readouterr()
+    assert cli.main(["report", "a", "--watch"]) == 0 and nicer == [10]
+    once = "report: a/report.html (written once: no run is under way)"
+    assert capsys.readouterr() == (f"made: finished: 6 of 6 steps\n{once}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,7 @@ print([name for name in {heavy!r} if name in sys.modules])
 
 def test_a_training_leaves_its_page_and_says_where(capsys: Said) -> None:
     assert cli.main(["train", str(TINY), "steps=1", "evaluation.num_queries=0"]) == 0
-    assert "report: runs/tiny/report.html\n" in capsys.readouterr().out
+    assert "\nreport           runs/tiny/report.html\n" in capsys.readouterr().out
     page = Page(Path("runs/tiny/report.html").read_text(encoding="utf-8"))
     assert "finished: 1 of 1 steps" in page.by_id("overview").text and page.figures["reload_seconds"] is None
     ((step,),) = page.samples.values()

@@ -7,7 +7,7 @@ import numpy
 import pytest
 from tests.report.page.lines import seeds_of, steps_of
 
-from gspo.report.page.series import Series, length_of, places_of, series_of
+from gspo.report.page.series import Series, from_to, length_of, places_of, series_of
 
 
 def series(*seeds: list[Any], name: str = "x", place: tuple[int, ...] = ()) -> Series:
@@ -91,3 +91,27 @@ def test_a_scalar_is_no_list() -> None:
 
 def test_the_longest_list_of_any_seed_counts() -> None:
     assert length_of(seeds_of(steps_of("x", [[1.0]]), steps_of("x", [[1.0, 2.0]])), "x") == 2
+
+
+def test_without_its_gaps_a_curve_has_the_steps_that_have_a_number() -> None:
+    found = series([None, 1.0, 2.0, ..., 4.0], [None, 3.0, ..., math.nan, 8.0]).without_gaps
+    assert list(found.steps) == [2, 3, 5] and list(found.means) == [2.0, 2.0, 6.0]
+    assert list(found.deviations) == [pytest.approx(math.sqrt(2)), None, pytest.approx(math.sqrt(8))]
+    whole = series([1.0, 2.0])
+    assert (list(whole.without_gaps.steps), list(whole.without_gaps.means)) == (whole.steps, whole.means)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [
+        ([[None, 0.25, 0.5, 0.12345678, ...]], "0.25 → 0.1235"),
+        ([[1.0, 2.0], [3.0, 4.5]], "2 ± 1.4 → 3.25 ± 1.8"),
+        ([[1.0, 2.0], [3.0]], "2 ± 1.4 → 2"),
+        ([[None, 2.0], [math.inf, 4.0]], "3 ± 1.4"),
+        ([[5.0]], "5"),
+        ([[None, ...]], "–"),
+        ([[]], "–"),
+    ],
+)
+def test_a_number_is_told_from_its_first_to_its_last(seeds: list[list[Any]], told: str) -> None:
+    assert from_to(seeds_of(*(steps_of("x", values) for values in seeds)), "x") == told

@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +31,11 @@ class Watched:
         self.changes = list(changes)
         self.pages: list[str] = []
         self.notes: list[str] = []
+        self.slept: list[float] = []
 
     def sleep(self, seconds: float) -> None:
-        assert seconds > 0
+        assert seconds >= 2
+        self.slept.append(seconds)
         self.look()
         self.changes.pop(0)()
 
@@ -109,13 +112,35 @@ def test_what_was_written_is_on_the_page() -> None:
     watched.watch()
     shown = [words for text in watched.pages for words in re.findall(r"<p class='state'>(.*?)</p>", text)]
     running = "still running: {} of 6 steps so far"
-    assert shown == [running.format(1), running.format(2), "failed after 2 of 6 steps: no room"]
+    again = "it can be resumed, from the start, for it has no checkpoint: gspo resume a"
+    assert shown == [running.format(1), running.format(2), f"failed after 2 of 6 steps ({again}): no room"]
+    assert watched.notes[1:] == [f"made: {shown[-1]}", "report: a/report.html"]
 
 
-def test_it_is_said_once_where_the_page_is_and_how_to_end() -> None:
+def test_it_is_said_where_the_page_is_and_how_to_end_and_in_the_end_what_came_of_the_run() -> None:
     watched = Watched(add("metrics.jsonl", metrics_line(2)), add("history.jsonl", ended()))
     watched.watch()
-    assert watched.notes == ["report: a/report.html (written again as the run goes on; Ctrl-C ends this)"]
+    assert watched.notes == [
+        "report: a/report.html (written again as the run goes on; Ctrl-C ends this)",
+        "made: finished: 2 of 6 steps",
+        "report: a/report.html",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [(0.0, 2.0), (0.19, 2.0), (0.3, 3.0), (7.0, 70.0)])
+def test_it_rests_ten_times_as_long_as_it_worked(seconds: float, rest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, document = [1000.0], write.document
+
+    def slow(*arguments: Any, **options: Any) -> str:
+        clock[0] += seconds
+        return document(*arguments, **options)
+
+    monkeypatch.setattr(write, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(write, "document", slow)
+    more = add("metrics.jsonl", metrics_line(2))
+    watched = Watched(lambda: None, more, lambda: None, add("history.jsonl", ended()))
+    watched.watch()
+    assert watched.slept == pytest.approx([rest, 2.0, rest, 2.0])  # 2 where there was nothing to write
 
 
 def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
@@ -126,13 +151,16 @@ def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
     watched = Watched(lambda: None, lambda: alive.append(False))
     assert watched.watch() == [20, 20, None]
     assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]
+    again = "it can be resumed, from the start, for it has no checkpoint: gspo resume a"
+    assert watched.notes[1:] == [f"made: killed, or crashed, after 1 of 6 steps; {again}", "report: a/report.html"]
 
 
 def test_a_run_that_has_ended_is_written_once(written: list[int]) -> None:
     made_run(Path("a"))
     notes: list[str] = []
     write.watch([Path("a")], Path("b.html"), note=notes.append, sleep=lambda _: pytest.fail("it has ended"))
-    assert written == [1] and notes == ["report: b.html"]
+    assert written == [1]
+    assert notes == ["made: finished: 6 of 6 steps", "report: b.html (written once: no run is under way)"]
     assert Page(Path("b.html").read_text(encoding="utf-8")).figures["reload_seconds"] is None
 
 
@@ -145,6 +173,8 @@ def test_of_several_runs_the_last_under_way_ends_the_watch() -> None:
 
     write.watch([Path("b"), watched.path], note=watched.notes.append, sleep=sleep)
     assert not watched.changes and Path("b/report.html").is_file() and not Path("a/report.html").exists()
+    ends = ["b: finished: 6 of 6 steps", "made: finished: 1 of 6 steps"]
+    assert watched.notes[1:] == [*ends, "report: b/report.html"]
 
 
 def test_a_run_that_goes_away_is_said() -> None:
@@ -159,8 +189,10 @@ def test_an_interrupt_ends_the_command_as_a_shell_expects(monkeypatch: pytest.Mo
 
     write_run(Path("a"), history=[begun()])
     monkeypatch.setattr(write.watch, "__kwdefaults__", {"sleep": interrupt})
+    nicer: list[int] = []
+    monkeypatch.setattr(cli.os, "nice", nicer.append)
     assert cli.main(["report", "a", "--watch"]) == 128 + signal.SIGINT
-    assert Path("a/report.html").is_file()
+    assert Path("a/report.html").is_file() and nicer == [10]
 
 
 def test_two_that_write_at_once_do_not_spoil_each_others_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from gspo.report.process_identity import process_identity
+
 HOSTILE = "<script>alert('x')</script> <em>no</em> | a `code` &amp; **b** [c](d)\n| --- |\n\x02\\ _e_ # é\t$x_1$ <b>"
 METRICS = {
     "reward/mean": 0.25,
@@ -52,6 +54,8 @@ class MadeRun:
             self.line(f"rollouts/step_{step:06d}.jsonl", row)
 
     def event(self, event: str, **more: Any) -> None:
+        if "process" in more:
+            more.setdefault("process_identity", process_identity(more["process"]))
         about = {"event": event, "time": "2126-01-01T00:00:00+00:00", "host": socket.gethostname(), **more}
         self.line("history.jsonl", about)
 

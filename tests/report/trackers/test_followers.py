@@ -15,12 +15,13 @@ from tests.report.trackers.fake import FakeWandb, process, sent
 from tests.report.trackers.made import NUMBERS, MadeRun
 
 from gspo.errors import RunError, UserError
+from gspo.report.process_identity import process_identity
 from gspo.report.run_files import read_run
 from gspo.report.trackers import follow as follow_module
 from gspo.report.trackers import followers, tracker
 from gspo.report.trackers.followers import following
 from gspo.report.trackers.sender import sending
-from gspo.report.trackers.track import track
+from gspo.report.trackers.track import is_under_way, track
 
 SECONDS = 60  # after which a test gives up
 
@@ -50,11 +51,15 @@ def follow(run: MadeRun, do: Callable[[], object] = lambda: None) -> str:
     return "\n".join(notes)
 
 
-def wait_for(path: Path) -> None:
+def wait_until(is_true: Callable[[], object]) -> None:
     deadline = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} is not there"
+    while not is_true():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists)
 
 
 def test_it_follows_the_run_to_its_end(run: MadeRun, fake: FakeWandb) -> None:
@@ -68,6 +73,84 @@ def test_it_follows_the_run_to_its_end(run: MadeRun, fake: FakeWandb) -> None:
     assert sent(run.path) == [[number, step, NUMBERS] for step in (1, 2, 3)]
     state = json.loads((run.path / "trackers" / "wandb.json").read_text())
     assert state == {"run": number, "step": 3, "closed": True}
+
+
+def test_a_tracker_that_fails_is_said_at_once_and_again_in_the_end(run: MadeRun, fake: FakeWandb) -> None:
+    fake.misbehave("raises")
+    notes: list[str] = []
+    with following(run.path, ["wandb"], notes.append):
+        wait_until(lambda: notes)
+        run.step(2)
+        run.event("ended", how="finished")
+        told = list(notes)
+    assert told == ["tracker wandb has failed (ConnectionError: no such host); training goes on without it"]
+    (again,) = notes[1:]
+    assert again.startswith(
+        "tracker wandb has failed (ConnectionError: no such host): has 0 of 2 steps; the rest: gspo"
+    )
+
+
+def test_a_tracker_that_dies_is_said_at_once(run: MadeRun, fake: FakeWandb) -> None:
+    fake.misbehave("dies")
+    notes: list[str] = []
+    run.step(2)
+    with following(run.path, ["wandb"], notes.append):
+        wait_until(lambda: notes)
+        run.event("ended", how="finished")
+    assert notes[0] == "tracker wandb has failed (it has said nothing); training goes on without it"
+    assert "has 1 of 2 steps, not all of them for certain" in notes[1] and len(notes) == 2
+
+
+def test_what_fails_after_training_is_not_said_to_go_on_without_it(run: MadeRun, fake: FakeWandb) -> None:
+    fake.misbehave("fails at the end")
+    said = follow(run)
+    assert "has failed (TimeoutError: no answer): has 1 of 1 steps, not all of them for certain" in said
+    assert "training goes on" not in said
+
+
+def test_a_tracker_that_has_taken_the_run_for_over_is_said_in_the_end(
+    made_run: Callable[..., MadeRun], fake: FakeWandb
+) -> None:
+    run = made_run(report={"trackers": ["wandb"]})
+    run.event("begun", process=os.getpid(), process_identity="another boot 1")
+    run.step(1)
+    notes: list[str] = []
+    state = run.path / "trackers" / "wandb.json"
+    with following(run.path, ["wandb"], notes.append):
+        wait_until(lambda: state.exists() and json.loads(state.read_text())["closed"])
+        run.step(2)
+        run.event("ended", how="finished")
+    assert "tracker wandb has ended before the run: has 1 of 2 steps; the rest: gspo track" in notes[-1]
+    assert not any("failed" in note for note in notes)
+
+
+def test_a_run_without_a_step_has_nothing_that_a_tracker_lacks(
+    made_run: Callable[..., MadeRun], fake: FakeWandb
+) -> None:
+    run = made_run(report={"trackers": ["wandb"]})
+    run.event("begun", process=os.getpid())
+    assert "wandb has" not in follow(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes_on"),
+    [
+        ({}, True),
+        ({"time": "1970-01-01T00:00:00+00:00"}, True),  # the clock was set
+        ({"process_identity": "another boot 1"}, False),
+        ({"process_identity": None}, False),
+        ({"process_identity": process_identity(1)}, False),  # the number is another's by now
+        ({"host": "elsewhere"}, True),  # as far as can be told
+    ],
+)
+def test_whether_a_run_goes_on_is_told_by_which_process_it_is(
+    changes: dict[str, Any], goes_on: bool, made_run: Callable[..., MadeRun]
+) -> None:
+    run = made_run()
+    run.event("begun", process=os.getpid(), **changes)
+    assert is_under_way(run.path) is goes_on
+    run.event("ended", how="stopped")
+    assert is_under_way(run.path) is False
 
 
 def test_it_is_a_process_that_leaves_training_alone(run: MadeRun, fake: FakeWandb) -> None:

@@ -73,7 +73,9 @@ def _label(runs: Sequence[RunFiles]) -> str:
         return runs[0].name
     letters = takewhile(lambda column: len(set(column)) == 1, zip(*(run.name for run in runs), strict=False))
     common = "".join(column[0] for column in letters).rstrip("-_.0123456789")
-    return f"{common or runs[0].name} ({len(runs)} seeds)"
+    num_seeds = len({str(run.recipe.get("seed")) for run in runs})
+    count = f"{len(runs)} seeds" if num_seeds == len(runs) else f"{len(runs)} runs of {num_seeds} seed(s)"
+    return f"{common or runs[0].name} ({count})"
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, str]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from gspo.report.page.arms import Arm
 from gspo.report.page.series import Series, length_of, places_of, series_of
-from gspo.report.page.traces import Trace, area, band, curve, heat_map
+from gspo.report.page.traces import COLOURS, Trace, area, band, curve, heat_map, rounded
 
 _MIB = 2**20
+_MOST_CURVES = 32  # of one metric: of a longer list every second, third, … number
+_MOST_CELLS = 100_000  # of a map: of more every second, third, … step
 _NOTHING = Series(steps=(), means=(), deviations=())
 
 
@@ -27,8 +29,9 @@ class Chart:
 def charts_of(arms: Sequence[Arm]) -> list[Chart]:
     """Every chart that the runs have numbers for, in the order in which they are read."""
     evaluations = _names(arms, lambda name: name.startswith("evaluation/") and name.endswith("/pass_at_1"))
-    fraction: dict[str, Any] = {"tickformat": ".0%", "rangemode": "tozero"}
-    of_size: dict[str, Any] = {"rangemode": "tozero"}
+    of_size: dict[str, Any] = {"rangemode": "tozero", "autorangeoptions": {"minallowed": 0}}
+    few = {"minallowed": 0, "include": 0.01}  # or a fraction that is always 0 would be drawn from -1 to 1
+    fraction: dict[str, Any] = {"tickformat": ".2~%", "rangemode": "tozero", "autorangeoptions": few}
     layered = _names(arms, lambda name: name == "moe/expert_change_fraction_by_layer")
     found = [
         _reward(arms, evaluations),
@@ -42,7 +45,7 @@ def charts_of(arms: Sequence[Arm]) -> list[Chart]:
         _lines(arms, "KL from the reference, nats a token", ["reference/kl"], {}),
         _lines(arms, "Variance of the returns that the value model explains", ["critic/explained_variance"], {}),
         _lines(arms, "Experts that an update changes", ["moe/expert_change_fraction"], fraction),
-        *(_experts(arm, several=len(arms) > 1) for arm in arms if layered),
+        *(_expert_maps(arms) if layered else ()),
         _time(arms),
         _lines(
             arms,
@@ -60,6 +63,7 @@ def every_metric(arms: Sequence[Arm]) -> dict[str, Chart]:
     found = {}
     for name in _names(arms, lambda name: name != "step"):
         places = sorted(set().union(*(places_of(arm, name) for arm in arms)))
+        places = places[:: -(-len(places) // _MOST_CURVES) or 1]
         chart = _list(arms, name, places) if places else _lines(arms, name, [name], {})
         if chart is not None:
             found[name] = chart
@@ -79,9 +83,18 @@ def _label(arms: Sequence[Arm], arm: Arm, metric: str, several_metrics: bool) ->
 
 
 def _lines(
-    arms: Sequence[Arm], title: str, metrics: Sequence[str], axis: dict[str, Any], *, scale: float = 1.0
+    arms: Sequence[Arm],
+    title: str,
+    metrics: Sequence[str],
+    axis: dict[str, Any],
+    *,
+    scale: float = 1.0,
+    num_more: int = 0,
 ) -> Chart | None:
-    """Arms are told apart by colour; the metrics of a chart by dashes, and by colour where there is one arm."""
+    """Arms are told apart by colour; the metrics of a chart by dashes, and by colour where there is one arm.
+
+    `num_more` metrics are yet to be drawn in the chart.
+    """
     known = [metric for metric in metrics if any(series_of(arm, metric) for arm in arms)]
     traces, captions = [], []
     for number, arm in enumerate(arms):
@@ -89,13 +102,19 @@ def _lines(
             series = _scaled(series_of(arm, metric), scale)
             if series is not None:
                 label = _label(arms, arm, metric, len(known) > 1)
-                traces += curve(series, label, colour=place if len(arms) == 1 else number, dash=place)
+                dash = _dash(number, place, len(known) + num_more)
+                traces += curve(series, label, colour=place if len(arms) == 1 else number, dash=dash)
                 captions.append(_caption(label, series))
     return Chart(title=title, metrics=known, traces=traces, axis=axis, captions=captions) if traces else None
 
 
+def _dash(number: int, place: int, num_metrics: int) -> int:
+    """Of a metric of an arm: beyond the colours, arms too are told apart by dashes."""
+    return place + number // COLOURS * num_metrics
+
+
 def _reward(arms: Sequence[Arm], evaluations: Sequence[str]) -> Chart | None:
-    rewards = _lines(arms, "Reward and pass@1", ["reward/mean"], {})
+    rewards = _lines(arms, "Reward and pass@1", ["reward/mean"], {}, num_more=len(evaluations))
     traces, captions = list(rewards.traces if rewards else []), list(rewards.captions if rewards else [])
     shown: list[str] = []
     for number, arm in enumerate(arms):
@@ -105,7 +124,8 @@ def _reward(arms: Sequence[Arm], evaluations: Sequence[str]) -> Chart | None:
                 errors = series_of(arm, metric.removesuffix("pass_at_1") + "standard_error") or _NOTHING
                 label = _label(arms, arm, metric, several_metrics=True)
                 colour = place if len(arms) == 1 else number
-                traces += curve(series, label, colour=colour, dash=place, errors=errors)
+                dash = _dash(number, place, 1 + len(evaluations))
+                traces += curve(series, label, colour=colour, dash=dash, errors=errors)
                 captions.append(_caption(label, series))
                 shown.append(metric)
     metrics = [*(rewards.metrics if rewards else []), *dict.fromkeys(shown)]
@@ -121,16 +141,32 @@ def _quantiles(arms: Sequence[Arm]) -> Chart | None:
         if len(known) < 7:
             continue
         label = "middle (50 %)" if len(arms) == 1 else arm.label
+        shares = ("1 %", "5 %", "25 %", "50 %", "75 %", "95 %", "99 %")
         for low, high in ((0, 6), (1, 5), (2, 4)) if len(arms) == 1 else ((1, 5),):
             traces += band(known[low].steps, known[low].means, known[high].means, label, colour=number, opacity=0.18)
         middle = Series(steps=known[3].steps, means=known[3].means, deviations=[None] * len(known[3].steps))
-        traces += curve(middle, label, colour=number)
+        (line,) = curve(middle, label, colour=number, dash=_dash(number, 0, 1))
+        line["customdata"] = list(zip(*(rounded(row.means) for row in known), strict=True))
+        told = ", ".join(f"{share}: %{{customdata[{place}]:.4g}}" for place, share in enumerate(shares) if place != 3)
+        line["hovertemplate"] = f"%{{y:.4g}} ({told})"
+        traces.append(line)
         captions += [
-            _caption(f"{label}, {q}", row) for q, row in zip(("5 %", "95 %"), (known[1], known[5]), strict=True)
+            _caption(share if len(arms) == 1 else f"{arm.label}, {share}", row)
+            for share, row in zip(shares, known, strict=True)
         ]
-    shares = "1–99, 5–95 and 25–75 %" if len(arms) == 1 else "5–95 %"
-    title = f"Sequence ratio s: {shares} of the sequences, and the middle"
+    drawn = "1–99, 5–95 and 25–75 %" if len(arms) == 1 else "5–95 %"
+    title = f"Sequence ratio s: {drawn} of the sequences, and the middle"
     return Chart(title=title, metrics=[name], traces=traces, captions=captions) if traces else None
+
+
+def _expert_maps(arms: Sequence[Arm]) -> list[Chart]:
+    """One an arm, all in the same colours."""
+    found = [chart for arm in arms if (chart := _experts(arm, several=len(arms) > 1)) is not None]
+    rows = [row for chart in found for trace in chart.traces for row in trace["z"]]
+    most = max((value for row in rows for value in row if value is not None), default=0.0)
+    for chart in found:
+        chart.traces[0].update(zmin=0.0, zmax=most)
+    return found
 
 
 def _experts(arm: Arm, *, several: bool) -> Chart | None:
@@ -140,7 +176,8 @@ def _experts(arm: Arm, *, several: bool) -> Chart | None:
     if not known:
         return None
     title = "Experts that an update changes, by layer" + (f": {arm.label}" if several else "")
-    trace = heat_map([row for _, row in known], [label for label, _ in known])
+    every = -(-len(known) * len(known[0][1].steps) // _MOST_CELLS)
+    trace = heat_map([row for _, row in known], [label for label, _ in known], every=every)
     captions = [_caption(label, row) for label, row in known[:4]]
     return Chart(title=title, metrics=[name], traces=[trace], captions=captions, axis={"type": "category"})
 
@@ -171,7 +208,8 @@ def _list(arms: Sequence[Arm], name: str, places: Sequence[tuple[int, ...]]) -> 
         for place in places:
             if (series := series_of(arm, name, *place)) is not None:
                 label = _label(arms, arm, "/".join(map(str, (name, *place))), several_metrics=True)
-                traces += curve(series, label, colour=place[-1] if len(arms) == 1 else number, dash=place[0])
+                dash = _dash(number, place[0], len(places))
+                traces += curve(series, label, colour=place[-1] if len(arms) == 1 else number, dash=dash)
                 captions.append(_caption(label, series))
     return Chart(title=name, metrics=[name], traces=traces, captions=captions) if traces else None
 
@@ -186,5 +224,7 @@ def _scaled(series: Series | None, scale: float) -> Series | None:
 
 def _caption(label: str, series: Series) -> str:
     known = [value for value in series.means if value is not None]
+    spread = next((one for one in reversed(series.deviations) if one is not None), None)
+    last = f"{known[-1]:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")
     middle = statistics.median(known)
-    return f"{label}: {known[0]:.4g} → {known[-1]:.4g} (from {min(known):.4g} to {max(known):.4g}, median {middle:.4g})"
+    return f"{label}: {known[0]:.4g} → {last} (from {min(known):.4g} to {max(known):.4g}, median {middle:.4g})"

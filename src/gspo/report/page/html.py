@@ -14,6 +14,7 @@ from gspo.report.page.charts import Chart
 from gspo.report.page.glossary import anchor, general_name, glossary
 from gspo.report.page.overview import Overview, duration
 from gspo.report.page.sample_data import SampleData
+from gspo.report.page.series import from_to
 
 _PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 _SCRIPTS = ("store.js", "theme.js", "charts.js", "tokens.js", "samples.js", "page.js")
@@ -64,6 +65,20 @@ def differences_part(arms: Sequence[Arm]) -> str:
     rows = [[f"<code>{escape(key)}</code>", *map(escape, values)] for key, values in differences(arms)]
     told = _table(["key", *(arm.label for arm in arms)], rows)
     return f'<section id="differences"><h2>Where the recipes differ</h2>{told}</section>'
+
+
+def arms_part(arms: Sequence[Arm]) -> str:
+    """Of arms with seeds the first and last numbers as mean ± sd; nothing where none has any."""
+    if all(len(arm.runs) == 1 for arm in arms):
+        return ""
+    evaluated = dict.fromkeys(name for arm in arms for run in arm.runs for line in run.lines for name in line)
+    names = [*(name for name in evaluated if name.endswith("/pass_at_1")), "reward/mean", "response/mean_tokens"]
+    rows = [
+        [escape(arm.label), escape(", ".join(str(run.recipe.get("seed", "?")) for run in arm.runs))]
+        + [escape(from_to(arm, name)) for name in names]
+        for arm in arms
+    ]
+    return f"<h3>Arms, mean ± sd over their seeds</h3>{_table(['arm', 'seeds', *names], rows)}"
 
 
 def chart_part(number: int, chart: Chart) -> str:

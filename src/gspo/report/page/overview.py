@@ -1,17 +1,15 @@
 """What a run was and what came of it, in words and a few numbers: the top of the page."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from gspo.config import Actor
 from gspo.report.diagnoses import WINDOW, diagnoses
+from gspo.report.page.told import history_told, is_number, seconds_of, state_told
 from gspo.report.run_files import RunFiles
 
 
@@ -33,12 +31,12 @@ def overview(run: RunFiles) -> Overview:
     """The summary of a run, whatever of it there is so far."""
     return Overview(
         name=run.name,
-        state=_state(run),
+        state=state_told(run),
         introduction=_introduction(run),
         scores=scores(run),
-        seconds=_seconds(run),
+        seconds=seconds_of(run),
         diagnoses=named_diagnoses(run),
-        history=[_event(line) for line in run.history],
+        history=history_told(run),
         notes=run.notes,
     )
 
@@ -46,9 +44,9 @@ def overview(run: RunFiles) -> Overview:
 def scores(run: RunFiles) -> list[tuple[str, str]]:
     """pass@1 of each evaluated set with its standard error, reward, response length: first → last."""
     rows = []
-    names = dict.fromkeys(name for line in run.lines for name in line if _is_number(line, name))
+    names = dict.fromkeys(name for line in run.lines for name in line if is_number(line, name))
     for name in (name for name in names if name.endswith("/pass_at_1")):
-        lines, error = [line for line in run.lines if _is_number(line, name)], name.removesuffix("pass_at_1")
+        lines, error = [line for line in run.lines if is_number(line, name)], name.removesuffix("pass_at_1")
         told = [f"{line[name]:.3f} ± {line.get(f'{error}standard_error', math.nan):.3f}" for line in lines]
         about = f"pass@1 ({name.removeprefix('evaluation/').removesuffix('/pass_at_1')})"
         if len(lines) > 1:
@@ -56,7 +54,7 @@ def scores(run: RunFiles) -> list[tuple[str, str]]:
         else:
             rows.append((about, f"{told[0]} after step {lines[0]['step']}"))
     for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if _is_number(line, name)]
+        known = [line[name] for line in run.steps if is_number(line, name)]
         if known:
             rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
     return rows
@@ -91,20 +89,6 @@ def _actor(recipe: Mapping[str, Any]) -> Actor:
         return Actor()
 
 
-def _state(run: RunFiles) -> str:
-    done = f"{run.num_steps} of {run.recipe['steps']} steps"
-    end = run.last("ended")
-    return {
-        "finished": f"finished: {done}",
-        "running": f"still running: {done} so far",
-        "stopped": f"stopped by {end.get('reason')} after {done}; it can be resumed: gspo resume {run.path}",
-        "interrupted": f"interrupted at once after {done}; it can be resumed: gspo resume {run.path}",
-        "failed": f"failed after {done}: {end.get('reason')}",
-        "killed": f"killed, or crashed, after {done}; it can be resumed: gspo resume {run.path}",
-        "unknown": f"{done}; nothing here says whether it still runs",
-    }[run.state]
-
-
 def _introduction(run: RunFiles) -> list[str]:
     """The run's own words; for want of them, its recipe's."""
     if told := run.last("begun", "resumed").get("introduction"):
@@ -117,45 +101,7 @@ def _introduction(run: RunFiles) -> list[str]:
     ]
 
 
-def _seconds(run: RunFiles) -> float:
-    """What all its processes took: to their end, or to the last sign of life of one that has none."""
-    end = run.last("ended")
-    seconds = float(end.get("seconds", 0.0))
-    last = run.history[-1] if run.history else {}
-    if last.get("event") in ("begun", "resumed"):
-        until = time.time() if run.state == "running" else _last_written(run)
-        with suppress(KeyError, TypeError, ValueError):  # a line that says no time
-            seconds += max(0.0, until - datetime.fromisoformat(last["time"]).timestamp())
-    if not run.history:
-        name = "time/total_seconds"
-        seconds = sum(line[name] for line in run.steps if _is_number(line, name))
-    return seconds
-
-
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Empty where a recipe of another version has something else there."""
     found = tree.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _is_number(line: Mapping[str, Any], name: str) -> bool:
-    value = line.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _last_written(run: RunFiles) -> float:
-    logs = [path for name in ("metrics.jsonl", "cold_start.jsonl") if (path := run.path / name).exists()]
-    return max((path.stat().st_mtime for path in logs), default=0.0)
-
-
-def _event(line: Mapping[str, Any]) -> str:
-    where = f"at step {line.get('step')}"
-    if not line.get("step"):
-        where = (
-            f"at step {line['cold_start_step']} of the cold start" if line.get("cold_start_step") else "at the start"
-        )
-    told = {"begun": "begun", "resumed": f"resumed {where}"}.get(str(line.get("event")))
-    if told is None:
-        reason = f" ({line['reason']})" if line.get("reason") else ""
-        told = f"{line.get('how')} {where}{reason}"
-    return f"{line.get('time')}: {told}"

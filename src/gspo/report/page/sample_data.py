@@ -13,14 +13,18 @@ from typing import Any
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, cut_into_tokens, read_groups
 
-_RATIO_DECIMALS = 4  # of a log ratio a token: finer than any colour, and half the page
+_DIGITS = 3  # of a number a token: finer than any colour, and half the page
 _LONGEST = 4000  # tokens of a response that are shown; of a longer one the first and the last of them
 _CHARACTERS = 4  # about what a token has, where the file does not say
 _LEVEL = 6  # gzip's: the next three take twice the time for a hundredth of the size
 _TRIED = 12  # steps by which the size of all is estimated
 _ALL = sys.maxsize  # groups of a step, however many
 _MARGIN = 0.95  # of what may be taken, by that estimate
-_DROPPED = ("prompt", "query")  # the group has them
+_UNKNOWN: Sample = {
+    **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
+    **{"completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
+}
+_DROPPED = ("prompt", "query", "columns")  # the group has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,12 @@ def _kept(groups: Mapping[str, Sequence[Sample]], count: int) -> dict[str, Seque
 
 def _packed(groups: Mapping[str, Sequence[Sample]]) -> bytes:
     tree = [
-        {"query": query, "prompt": samples[0].get("prompt"), "samples": [_shown(sample) for sample in samples]}
+        {
+            "query": query,
+            "prompt": samples[0].get("prompt"),
+            "columns": samples[0].get("columns"),
+            "samples": [_shown(sample) for sample in samples],
+        }
         for query, samples in groups.items()
     ]
     return gzip.compress(json.dumps(tree, separators=(",", ":")).encode(), _LEVEL, mtime=0)
@@ -104,10 +113,10 @@ def _packed(groups: Mapping[str, Sequence[Sample]]) -> bytes:
 
 def _shown(sample: Sample) -> dict[str, Any]:
     """The line as the page shows it: without what its group says already, and the middle of a very long text."""
-    shown = {key: value for key, value in _without_middle(sample).items() if key not in _DROPPED}
+    shown = {key: value for key, value in _without_middle({**_UNKNOWN, **sample}).items() if key not in _DROPPED}
     for name in ("token_log_ratios", "token_advantages"):
         if isinstance(numbers := shown.get(name), list):
-            shown[name] = [None if one is None else round(one, _RATIO_DECIMALS) for one in numbers]
+            shown[name] = [None if one is None else float(f"{one:.{_DIGITS}g}") for one in numbers]
     if cut_into_tokens(shown) is None:  # the page could not tell whose a number is
         return {name: None if name.startswith("token_") else value for name, value in shown.items()}
     return shown

@@ -22,6 +22,13 @@ class Series:
         """Whether at some step there is more than one seed."""
         return any(one is not None for one in self.deviations)
 
+    @property
+    def without_gaps(self) -> "Series":
+        """Of the steps at which there is a number."""
+        rows = [row for row in zip(self.steps, self.means, self.deviations, strict=True) if row[1] is not None]
+        steps, means, deviations = zip(*rows, strict=True)
+        return Series(steps=steps, means=means, deviations=deviations)
+
 
 def series_of(arm: Arm, name: str, *place: int) -> Series | None:
     """The curve of a metric, of the number at `place` where it is a list (of lists); None where no run has ever one."""
@@ -35,6 +42,19 @@ def series_of(arm: Arm, name: str, *place: int) -> Series | None:
         means=[statistics.fmean(row) if row else None for _, row in kept],
         deviations=[statistics.stdev(row) if len(row) > 1 else None for _, row in kept],
     )
+
+
+def from_to(arm: Arm, name: str) -> str:
+    """The first and the last number of a metric, with the deviation over the seeds where there are any."""
+    series = series_of(arm, name)
+    if series is None:
+        return "–"
+    known = series.without_gaps
+    told = [
+        f"{mean:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}")
+        for mean, deviation in zip(known.means, known.deviations, strict=True)
+    ]
+    return told[0] if len(told) == 1 else f"{told[0]} → {told[-1]}"
 
 
 def length_of(arm: Arm, name: str) -> int:

@@ -8,21 +8,27 @@ from gspo.report.page.series import Series
 
 Trace = dict[str, Any]
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+COLOURS = 7  # of the page's palettes
 _DIGITS = 6
+_FEW = 3  # steps of which a line alone could not be seen
 
 
 def curve(series: Series, label: str, *, colour: int, dash: int = 0, errors: Series | None = None) -> list[Trace]:
-    """A line; around it, where there are seeds, the band of a deviation; else `errors`, if any, as bars."""
+    """A line; around it, where there are seeds, the band of a deviation; else `errors`, if any, as bars.
+
+    With `errors` it is a number that few steps have: the line goes from one to the next.
+    """
     is_sparse = errors is not None
+    if is_sparse:
+        series = series.without_gaps
     if series.has_deviations:
         errors = None
     line: Trace = {
         "type": "scatter",
-        "mode": "lines+markers" if is_sparse or len(series.steps) < 3 else "lines",
+        "mode": "lines+markers" if is_sparse or len(series.steps) < _FEW else "lines",
         "name": label,
         "x": list(series.steps),
         "y": rounded(series.means),
-        "connectgaps": is_sparse,
         "line": {"dash": _DASHES[dash % len(_DASHES)], "width": 2},
         "hovertemplate": "%{y:.4g}",
         "meta": {"colour": colour},
@@ -84,7 +90,7 @@ def area(steps: Sequence[int], values: Sequence[float | None], label: str, *, co
     """One layer of a stack."""
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if len(steps) >= _FEW else "lines+markers",
         "name": label,
         "x": list(steps),
         "y": rounded(values),
@@ -95,9 +101,9 @@ def area(steps: Sequence[int], values: Sequence[float | None], label: str, *, co
     }
 
 
-def heat_map(rows: Sequence[Series], names: Sequence[str]) -> Trace:
-    """A number by step and layer."""
-    steps = sorted({step for row in rows for step in row.steps if step > 0})
+def heat_map(rows: Sequence[Series], names: Sequence[str], *, every: int = 1) -> Trace:
+    """A number by step and layer, of every so many steps."""
+    steps = sorted({step for row in rows for step in row.steps if step > 0})[::every]
     columns = [dict(zip(row.steps, row.means, strict=True)) for row in rows]
     return {
         "type": "heatmap",

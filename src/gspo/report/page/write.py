@@ -16,12 +16,14 @@ from gspo.report.page.arms import MOST_STEPS, Arm, arms_of
 from gspo.report.page.charts import charts_of, every_metric
 from gspo.report.page.overview import overview
 from gspo.report.page.sample_data import sample_data
+from gspo.report.page.told import state_told
 from gspo.report.run_files import RunFiles, read_run
 
 Note = Callable[[str], object]
 
 MAX_BYTES = 6_000_000  # of a page
 _LOOK_SECONDS = 2.0  # between two looks at a run that is watched
+_REST = 10.0  # times as long as a page took to write: the cores are for training
 _RELOAD_SECONDS = 20  # after which a page of a run under way shows what there is then
 
 
@@ -48,15 +50,19 @@ def watch(
         runs = [read_run(path) for path in _distinct(paths)]
         running = any(run.state == "running" for run in runs)
         now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
+        started = time.monotonic()
         if now != seen or not running:
             _replace(target, document(runs, reload_seconds=_RELOAD_SECONDS if running else None))
             seen = now
-        if not said:
-            note(f"report: {target}{' (written again as the run goes on; Ctrl-C ends this)' if running else ''}")
+        if not said and running:
+            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
             said = True
         if not running:
+            for run in runs:
+                note(f"{run.name}: {state_told(run)}")
+            note(f"report: {target}{'' if said else ' (written once: no run is under way)'}")
             return
-        sleep(_LOOK_SECONDS)
+        sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
 
 
 def document(runs: Sequence[RunFiles], *, reload_seconds: int | None = None) -> str:
@@ -74,7 +80,7 @@ def document(runs: Sequence[RunFiles], *, reload_seconds: int | None = None) -> 
     parts = {
         "title": escape(title),
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "overview": html.overview_part([overview(run) for run in runs]),
+        "overview": html.overview_part([overview(run) for run in runs]) + html.arms_part(arms),
         "differences": html.differences_part(arms),
         "thinned": _thinned(arms),
         "charts": "".join(html.chart_part(number, chart) for number, chart in enumerate(charts))

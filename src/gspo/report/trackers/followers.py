@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +35,8 @@ class Follower:
 @contextmanager
 def following(path: Path, names: Sequence[str], note: Note) -> Iterator[None]:
     """A context in which a run is followed for each tracker; what becomes of them is said in notes, never raised."""
-    followers = [follower for name in names if (follower := _started(path, name, note))]
+    over = threading.Event()
+    followers = [follower for name in names if (follower := _started(path, name, note, over))]
     seconds = WAIT_SECONDS
     try:
         yield
@@ -42,10 +44,11 @@ def following(path: Path, names: Sequence[str], note: Note) -> Iterator[None]:
         seconds = 0.0
         raise
     finally:
+        over.set()
         _finish(followers, path, seconds, note)
 
 
-def _started(path: Path, name: str, note: Note) -> Follower | None:
+def _started(path: Path, name: str, note: Note, over: threading.Event) -> Follower | None:
     # -P: a file in the working directory that bears a module's name must not stand in for it. The modules' path is
     # training's, so that the package that was found there is the one that is imported.
     command = [sys.executable, "-P", "-m", "gspo.report.trackers.follow", str(path), name, str(os.getpid())]
@@ -65,7 +68,16 @@ def _started(path: Path, name: str, note: Note) -> Follower | None:
     except OSError as error:
         note(f"tracker {name}: its process could not be started: {error}; once it can: gspo track {path} --to {name}")
         return None
-    return Follower(name=name, process=process)
+    follower = Follower(name=name, process=process)
+    threading.Thread(target=_tell_of_failure, args=(follower, path, note, over), daemon=True).start()
+    return follower
+
+
+def _tell_of_failure(follower: Follower, path: Path, note: Note, over: threading.Event) -> None:
+    """Say at once what is told again in the end: a tracker that has failed at the first step can be mended by then."""
+    if follower.process.wait() and not over.is_set():
+        why = _last_line(log_of(path, follower.name))
+        note(f"tracker {follower.name} has failed ({why}); training goes on without it")
 
 
 def _finish(followers: Sequence[Follower], path: Path, seconds: float, note: Note) -> None:
@@ -79,7 +91,7 @@ def _finish(followers: Sequence[Follower], path: Path, seconds: float, note: Not
     finally:  # on a Ctrl-C while it waits, too
         for follower in followers:
             is_late = _end(follower.process)
-            if is_late or follower.process.returncode:
+            if is_late or follower.process.returncode or _is_behind(follower.name, path):
                 note(_shortfall(follower, path, is_late=is_late))
 
 
@@ -98,16 +110,31 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
 
 def _shortfall(follower: Follower, path: Path, *, is_late: bool) -> str:
     """What a tracker lacks, why, and how it is sent."""
-    name, log = follower.name, log_of(path, follower.name)
-    lines, _ = read_json_lines(path / "metrics.jsonl")
-    num_steps = max((int(line.get("step", 0)) for line in lines), default=0)
+    name, log, last_step = follower.name, log_of(path, follower.name), _last_step(path)
     try:
         sent = read_sent(home_of_trackers(path) / f"{name}.json")
-        has = f"{max(sent.step, 0)} of {num_steps} steps{'' if sent.closed else ', not all of them for certain'}"
+        has = (
+            f"{max(sent.step, 0)} of {max(last_step, 0)} steps{'' if sent.closed else ', not all of them for certain'}"
+        )
     except UserError as error:
         has = error.what
-    why = "was not done in time" if is_late else f"has failed ({_last_line(log)})"
+    why = f"has failed ({_last_line(log)})" if follower.process.returncode else "has ended before the run"
+    if is_late:
+        why = "was not done in time"
     return f"tracker {name} {why}: has {has}; the rest: gspo track {path} --to {name} (log: {log})"
+
+
+def _is_behind(name: str, path: Path) -> bool:
+    """Whether one that thinks it is done is not: it may have taken the run for over."""
+    with suppress(UserError):
+        return read_sent(home_of_trackers(path) / f"{name}.json").step < _last_step(path)
+    return True
+
+
+def _last_step(path: Path) -> int:
+    """-1 where there is none yet, not even the evaluation before training."""
+    lines, _ = read_json_lines(path / "metrics.jsonl")
+    return max((int(line.get("step", 0)) for line in lines), default=-1)
 
 
 def _last_line(log: Path) -> str:

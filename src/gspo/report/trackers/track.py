@@ -34,7 +34,8 @@ def track(path: Path, to: Sequence[str] | None, *, follow: bool, note: Callable[
         note(f"tracker {sender.name}: {done}; it has the run up to step {max(sender.step, 0)}")
     if failures:
         what = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures.items())
-        raise RunError(f"tracker {what}\n  mend: the same command goes on from the step after the last one sent")
+        mend = "see to what it says; the same command then goes on from the step after the last one sent"
+        raise RunError(f"tracker {what}\n  mend: {mend}")
 
 
 def send(senders: Sequence[Sender], path: Path, *, follow: bool) -> Mapping[str, Exception]:

@@ -13,6 +13,8 @@ function painted(trace) {
   return { ...rest, ...fill, line: { ...rest.line, color: colour }, marker: { color: colour, size: 5 } };
 }
 
+const PAPER_WIDTH = 640; // pixels, of A4 and of US letter
+
 function layoutOf(figure) {
   const grid = cssColour("--grid");
   const isMap = figure.traces.some((trace) => trace.type === "heatmap");
@@ -21,6 +23,7 @@ function layoutOf(figure) {
   return {
     margin: { l: 56, r: 12, t: 24, b: 36 },
     height: 280,
+    ...(onPaper ? { width: PAPER_WIDTH, autosize: false } : { autosize: true, width: undefined }),
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: cssColour("--ink") },
@@ -31,7 +34,7 @@ function layoutOf(figure) {
     showlegend: named > 1,
     legend: { orientation: "h", y: -0.16, yanchor: "top", x: 0, itemsizing: "constant" },
     xaxis: {
-      gridcolor: grid, zerolinecolor: grid, hoverformat: "d", ticks: "", title: { text: "step", standoff: 4 },
+      gridcolor: grid, zerolinecolor: grid, hoverformat: "d", ticks: "",
       unifiedhovertitle: { text: "step %{x}" },
       ...(shownSteps ? { range: shownSteps.slice(), autorange: false } : { autorange: true }),
     },
@@ -84,8 +87,10 @@ function startRange() {
     if (Number.isNaN(from) && Number.isNaN(to)) return zoom(null);
     const steps = [...drawn.values()].flatMap((figure) => figure.traces.flatMap((trace) => trace.x));
     const last = steps.reduce((most, step) => Math.max(most, step), 0);
-    const range = [Number.isNaN(from) ? 0 : from, Number.isNaN(to) ? last : to];
-    if (range[0] < range[1]) zoom(range);
+    const range = [Number.isNaN(from) ? 0 : from, Number.isNaN(to) ? last : Math.min(to, last)];
+    if (range[0] >= range[1]) return;
+    zoom(range);
+    tellRange(); // where a last step beyond the last was typed, and nothing else has changed, too
   });
   form.addEventListener("reset", () => zoom(null));
 }

@@ -7,6 +7,23 @@ function openDefinition() {
   target.scrollIntoView({ block: "center" });
 }
 
+// A page that is loaded again stands where it stood, once everything above is as high as it was.
+function startScrolling() {
+  history.scrollRestoration = "manual";
+  const again = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  const before = again ? remembered("scroll") : undefined;
+  const opened = () => [...document.querySelectorAll("details")];
+  addEventListener("pagehide", () => {
+    remember("scroll", scrollY);
+    remember("open", opened().map((details) => details.open));
+  });
+  return () => {
+    if (before === undefined) return;
+    opened().forEach((details, place) => { details.open = (remembered("open") || [])[place] || false; });
+    scrollTo(0, before);
+  };
+}
+
 function startCopying() {
   document.addEventListener("click", (event) => {
     const block = event.target.closest(".copied");
@@ -25,6 +42,7 @@ function reloadAfter(seconds) {
 async function start() {
   startTheme();
   startCopying();
+  const scrollBack = startScrolling();
   addEventListener("hashchange", openDefinition);
   const figures = JSON.parse(await unpackElement(document.getElementById("figures-data")));
   const library = document.createElement("script");
@@ -33,6 +51,7 @@ async function start() {
   await startCharts(figures);
   await startSamples();
   openDefinition();
+  scrollBack();
   reloadAfter(figures.reload_seconds);
   document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
 }
@@ -40,7 +59,8 @@ async function start() {
 start().catch((error) => {
   const told = document.createElement("p");
   told.className = "broken";
-  told.textContent = `This page could not be shown: ${error.message}. It needs a browser of 2023 or later.`;
+  const mend = typeof DecompressionStream === "undefined" ? " It needs a browser of 2023 or later." : "";
+  told.textContent = `This page could not be shown: ${error.message}.${mend}`;
   document.querySelector("main").prepend(told);
   throw error;
 });

@@ -1,6 +1,7 @@
 // The samples: a run, a step, a query; filters; cards.
 
 const TOKENS_AT_ONCE = 20000; // that are put on the page before it asks
+const NEIGHBOURS = 7; // steps with a query that are named before and after the one shown
 const byId = (id) => document.getElementById(id);
 let loaded = null; // the chosen run's steps: [{step, queries, letters}], and once looked at groups: [{query, prompt, samples}]
 let numShown = 0;
@@ -97,7 +98,7 @@ async function moveStep(fields, by) {
 }
 
 function clearFilters(fields) {
-  for (const name of ["reward_low", "reward_high", "clipped", "truncated", "tokens_low", "tokens_high", "text", "order"]) {
+  for (const name of ["reward_low", "reward_high", "scored", "clipped", "truncated", "tokens_low", "tokens_high", "text", "order"]) {
     fields[name].value = "";
   }
 }
@@ -131,6 +132,7 @@ function passes({ sample, group }, fields) {
   const text = fields.text.value.toLowerCase();
   return between(sample.reward, fields.reward_low, fields.reward_high) &&
     between(sample.tokens, fields.tokens_low, fields.tokens_high) &&
+    (!fields.scored.value || fields.scored.value === (sample.reward === null ? "no" : "yes")) &&
     (!fields.clipped.value || fields.clipped.value === clipped) &&
     (!fields.truncated.value || fields.truncated.value === truncated) &&
     (!text || sample.completion.toLowerCase().includes(text) || String(group.prompt).toLowerCase().includes(text));
@@ -138,6 +140,7 @@ function passes({ sample, group }, fields) {
 
 const ORDERS = {
   reward: ({ sample }) => -(sample.reward === null ? -Infinity : sample.reward),
+  lowest: ({ sample }) => (sample.reward === null ? Infinity : sample.reward),
   ratio: ({ sample }) => -(sample.sequence_ratio === null ? -1 : Math.abs(Math.log(sample.sequence_ratio))),
   tokens: ({ sample }) => -sample.tokens,
 };
@@ -174,7 +177,10 @@ function showElsewhere(fields) {
   if (fields.scope.value !== "group") return;
   const steps = loaded.filter((one) => one.queries.includes(fields.query.value));
   if (steps.length < 2) return;
-  element.append("This query in steps: ", ...steps.map((one) => {
+  const here = steps.indexOf(currentStep(fields));
+  const near = steps.filter((_, place) => place === 0 || place === steps.length - 1 || Math.abs(place - here) <= NEIGHBOURS);
+  const count = near.length < steps.length ? ` (the nearest of ${steps.length})` : "";
+  element.append(`This query in steps${count}: `, ...near.map((one) => {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = one.step;
@@ -193,29 +199,43 @@ function element(tag, className, ...content) {
 }
 
 function groupHead({ step, group }) {
+  return element("div", "group", element("h3", "", `step ${step}, query ${group.query}: ${meanReward(group)}`), ...promptOf(group));
+}
+
+// The prompt, and what the data has beside it, such as the answer.
+function promptOf(group) {
   const prompt = element("pre", "prompt", String(group.prompt));
   prompt.tabIndex = 0;
-  return element("div", "group", element("h3", "", `step ${step}, query ${group.query}: ${meanReward(group)}`), prompt);
+  const columns = Object.entries(group.columns || {}).map(([name, value]) => `${name}: ${value}`);
+  return columns.length ? [prompt, element("p", "columns", columns.join("; "))] : [prompt];
+}
+
+// The reward, and of several functions what each has said.
+function rewardOf(sample) {
+  const total = sample.reward === null ? "none" : sample.reward.toPrecision(3);
+  const parts = Object.entries(sample.rewards || {});
+  if (parts.length < 2) return total;
+  return `${total} (${parts.map(([name, value]) => `${name} ${value === null ? "none" : value.toPrecision(3)}`).join(", ")})`;
 }
 
 function card(one, colour, most, withPrompt) {
   const { sample, group, step } = one;
   const facts = [
-    ["reward", sample.reward === null ? "none" : sample.reward.toPrecision(3)],
-    ["advantage", signed(sample.advantage)],
+    ["reward", rewardOf(sample)],
+    ["advantage", sample.reward === null ? "–" : signed(sample.advantage)],
     ["s", sample.sequence_ratio === null ? "not trained" : sample.sequence_ratio.toFixed(5)],
     ["clipped", sample.clipped === null ? "–" : sample.clipped === 1 ? "yes" : sample.clipped === 0 ? "no" : `${Math.round(100 * sample.clipped)} % of tokens`],
     ["tokens", sample.tokens],
     ["finish", sample.finish_reason === "length" ? "cut off" : sample.finish_reason],
-    ["mini-batch", sample.mini_batch === null || sample.mini_batch === undefined ? "–" : sample.mini_batch + 1],
-    ["policy", sample.policy_version],
+    ["mini-batch", sample.mini_batch === null || sample.mini_batch === undefined ? "–" : sample.mini_batch],
+    ["policy", sample.policy_version ?? "–"],
   ];
   const list = element("dl", "facts", ...facts.map(([name, value]) => element("div", "", element("dt", "", name), element("dd", "", String(value)))));
   const copy = element("button", "copy", "copy as JSON");
   copy.type = "button";
-  copy.addEventListener("click", () => copyText(JSON.stringify({ step, query: group.query, prompt: group.prompt, ...sample }), copy));
+  copy.addEventListener("click", () => copyText(JSON.stringify({ step, query: group.query, prompt: group.prompt, ...(group.columns && { columns: group.columns }), ...sample }), copy));
   const made = element("article", sample.clipped > 0 ? "card clipped" : "card", list, copy);
-  if (withPrompt) made.append(element("p", "where", `step ${step}, query ${group.query}`), element("pre", "prompt", String(group.prompt)));
+  if (withPrompt) made.append(element("p", "where", `step ${step}, query ${group.query}`), ...promptOf(group));
   if (sample.failure) made.append(element("p", "failure", sample.failure));
   made.append(colouredText(sample, colour, most));
   return made;

@@ -61,7 +61,7 @@ function showLegend(element, colour, most) {
   const bar = document.createElement("span");
   bar.className = "bar";
   const what = colour === NO_RATIO ? "log π_θ/π_old of the token" : "advantage";
-  element.append(`${signed(-most)} ${less} `, bar, ` ${more} ${signed(most)} (${what}; the scale's end is the largest shown)`);
+  element.append(`${signed(-most)} ${less} `, bar, ` ${more} ${signed(most)} (${what}; the scale's end is the largest shown). A card with an orange edge was clipped.`);
   if (colour === NO_RATIO && !most) {
     element.replaceChildren("All log ratios shown are 0: the policy still was π_old (its first mini-batch), or nothing here was trained.");
   }

@@ -1,0 +1,92 @@
+"""What became of a run, in words: whether it goes on, how it ended, where it would be taken up, how long it took."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from gspo.checkpoint.position import position_of
+from gspo.report.run_files import RunFiles
+
+
+def state_told(run: RunFiles) -> str:
+    """How far the run is, whether it goes on, and what goes on with it if it does not."""
+    done = f"{run.num_steps} of {run.recipe['steps']} steps"
+    end, again = run.last("ended"), _resumption(run)
+    return {
+        "finished": f"finished: {done}",
+        "running": f"still running: {_so_far(run) or done + ' so far'}",
+        "stopped": f"stopped by {end.get('reason')} after {_so_far(run) or done}; {again}",
+        "interrupted": f"interrupted at once after {_so_far(run) or done}; {again}",
+        "failed": f"failed after {_so_far(run) or done} ({again}): {end.get('reason')}",
+        "killed": f"killed, or crashed, after {_so_far(run) or done}; {again}",
+        "unknown": f"{done}; nothing here says whether it still runs",
+    }[run.state]
+
+
+def _so_far(run: RunFiles) -> str:
+    """Where a run is in its cold start; empty beyond that."""
+    if run.num_steps or not run.cold_start:
+        return ""
+    section, last = run.recipe.get("cold_start"), run.cold_start[-1]
+    total = section.get("steps") if isinstance(section, Mapping) else None
+    loss = f", loss {last['loss']:.3f}" if is_number(last, "loss") else ""
+    return f"{last.get('step')} of {total} steps of the cold start{loss}"
+
+
+def _resumption(run: RunFiles) -> str:
+    known = [position_of(path.parent.name) for path in (run.path / "checkpoints").glob("*/manifest.json")]
+    newest = max((position for position in known if position is not None), default=None)
+    where = "from the start, for it has no checkpoint" if newest is None else f"from {newest}"
+    return f"it can be resumed, {where}: gspo resume {run.path}"
+
+
+def seconds_of(run: RunFiles) -> float:
+    """What all its processes took: to their end, or to the last line of one that has none."""
+    last = run.history[-1] if run.history else {}
+    seconds = float(last["seconds"]) if is_number(last, "seconds") else 0.0
+    if last.get("event") == "ended":
+        return seconds
+    if run.state == "running":
+        with suppress(KeyError, TypeError, ValueError):  # a line that says no time
+            seconds += max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
+    name = "time/elapsed_seconds"
+    return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line, name))])
+
+
+def history_told(run: RunFiles) -> list[str]:
+    """A sentence for each line of the history, and for each end that there is no line of."""
+    return list(_events(run))
+
+
+def is_number(line: Mapping[str, Any], name: str) -> bool:
+    """Whether a line has a finite number of that name."""
+    value = line.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _events(run: RunFiles) -> Iterator[str]:
+    under_way = False
+    for line in run.history:
+        begins = line.get("event") in ("begun", "resumed")
+        if begins and under_way:
+            yield "killed, or crashed, some time after that"
+        under_way = begins
+        yield _event(line)
+    if run.state == "killed":
+        yield "killed, or crashed, some time after that"
+
+
+def _event(line: Mapping[str, Any]) -> str:
+    where = f"at step {line.get('step')}"
+    if not line.get("step"):
+        where = (
+            f"at step {line['cold_start_step']} of the cold start" if line.get("cold_start_step") else "at the start"
+        )
+    told = {"begun": "begun", "resumed": f"resumed {where}"}.get(str(line.get("event")))
+    if told is None:
+        reason = f" ({line['reason']})" if line.get("reason") else ""
+        told = f"{line.get('how')} {where}{reason}"
+    return f"{line.get('time')}: {told}"
