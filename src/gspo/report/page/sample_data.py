@@ -19,7 +19,7 @@ _CHARACTERS = 4  # about what a token has, where the file does not say
 _LEVEL = 6  # gzip's: the next three take twice the time for a hundredth of the size
 _TRIED = 12  # steps by which the size of all is estimated
 _ALL = sys.maxsize  # groups of a step, however many
-_MARGIN = 0.95  # of what may be taken, by that estimate
+_MARGIN = 0.93  # of what may be taken, by that estimate: to begin again costs as much as all of it
 _UNKNOWN: Sample = {
     **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
     **{"completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
@@ -70,7 +70,7 @@ def sample_data(run: RunFiles, max_bytes: int) -> SampleData:
 def _estimate(paths: Sequence[Path]) -> tuple[int, float]:
     """The most groups of a step, and the mean size of one with all its groups."""
     found = [read_groups(path) for path in paths]
-    sizes = [len(_packed(groups)) for groups in found]
+    sizes = [_size(list(groups), _packed(groups)) for groups in found]
     return max(map(len, found), default=0), sum(sizes) / max(1, len(sizes))
 
 
@@ -82,10 +82,15 @@ def _within(
     for step in steps:
         groups = _kept(read_groups(files[step]), groups_a_step)
         found.append(StepSamples(step=step, queries=list(groups), content=_packed(groups)))
-        left -= len(found[-1].content) + len(json.dumps(found[-1].queries))
+        left -= _size(found[-1].queries, found[-1].content)
         if left < 0:
             return None
     return found
+
+
+def _size(queries: Sequence[str], content: bytes) -> int:
+    """What a step takes: its groups, and its place in the index."""
+    return len(content) + len(json.dumps(queries))
 
 
 def _every(steps: Sequence[int], every: int) -> list[int]:
