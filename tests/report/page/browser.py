@@ -89,7 +89,7 @@ class Tab:
     def settle(self) -> None:
         """Wait until everything that is under way in the page is done and drawn."""
         self.driver.execute_async_script(
-            "const done = arguments[0]; requestAnimationFrame(() => requestIdleCallback(() => done()))"
+            "const done = arguments[0]; requestAnimationFrame(() => requestIdleCallback(() => done(), {timeout: 2000}))"
         )
 
     def find(self, selector: str) -> WebElement:

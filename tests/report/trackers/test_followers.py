@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,6 +229,11 @@ def test_a_tracker_that_hangs_is_let_go_of_some_time_after_training_is_gone(monk
     assert slept == [1, 1, follow_module.ORPHAN_SECONDS, 1]
 
 
+def _found(name: str) -> Any:
+    """As if every tracker's package were installed, which this is not about."""
+    return SimpleNamespace(origin=name)
+
+
 def test_the_command_refuses_what_it_cannot_do(
     run: MadeRun, made_run: Callable[..., MadeRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +250,7 @@ def test_the_command_refuses_what_it_cannot_do(
         patch.setitem(sys.modules, "wandb", None)  # as if it were not installed
         assert "mend: pip install 'gspo[wandb]'" in refused(run.path, None)
         assert not (run.path / "trackers").exists()
+    monkeypatch.setattr(tracker, "find_spec", _found)
     with sending(read_run(run.path), "wandb", wait=False):
         assert "another process is sending this run to wandb" in refused(run.path, None)
     (run.path / "trackers" / "wandb.json").write_text("{}{")
@@ -279,6 +286,7 @@ def test_the_command_follows_too_and_names_a_tracker_that_fails(run: MadeRun, mo
         run.step(2)
         run.event("ended", how="finished")
 
+    monkeypatch.setattr(tracker, "find_spec", _found)
     monkeypatch.setattr("gspo.report.trackers.sender.open_tracker", lambda name, opening: Steady(opening))
     monkeypatch.setattr("gspo.report.trackers.track.time.sleep", sleep)
     notes: list[str] = []
