@@ -1,7 +1,6 @@
 """Which responses `gspo show` shows, and what it says where they are not there."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +8,7 @@ from tests.report.shown import RUN, json_lines, sample, shown, write
 
 from gspo import cli
 
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TERM", "xterm")
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 
 def test_by_default_it_is_the_last_steps_first_query() -> None:

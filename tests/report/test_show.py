@@ -18,13 +18,7 @@ from gspo.report.show import show
 GSPO = Path(sys.executable).with_name("gspo")
 HOSTILE = "[bold]x[/] [/] [link=http://a]y :smile: \x1b[2J\x1b]0;t\x07\x9b2J\r\b\t\x00\x7f\u202e\u2028\x0c €"
 
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TERM", "xterm")
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 
 def test_a_group_is_shown_whole_as_plain_text() -> None:

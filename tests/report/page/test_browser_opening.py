@@ -1,7 +1,8 @@
 """The page opens from the disk, says nothing in the console and fetches nothing, whatever there is of a run."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,19 @@ def test_a_request_or_an_error_would_be_noticed(tab: Tab, run: Path) -> None:
     assert "https://localhost:9/a.png" in tab.requests()
 
 
-def test_a_browser_that_is_too_old_is_told(tab: Tab, run: Path) -> None:
-    source = "Object.defineProperty(window, 'DecompressionStream', {value: undefined})"
+@contextmanager
+def _first(tab: Tab, source: str) -> Iterator[None]:
+    """With a script that the browser runs before those of the page."""
     added = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
     try:
-        tab.open(run)
+        yield
     finally:
         tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_a_browser_that_is_too_old_is_told(tab: Tab, run: Path) -> None:
+    with _first(tab, "Object.defineProperty(window, 'DecompressionStream', {value: undefined})"):
+        tab.open(run)
     told = tab.find("p.broken").text
     assert "could not be shown" in told and told.endswith("It needs a browser of 2023 or later.")
     assert "held_out" in tab.find("#overview").text  # what is text is there without a script
@@ -82,11 +89,7 @@ def test_a_browser_that_is_too_old_is_told(tab: Tab, run: Path) -> None:
 
 
 def test_an_error_is_told_as_it_is_where_the_browser_is_not_to_blame(tab: Tab, run: Path) -> None:
-    source = "Response.prototype.text = async () => { throw new Error('no such luck'); }"
-    added = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
-    try:
+    with _first(tab, "Response.prototype.text = async () => { throw new Error('no such luck'); }"):
         tab.open(run)
-    finally:
-        tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
     assert tab.find("p.broken").text == "This page could not be shown: no such luck."
     assert tab.messages()
