@@ -30,6 +30,8 @@ def said(tree: Mapping[str, Any]) -> list[str]:
         {"actor": {"clip_low": 3e-3, "clip_high": 4e-3}},
         {"cold_start": {"steps": 5, "path": "demonstrations.jsonl"}},
         {"checkpoint": {"every": 10}, "evaluation": {"every": 10}},
+        {"report": {"project": "mine", "trackers": ["wandb"]}},
+        {"report": {"rollouts": False}},
         {"actor": {"optimizer": {"schedule": "cosine", "min_lr_fraction": 0.1}}},
         {"reward": [{"function": "math", "weight": 2}, {"function": "format", "options": {"pattern": "a"}}]},
     ],
@@ -57,6 +59,9 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),
         ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
         ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),
+        ({"report": {"project": "mine"}}, "report.project"),
+        ({"report": {"project": "mine", "trackers": ["tensorboard"]}}, "report.project"),
+        ({"report": {"rollouts": False, "tokens": False}}, "report.tokens"),
     ],
 )
 def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) -> None:

@@ -18,6 +18,7 @@ def inert_settings(recipe: Recipe) -> list[str]:
         *_optimizer(recipe),
         *_queries(recipe),
         *_sections(recipe),
+        *_report(recipe),
     ]
 
 
@@ -214,4 +215,13 @@ def _sections(recipe: Recipe) -> list[str]:
             "reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean"
         )
     found += [f"reward.{i}.weight is 0: measured only" for i, reward in enumerate(recipe.reward) if reward.weight == 0]
+    return found
+
+
+def _report(recipe: Recipe) -> list[str]:
+    report, found = recipe.report, []
+    if report.project != "gspo" and not {"trackio", "wandb"} & set(report.trackers):
+        found.append("report.project is for the trackers trackio and wandb: report.trackers names neither")
+    if not report.rollouts and not report.tokens:
+        found.append("report.tokens has no effect with report.rollouts: false, which writes no responses at all")
     return found

@@ -36,7 +36,7 @@ class Follower:
 def following(path: Path, names: Sequence[str], note: Note) -> Iterator[None]:
     """A context in which a run is followed for each tracker; what becomes of them is said in notes, never raised."""
     over = threading.Event()
-    followers = [follower for name in names if (follower := _started(path, name, note, over))]
+    followers = [follower for name in dict.fromkeys(names) if (follower := _started(path, name, note, over))]
     seconds = WAIT_SECONDS
     try:
         yield
