@@ -79,7 +79,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_else(
     monkeypatch.setitem(sys.modules, "trackio", None)
     assert cli.main(["train", str(TINY), "report.trackers=[trackio]", "reward.0.function=absent"]) == 2
     said = capsys.readouterr().err
-    assert "report.trackers: the tracker trackio needs" in said and "pip install 'gspo[trackio]'" in said
+    assert "report.trackers: the tracker trackio needs" in said and "pip install trackio" in said
     assert not Path("runs").exists()
 
 

@@ -45,7 +45,7 @@ def check_trackers(names: Iterable[str], *, where: str) -> None:
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # no origin: a mere directory of that name, as wandb itself makes
             what = f"the tracker {name} needs the package {name}, which is not installed"
-            raise UserError(what, where=where, mend=f"pip install 'gspo[{name}]'")
+            raise UserError(what, where=where, mend=f"pip install {name}")
 
 
 def open_tracker(name: str, opening: Opening) -> Tracker:
