@@ -9,7 +9,7 @@ import torch
 
 from gspo.config import Actor
 from gspo.config import Critic as CriticSettings
-from gspo.objective import correction_weights, surrogate, value_loss
+from gspo.objective import correction_weights, kl_estimate, surrogate, value_loss
 from gspo.policy.critic import Critic
 from gspo.policy.item import Item
 from gspo.policy.loss import Denominators
@@ -181,6 +181,18 @@ def test_the_gradient_is_that_of_the_whole_mini_batch_however_it_is_cut(
         actor = actor_of(**settings, micro_batch_tokens=micro_batch_tokens)
         seen.append(accumulate_gradient(policy, items, actor, WHOLE, 0, temperature=1.0))
         assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
+    if "kl" in settings:
+        gaps = [
+            new - known
+            for new, known in zip(
+                plain_logprobs(policy, [i.sequence for i in items]).split([i.length for i in items]),
+                [i.reference_logprobs for i in items],
+                strict=True,
+            )
+        ]
+        estimate = actor_of(**settings).kl.estimator
+        own = sum(float(kl_estimate(gap.detach(), 0 * gap.detach(), estimate).mean()) for gap in gaps)
+        assert seen[0].kl == pytest.approx(own / WHOLE.num_sequences, rel=1e-4)
     for one in seen[1:]:
         assert one.loss == pytest.approx(seen[0].loss, rel=1e-4, abs=1e-7)
         assert one.kl == pytest.approx(seen[0].kl, rel=1e-4, abs=1e-7)
