@@ -218,6 +218,26 @@ def test_a_penalty_that_makes_unequal_answers_equal_does_not_hide_them(groups: l
     assert rewards_differ(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]))
 
 
+def test_rewards_of_turns_are_discounted_and_compared_turn_by_turn(groups: Any, actor_of: Any) -> None:
+    places = [torch.arange(length) // 2 for length in ALL_LENGTHS]
+    earned = [drawn(length, index).double() for index, length in enumerate(ALL_LENGTHS)]
+    scores = [
+        Score(reward=0.5, parts={}, token_rewards=own, places=its) for own, its in zip(earned, places, strict=True)
+    ]
+    batch = make_batch(groups, scores, actor_of(advantage="group_mean", discount=0.5, **TOKEN))
+    expected = token_advantages(
+        torch.cat(earned),
+        torch.tensor(ALL_LENGTHS),
+        torch.tensor([0, 0, 0, 1, 1, 1]),
+        kind="group_mean",
+        places=torch.cat(places),
+        discount=0.5,
+    )
+    for index, own in enumerate(expected.split(ALL_LENGTHS)):
+        found = batch.token_advantages.get(index, torch.tensor([batch.advantages[index]]))
+        assert found.tolist() == pytest.approx(own.tolist(), abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["group_mean", "leave_one_out", "batch"])
 def test_kl_in_the_reward_of_tokens_counts_from_each_token_on(kind: Any, groups: Any, actor_of: Any) -> None:
     actor = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"}, **TOKEN)

@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "geometric mask": {"correction": "geometric_mask", "correction_low": 0.95, "correction_high": 1.05},
     "decoupled": {"correction": "decoupled", "importance_sampling_level": "token"},
     "opsm": {"opsm_delta": 0.01},
+    "minirl cap": {"surrogate": "minirl", "minirl_cap": 0.9},
     "everything": {
         "surrogate": "dual_clip",
         "length_norm": "mean",
@@ -140,6 +141,7 @@ def plain_loss(table: torch.Tensor, items: list[Item], actor: Actor) -> torch.Te
         sampler_logprobs=engine,
         weights=weights,
         opsm_delta=actor.opsm_delta,
+        minirl_cap=actor.minirl_cap,
     )
     assert actor.opsm_delta is None or result.masked.any()
     loss = -result.per_sequence.sum()
