@@ -70,6 +70,7 @@ class Score:
     reward: float | None  # weighted sum of the parts that apply; None where none applies: no part in the update
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
+    failures: Mapping[str, Failure] = field(default_factory=dict)  # by function name, those of weight 0 too
     token_rewards: Float[Tensor, "T"] | None = None  # whose mean the reward is, where a function scores turns or tokens
 
 

@@ -36,13 +36,21 @@ class Job(NamedTuple):
 class Tally:
     """The parts and failures of a step's rollouts.
 
-    Where it is strict every failure is a UserError, else more than MAX_MASKED_FRACTION of the rollouts masked.
+    Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the rollouts masked.
     """
 
-    def __init__(self, groups: Sequence[Group], functions: Sequence[RewardFunction], *, strict: bool) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        functions: Sequence[RewardFunction],
+        *,
+        strict: bool,
+        max_masked_fraction: float,
+    ) -> None:
         self._groups = groups
         self._functions = functions
         self._strict = strict
+        self._max_masked_fraction = max_masked_fraction
         self._parts: dict[tuple[int, int, int], Part] = {}  # by group, function, rollout
         self._masked: set[tuple[int, int]] = set()  # group, rollout
         self._first_mask: UserError | None = None
@@ -95,8 +103,8 @@ class Tally:
         if self._strict:
             raise first
         masked, total = len(self._masked), sum(len(group.rollouts) for group in self._groups)
-        if masked > MAX_MASKED_FRACTION * total:
-            what = f"{first.what}; so with {masked} of {total} responses, over {MAX_MASKED_FRACTION:.0%}"
+        if masked > self._max_masked_fraction * total:
+            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
             mend = f"{first.mend or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, mend=mend)
 
@@ -104,19 +112,20 @@ class Tally:
         said = [self._parts[group, number, rollout] for number in range(len(self._functions))]
         pairs = list(zip(self._functions, said, strict=True))
         parts = {f.name: _mean(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
+        failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
         weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
-        if failures := [part for _, part in weighed if isinstance(part, Failure)]:
-            return Score(reward=None, parts=parts, failure=failures[0])
+        if masking := [part for _, part in weighed if isinstance(part, Failure)]:
+            return Score(reward=None, parts=parts, failure=masking[0], failures=failures)
         applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
         if not applying:
-            return Score(reward=None, parts=parts)
+            return Score(reward=None, parts=parts, failures=failures)
         by_token: Tensor | None = None
         if any(function.per != "response" and function.weight != 0 for function in self._functions):
             by_token = torch.zeros(len(self._groups[group].rollouts[rollout].response_ids), dtype=torch.float64)
             for weight, part in applying:
                 by_token += weight * part
         reward = sum(weight * _mean(part) for weight, part in applying)
-        return Score(reward=reward, parts=parts, token_rewards=by_token)
+        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token)
 
 
 def _mean(part: float | Tensor) -> float:

@@ -1,0 +1,45 @@
+"""What an evaluation comes to: its numbers, under the names that docs/metrics.md defines, and a line in words."""
+
+from gspo.evaluation.held_out import HeldOutScore
+from gspo.report.evaluated import measured, measures
+from gspo.report.numbers import Metrics
+from gspo.report.visible import visible
+
+
+def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
+    """The same names for every evaluation of a run."""
+    metrics: Metrics = {
+        "pass_at_1": score.pass_at_1.mean,
+        "standard_error": score.pass_at_1.error_over_questions,
+        "standard_error_samples": score.pass_at_1.error_over_samples,
+        "reward_mean": score.reward.mean,
+        "reward_standard_error": score.reward.error_over_questions,
+        "unjudged_fraction": score.num_unjudged / score.num_responses,
+        "failed_fraction": score.num_failed / score.num_responses,
+        "mean_tokens": score.mean_response_tokens,
+        "truncated_fraction": score.truncated_fraction,
+    }
+    if len(score.function_means) > 1:
+        metrics |= {f"{function}/mean": mean for function, mean in score.function_means.items()}
+    return {f"evaluation/{set_name}/{name}": value for name, value in metrics.items()}
+
+
+def in_words(score: HeldOutScore, metrics: Metrics) -> str:
+    """Such as `0.514 ± 0.022 on 512 held-out queries`, and the reward where it is another number."""
+    pass_at_1, *rewards = measures([metrics])
+    size = score.pass_at_1.num_questions
+    words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
+    words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
+    if score.num_unjudged:
+        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
+    return words
+
+
+def failures_in_words(score: HeldOutScore) -> str:
+    """How many responses a reward function failed on, and how it first did; empty where none has failed."""
+    if not score.num_with_failure:
+        return ""
+    return (
+        f"reward functions failed on {score.num_with_failure} of {score.num_responses} held-out responses, of which "
+        f"{score.num_failed} count as not passed; the first: {visible(score.first_failure)}"
+    )
