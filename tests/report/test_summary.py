@@ -52,9 +52,11 @@ def test_the_held_out_reward_is_in_the_table_where_it_is_another_number_than_pas
 
 
 def test_a_set_may_be_called_as_its_metrics_are() -> None:
-    first, last = ({"step": step, "evaluation/pass_at_1/pass_at_1": 0.5} for step in (0, 1))
-    first["evaluation/pass_at_1/standard_error"] = 0.25
-    assert "pass@1 (pass_at_1)  0.500 ± 0.250 before → 0.500 after" in summary([first, last], {}, Path("m"), 1.0)
+    rates = (
+        {"evaluation/pass_at_1/pass_at_1": 0.5, "evaluation/pass_at_1/standard_error": error} for error in (0.25, 0.5)
+    )
+    told = shown([{**line, **next(rates)} for line in ({"step": 0}, trained(1, 0.4, 17.0))])
+    assert "pass@1 (pass_at_1)  0.500 ± 0.250 before → 0.500 ± 0.500 after" in told
 
 
 def test_the_table_says_where_the_model_lies_and_how_to_load_it() -> None:
