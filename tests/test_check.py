@@ -75,7 +75,7 @@ def test_check_of_a_sound_recipe_has_no_notes(capsys: pytest.CaptureFixture[str]
 def test_check_says_how_many_rows_are_held_out_and_how_to_have_more(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.dumps({"prompt": f"{number} + 1 =", "answer": str(number + 1)}) for number in range(26)]
     Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    data = ["queries.procedural=null", "queries.path=rows.jsonl", "cold_start=null", "reward=[exact_match]"]
+    data = ["queries.procedural=null", "queries.path=rows.jsonl", "cold_start={}", "reward=[exact_match]"]
     (note,) = (line for line in check(capsys, *data, "evaluation.num_queries=16").splitlines() if line[:4] == "note")
     assert "2 rows are held out for evaluation, not the 16 of evaluation.num_queries" in note
     assert "evaluation.path" in note and "evaluation.num_queries=2" in note
