@@ -291,7 +291,7 @@ def test_an_evaluation_says_how_few_queries_it_has_what_failed_and_what_the_rewa
     said = capsys.readouterr().out
     assert "note: 2 rows are held out for evaluation, not the 16 of evaluation.num_queries" in said
     assert f"0.000 on 2 held-out queries, reward {10 + int(held_out[1])}.000\n" in said
-    assert "warning: reward functions failed on 1 of 2 held-out responses, of which 1 count as not passed" in said
+    assert "warning: reward functions failed on some of 2 held-out responses: 1 count as not passed, 1 have no" in said
     assert "reward function marks: it raises ValueError: unreadable" in said
 
 

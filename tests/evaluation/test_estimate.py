@@ -68,6 +68,14 @@ def test_equal_rates_have_no_error_over_questions(outcomes: list[float]) -> None
         assert math.isnan(found.error_over_questions) and found.mean == pytest.approx(statistics.fmean(outcomes))
 
 
+@pytest.mark.parametrize(
+    "values", [[[1e308] * 2, [1e308] * 2], [[-1e200, 1e200], [0.0, 5.0]], [[math.inf] * 2, [1.0] * 2]]
+)
+def test_rewards_whose_sums_are_infinite_are_no_error(values: list[list[float]]) -> None:
+    found = estimate(values)
+    assert not math.isfinite(found.mean) or not math.isfinite(found.error_over_samples)
+
+
 def test_a_question_without_values_takes_no_part_and_of_none_there_is_no_mean() -> None:
     assert estimate([[], [1.0], [], [0.0]]) == estimate([[1.0], [0.0]])
     assert estimate([[1.0], []]).num_questions == 1

@@ -72,7 +72,8 @@ def test_a_response_the_function_fails_on_counts_as_not_passed_and_one_that_none
     found = evaluate(new_policy(), some, functions, recipe_of(samples=2))
     assert found.pass_at_1.num_questions == 5 and found.pass_at_1.mean == 4 / 5
     assert len(seen) == 4  # the group's two, and each of them by itself
-    assert (found.num_responses, found.num_failed, found.num_with_failure, found.num_unjudged) == (12, 2, 2, 2)
+    assert (found.num_responses, found.num_failed, found.num_unjudged) == (12, 2, 2)
+    assert found.num_masked == (2 if weight else 0)
     assert "fails_on_the_first_query: it raises ValueError: unreadable" in found.first_failure
     assert found.first_failure.endswith(f"(row {some[0].id})")
 
@@ -146,7 +147,7 @@ def test_of_functions_that_apply_the_first_alone_decides_what_passes(
 
     found = evaluate(new_policy(), queries, load_functions((), [giving(1.0), never]), recipe_of())
     assert found.pass_at_1.mean == 1 and found.num_failed == 0
-    assert found.num_with_failure == found.num_responses and math.isnan(found.reward.mean)
+    assert found.num_masked == found.num_responses and math.isnan(found.reward.mean)
     wrong = evaluate(new_policy(), queries, load_functions((), [giving(0.0), giving(1.0)]), recipe_of())
     assert wrong.pass_at_1.mean == 0 and wrong.reward.mean == 1
 

@@ -20,7 +20,7 @@ def score_of(**changed: Any) -> HeldOutScore:
         "num_responses": 64,
         "num_unjudged": 0,
         "num_failed": 0,
-        "num_with_failure": 0,
+        "num_masked": 0,
         "first_failure": "",
         "mean_response_tokens": 7.0,
         "truncated_fraction": 0.25,
@@ -56,10 +56,10 @@ def test_what_no_function_judges_is_counted() -> None:
 
 def test_failures_are_told_with_the_first_one_which_no_terminal_obeys() -> None:
     assert failures_in_words(score_of()) == ""
-    failed = score_of(num_failed=20, num_with_failure=30, first_failure="reward function f: \x1b[2J (row q:1)")
+    failed = score_of(num_failed=20, num_masked=30, first_failure="reward function f: \x1b[2J (row q:1)")
     assert failures_in_words(failed) == (
-        "reward functions failed on 30 of 64 held-out responses, of which 20 count as not passed; the first: "
-        "reward function f: ␛[2J (row q:1)"
+        "reward functions failed on some of 64 held-out responses: 20 count as not passed, 30 have no reward; "
+        "the first: reward function f: ␛[2J (row q:1)"
     )
     assert evaluation_metrics(failed, "x")["evaluation/x/failed_fraction"] == 20 / 64
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev, variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +23,26 @@ def estimate(values: Sequence[Sequence[float]]) -> Estimate:
     (1/Q) √Σ_q s_q²/n_q, which is (1/Q) √Σ_q p̂_q (1 − p̂_q)/(n_q − 1) of values 0 and 1; every n_q must be 2 or more.
     """
     known = [its for its in values if its]
-    means = [fmean(its) for its in known]
+    means = [_mean(its) for its in known]
     size = len(means)
     over_questions = over_samples = math.nan
     if len(set(means)) > 1:
-        over_questions = stdev(means) / math.sqrt(size)
+        over_questions = math.sqrt(_variance(means) / size)
     if known and min(map(len, known)) > 1:
-        over_samples = math.sqrt(sum(variance(map(float, its)) / len(its) for its in known)) / size
+        over_samples = math.sqrt(sum(_variance(its) / len(its) for its in known)) / size
     return Estimate(
-        mean=fmean(means) if means else math.nan,
+        mean=_mean(means) if means else math.nan,
         error_over_questions=over_questions,
         error_over_samples=over_samples,
         num_questions=size,
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """With n - 1. Infinite, or NaN, of numbers whose sums are: `statistics` and `**` raise there."""
+    mean = _mean(values)
+    return sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)

@@ -27,8 +27,8 @@ class HeldOutScore:
     num_responses: int
     num_unjudged: int  # no function applies: left out of pass@1
     num_failed: int  # the judging function failed: not passed
-    num_with_failure: int  # any function failed
-    first_failure: str  # its message and row; empty where there is none
+    num_masked: int  # a function of weight other than 0 failed: no reward
+    first_failure: str  # of either: its message and row; empty where there is none
     mean_response_tokens: float
     truncated_fraction: float
 
@@ -44,7 +44,9 @@ def evaluate(
     scores = score(groups, functions, max_masked_fraction=1.0).scores
     verdicts = [verdict(one) for one in scores]
     rows = [group.query.id for group in groups for _ in group.rollouts]
-    failures = [(row, failure) for row, one in zip(rows, scores, strict=True) for failure in one.failures.values()]
+    failed = [one.value if one and isinstance(one.value, Failure) else None for one in verdicts]
+    masked = [one.failure for one in scores]
+    causes = [one or two for one, two in zip(failed, masked, strict=True)]
     over_questions = partial(_estimate, num_samples=num_samples)
     return HeldOutScore(
         pass_at_1=over_questions([passes(one, recipe.evaluation.pass_threshold) for one in verdicts]),
@@ -52,9 +54,9 @@ def evaluate(
         function_means={f.name: over_questions([one.parts[f.name] for one in scores]).mean for f in functions},
         num_responses=len(rollouts),
         num_unjudged=sum(one is None for one in verdicts),
-        num_failed=sum(one is not None and isinstance(one.value, Failure) for one in verdicts),
-        num_with_failure=sum(bool(one.failures) for one in scores),
-        first_failure=next((f"{failure.message} (row {row})" for row, failure in failures), ""),
+        num_failed=sum(one is not None for one in failed),
+        num_masked=sum(one is not None for one in masked),
+        first_failure=next((f"{one.message} (row {row})" for one, row in zip(causes, rows, strict=True) if one), ""),
         mean_response_tokens=fmean(len(rollout.response_ids) for rollout in rollouts),
         truncated_fraction=fmean(rollout.finish_reason == "length" for rollout in rollouts),
     )

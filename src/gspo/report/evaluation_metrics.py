@@ -36,10 +36,10 @@ def in_words(score: HeldOutScore, metrics: Metrics) -> str:
 
 
 def failures_in_words(score: HeldOutScore) -> str:
-    """How many responses a reward function failed on, and how it first did; empty where none has failed."""
-    if not score.num_with_failure:
+    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
+    if not score.first_failure:
         return ""
     return (
-        f"reward functions failed on {score.num_with_failure} of {score.num_responses} held-out responses, of which "
-        f"{score.num_failed} count as not passed; the first: {visible(score.first_failure)}"
+        f"reward functions failed on some of {score.num_responses} held-out responses: {score.num_failed} count as not "
+        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
     )
