@@ -109,6 +109,7 @@ def test_on_data_of_two_kinds_each_response_is_judged_by_the_function_that_appli
     found = evaluate(new_policy(), some, load_functions((), [first, second]), recipe_of())
     assert found.pass_at_1.mean == 3 / 4 and found.pass_at_1.num_questions == 4 and found.num_unjudged == 2
     assert found.function_means == {"first": 0.0, "second": 1.0}
+    assert found.num_judged_by == {"first": 1, "second": 3}
     only_second = evaluate(new_policy(), some[1:4], load_functions((), [first, second]), recipe_of())
     assert only_second.pass_at_1.mean == only_second.reward.mean == 1.0
     neither = evaluate(new_policy(), some[4:], load_functions((), [first, second]), recipe_of())

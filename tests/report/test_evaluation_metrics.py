@@ -18,6 +18,7 @@ def score_of(**changed: Any) -> HeldOutScore:
         "reward": estimate(HALF),
         "function_means": {"math": 0.5},
         "num_responses": 64,
+        "num_judged_by": {"math": 64},
         "num_unjudged": 0,
         "num_failed": 0,
         "num_masked": 0,
@@ -46,6 +47,10 @@ def test_no_error_is_told_where_there_is_none(value: float, size: int, queries: 
 def test_a_reward_that_is_not_0_or_1_is_told_too() -> None:
     marks = estimate([[6.0], [8.0]])
     assert told(pass_at_1=estimate([[0.0]] * 2), reward=marks) == "0.000 on 2 held-out queries, reward 7.000 ± 1.000"
+
+
+def test_where_several_functions_judge_it_is_told_how_many_each() -> None:
+    assert told(num_judged_by={"math": 60, "format": 4}).endswith(" queries; judged by math: 60, format: 4")
 
 
 def test_what_no_function_judges_is_counted() -> None:

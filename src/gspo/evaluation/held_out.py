@@ -1,5 +1,6 @@
 """Score the policy on queries it is not trained on."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ class HeldOutScore:
     reward: Estimate  # over those that have one: weighted sum of the functions, without a penalty for length
     function_means: Mapping[str, float]  # unweighted, over what each applies to; NaN where that is nothing
     num_responses: int
+    num_judged_by: Mapping[str, int]  # by function, of those that judge any
     num_unjudged: int  # no function applies: left out of pass@1
     num_failed: int  # the judging function failed: not passed
     num_masked: int  # a function of weight other than 0 failed: no reward
@@ -47,12 +49,14 @@ def evaluate(
     failed = [one.value if one and isinstance(one.value, Failure) else None for one in verdicts]
     masked = [one.failure for one in scores]
     causes = [one or two for one, two in zip(failed, masked, strict=True)]
+    judges = Counter(one.function for one in verdicts if one)
     over_questions = partial(_estimate, num_samples=num_samples)
     return HeldOutScore(
         pass_at_1=over_questions([passes(one, recipe.evaluation.pass_threshold) for one in verdicts]),
         reward=over_questions([one.reward for one in scores]),
         function_means={f.name: over_questions([one.parts[f.name] for one in scores]).mean for f in functions},
         num_responses=len(rollouts),
+        num_judged_by={f.name: judges[f.name] for f in functions if judges[f.name]},
         num_unjudged=sum(one is None for one in verdicts),
         num_failed=sum(one is not None for one in failed),
         num_masked=sum(one is not None for one in masked),

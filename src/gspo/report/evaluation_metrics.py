@@ -25,11 +25,13 @@ def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
 
 
 def in_words(score: HeldOutScore, metrics: Metrics) -> str:
-    """Such as `0.514 ± 0.022 on 512 held-out queries`, and the reward where it is another number."""
+    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
     pass_at_1, *rewards = measures([metrics])
     size = score.pass_at_1.num_questions
     words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
     words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
+    if len(score.num_judged_by) > 1:  # some of them may not be verifiers at all
+        words += f"; judged by {', '.join(f'{name}: {number}' for name, number in score.num_judged_by.items())}"
     if score.num_unjudged:
         words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
     return words
