@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from benchmarks.peer import compare
 from gspo.config import Actor, Model
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
+from gspo.policy.head import Head
 from gspo.policy.item import Item
 from gspo.policy.likelihood import response_likelihood
 from gspo.policy.loss import Denominators
@@ -90,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         written_out = decoder_of(policy.trunk) is not None
     print(f"packed: {policy.packs}, decoder written out: {written_out}")  # or the figures below are of the fallbacks
     print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
+    _logits(policy, options.repeats)
     groups = _decode(policy, work, options.repeats, bandwidth)
     _agreement(policy, work, groups)
     _update(policy, work, groups, options.repeats, peak)
@@ -104,6 +107,20 @@ def _policy(architecture: dict[str, Any]) -> Policy:
     policy = load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
     policy.model.generation_config.eos_token_id = None
     return replace(policy, stop_ids=(-1,))  # every response has its full length
+
+
+def _logits(policy: Policy, repeats: int) -> None:
+    """What float32 logits of bfloat16 operands cost, beside logits that are rounded to bfloat16."""
+    weight = policy.head.weight.detach().bfloat16()
+    for rows in (64, 1024):  # of a step of decoding, of a chunk of the update
+        hidden = torch.randn(rows, weight.shape[1], device=weight.device).bfloat16()
+        exact, rounded = _alternating(
+            policy.device,
+            repeats,
+            partial(Head(weight=weight).logits, hidden),
+            partial(torch.nn.functional.linear, hidden, weight),
+        )
+        print(f"float32 logits of {rows} bfloat16 rows: {exact / rounded:.2f} times the seconds of rounded ones")
 
 
 def _prompts(work: Work) -> list[list[int]]:
@@ -178,7 +195,7 @@ def _sequences(work: Work, groups: list[list[Response]]) -> list[Conditioned]:
     ]
 
 
-def _alternating(device: torch.device, repeats: int, *sides: Callable[[], None]) -> list[float]:
+def _alternating(device: torch.device, repeats: int, *sides: Callable[[], object]) -> list[float]:
     """The fastest of each side's turns, after one that is not counted."""
     found: list[list[float]] = [[] for _ in sides]
     for _ in range(repeats + 1):

@@ -13,7 +13,7 @@ from gspo.batch import make_batch, rewards_differ
 from gspo.config import Actor
 from gspo.config import Critic as CriticSettings
 from gspo.config import Rollout as Sampling
-from gspo.objective import group_advantages
+from gspo.objective import group_advantages, token_advantages
 from gspo.policy.old_policy import old_policy
 from gspo.policy.packing import Conditioned
 from gspo.policy.update import update
@@ -191,6 +191,50 @@ def test_rewards_that_the_mask_takes_out_of_the_loss_are_no_signal(groups: list[
     assert not rewards_differ(cut_off, scores, masking)
     assert rewards_differ(cut_off, scores)
     assert not rewards_differ(lone, [Score(reward=0.5, parts={})] * 3)
+
+
+def penalised(rewards: Sequence[float], penalties: Sequence[float]) -> list[Score]:
+    return [Score(reward=r + p, penalty=p, parts={}) for r, p in zip(rewards, penalties, strict=True)]
+
+
+def test_a_penalty_for_length_alone_is_no_signal_and_is_not_blown_up(groups: list[Group], actor_of: Any) -> None:
+    """Eight right answers, one of them a token into the margin: it had an advantage of -2.475 (DAPO, Eq. 11)."""
+    lone = dataclasses.replace(groups[0], rollouts=groups[0].rollouts[:1] * 8)
+    right = penalised([1.0] * 8, [0.0] * 7 + [-0.005])
+    assert not rewards_differ(lone, right)
+    assert make_batch([lone], right, actor_of()).advantages == (0.0,) * 8
+    apart = make_batch([lone], right, actor_of(advantage="group_mean")).advantages  # in the penalty's own units
+    assert apart[-1] == pytest.approx(-0.005 * 7 / 8) and apart[0] == pytest.approx(0.005 / 8)
+
+
+def test_where_answers_differ_the_penalty_counts(groups: list[Group], actor_of: Any) -> None:
+    lone, scores = groups[0], penalised([1.0, 1.0, 0.0], [-0.5, 0.0, 0.0])
+    assert rewards_differ(lone, scores)
+    expected = group_advantages(torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64), torch.zeros(3, dtype=torch.long))
+    assert list(make_batch([lone], scores, actor_of()).advantages) == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_penalty_that_makes_unequal_answers_equal_does_not_hide_them(groups: list[Group]) -> None:
+    assert rewards_differ(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("kind", ["group_mean", "leave_one_out", "batch"])
+def test_kl_in_the_reward_of_tokens_counts_from_each_token_on(kind: Any, groups: Any, actor_of: Any) -> None:
+    actor = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"}, **TOKEN)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    earned = [drawn(length, index).double() for index, length in enumerate(ALL_LENGTHS)]
+    scores = [Score(reward=0.5, parts={}, token_rewards=own) for own in earned]
+    reference = {index: drawn(length, 50 + index) - 2 for index, length in enumerate(ALL_LENGTHS)}
+    batch = make_batch(groups, scores, actor, appraisal=Appraisal(reference_logprobs=reference))
+    lowered = [
+        own - 0.1 * torch.tensor(kl("k1", rollout.sampler_logprobs.tolist(), reference[index].tolist()))
+        for index, (own, rollout) in enumerate(zip(earned, rollouts, strict=True))
+    ]
+    ids, lengths = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor(ALL_LENGTHS)
+    expected = token_advantages(torch.cat(lowered), lengths, ids, kind=kind).split(ALL_LENGTHS)
+    for index, own in enumerate(expected):
+        found = batch.token_advantages.get(index, torch.tensor([batch.advantages[index]]))
+        assert found.tolist() == pytest.approx(own.tolist(), abs=1e-5)
 
 
 def test_masked_responses_have_no_say_in_the_whitening(groups: list[Group]) -> None:

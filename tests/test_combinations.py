@@ -9,7 +9,7 @@ from gspo.config import Actor, Recipe
 from gspo.config_file import make_recipe
 from gspo.errors import UserError
 from gspo.inert import inert_settings
-from gspo.published import CORRECTION_RANGES, LEVELS, PUBLISHED
+from gspo.published import CORRECTIONS, LEVELS, PUBLISHED
 
 SOUND: dict[str, Any] = {
     "name": "sound",
@@ -58,7 +58,14 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"correction": "mis", "surrogate": "minirl"}}, ["π_θ/π_engine itself"]),
         ({"actor": {"correction": "icepop"}}, ["single tokens", "geometric_mask"]),
         ({"actor": {"correction": "icepop", "surrogate": "gmpo"}}, ["single tokens"]),
-        ({"actor": {"correction": "mis", "correction_low": 3}}, ["below correction_high"]),
+        ({"actor": {"correction": "mis"}}, ["single tokens", "correction_level: sequence"]),
+        ({"actor": {"correction": "icepop", "correction_level": "sequence"}}, ["is by token"]),
+        ({"actor": {"correction": "geometric_mask", "correction_level": "token"}}, ["is by sequence"]),
+        ({"actor": {"correction": "tis", "surrogate": "dppo"}}, ["would do so twice", "geometric_mask"]),
+        (
+            {"actor": {"correction": "mis", "correction_low": 3, "correction_level": "sequence"}},
+            ["below correction_high"],
+        ),
         ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),
         ({"actor": {"clip_fraction": 0.1, "surrogate": "dapo"}}, ["each token has its own"]),
         ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
@@ -104,7 +111,11 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
     [
         {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
         {"actor": {"correction": "decoupled", "correction_high": 5}},
-        {"actor": {"opsm_delta": 1e-4}},
+        {"actor": {"opsm_delta": 1e-4, "old_logprobs": "engine"}},
+        {"actor": {"opsm_delta": 0.1}},
+        {"actor": {"surrogate": "minirl", "minirl_cap": 3, "correction": "geometric_mask"}},
+        {"actor": {"length_norm": "mean", "kl": {"coefficient": 0.1}, "entropy_bonus": 0.1}},
+        {"actor": {"correction": "mis", "correction_level": "sequence"}},
         {"actor": {"opsm_delta": 0.1, "importance_sampling_level": "token"}},
         {"actor": {"surrogate": "dr_grpo"}, "reward": [{"function": "math", "weight": 2}]},
         {"actor": {"clip_fraction": 0.15, "clip_low": 0.3, "clip_high": 0.4}},
@@ -135,10 +146,11 @@ def test_what_a_recipe_sets_stays_whatever_was_published() -> None:
     assert (actor.advantage, actor.clip_high, actor.length_norm, actor.clip_low) == ("group", 0.3, "own", 0.2)
 
 
-@pytest.mark.parametrize("method", CORRECTION_RANGES)
-def test_a_correction_brings_its_own_bounds(method: Any) -> None:
-    actor = Actor.model_validate({"correction": method, "importance_sampling_level": "token"})
-    assert (actor.correction_low, actor.correction_high) == CORRECTION_RANGES[method]
+@pytest.mark.parametrize("method", CORRECTIONS)
+def test_a_correction_brings_its_own_bounds_and_level(method: Any) -> None:
+    actor, published = Actor.model_validate({"correction": method}), CORRECTIONS[method]
+    assert (actor.correction_low, actor.correction_high) == (published.low, published.high)
+    assert actor.correction_level == ("sequence" if method == "geometric_mask" else "token")
 
 
 @pytest.mark.parametrize("value", [["clip"], {"name": "clip"}, 3, None, "gspo"])
@@ -157,10 +169,15 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"correction": "tis", "correction_low": 0.1}}, "actor.correction_low"),
-        ({"actor": {"surrogate": "dppo"}}, "distance from the sampler"),
+        ({"actor": {"surrogate": "dppo"}}, "spares a pass"),
+        ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
+        ({"actor": {"discount": 0.9}}, "actor.discount"),
+        ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
+        ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
+        ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
         ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
-        ({"actor": {"opsm_delta": 0.1}}, "clipped already"),
+        ({"actor": {"opsm_delta": 0.1, "old_logprobs": "engine"}}, "clipped already"),
         ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
         ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
         ({"actor": {"surrogate": "dual_clip", "importance_sampling_level": "sequence"}}, "actor.dual_clip"),

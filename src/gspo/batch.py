@@ -11,7 +11,9 @@ from gspo.config import Actor, Critic
 from gspo.config import Rollout as Sampling
 from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
 from gspo.objective.gae import whitened
+from gspo.policy.cutting import rollouts_of
 from gspo.records import Appraisal, Batch, Group, Rollout, Score
+from gspo.reward.overlong import without_penalty
 
 
 def make_batch(
@@ -35,18 +37,18 @@ def make_batch(
         appraisal=appraisal,
         dropped=dropped,
     )
-    rewards = _token_rewards(batch, actor)
     if actor.advantage == "gae":
-        return _with_gae(batch, rewards, critic or Critic())
-    return _with_group_advantages(batch, rewards, actor)
+        return _with_gae(batch, critic or Critic(), actor)
+    return _with_group_advantages(batch, actor)
 
 
 def rewards_differ(group: Group, scores: Sequence[Score], sampling: Sampling | None = None) -> bool:
-    """Whether a group's responses, or their tokens, can be told apart by their rewards.
+    """Whether a group's responses can be told apart by what the reward functions gave them, at their ends or before.
 
-    With `sampling`, only those that it leaves in the loss count.
+    A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
+    `sampling`, only the responses that it leaves in the loss count.
     """
-    batch = make_batch([group], scores, sampling=sampling)
+    batch = make_batch([group], [without_penalty(score) for score in scores], sampling=sampling)
     return any(batch.advantages) or any(bool(one.any()) for one in batch.token_advantages.values())
 
 
@@ -58,25 +60,24 @@ def _masked(groups: Sequence[Group], scores: Sequence[Score], sampling: Sampling
 
 
 def _token_rewards(batch: Batch, actor: Actor) -> list[Float[Tensor, "_"]]:
-    """What each token's advantage is made of, in float64, so that nearly equal rewards keep their order.
+    """What the tokens of each response earn, in float64; NaN: not scored.
 
-    NaN: not scored. One number for a response whose tokens all have the same, unless a value model tells them apart.
+    One number where all is earned at the end, unless a value model tells tokens apart.
     """
-    found = []
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    for index, (rollout, score) in enumerate(zip(rollouts, batch.scores, strict=True)):
-        reward = torch.tensor([float("nan") if score.reward is None else score.reward], dtype=torch.float64)
-        kl = _kl_in_reward(rollout, batch.appraisal.reference_logprobs.get(index), actor)
-        if actor.advantage == "gae":
-            length = len(rollout.response_ids)
-            reward = torch.cat([torch.zeros(length - 1, dtype=torch.float64), reward])
-            reward = reward if kl is None else reward - kl
-        else:
-            if score.token_rewards is not None and score.reward is not None:
-                reward = score.token_rewards.double()
-            reward = reward if kl is None else reward - kl.sum()
-        found.append(reward)
-    return found
+    reference = batch.appraisal.reference_logprobs
+    pairs = zip(rollouts_of(batch), batch.scores, strict=True)
+    return [_earned(rollout, score, reference.get(index), actor) for index, (rollout, score) in enumerate(pairs)]
+
+
+def _earned(rollout: Rollout, score: Score, reference: Float[Tensor, "T"] | None, actor: Actor) -> Float[Tensor, "_"]:
+    whole = torch.tensor([float("nan") if score.reward is None else score.reward], dtype=torch.float64)
+    kl = _kl_in_reward(rollout, reference, actor)
+    if score.token_rewards is not None and score.reward is not None:
+        return score.token_rewards.double() - (0 if kl is None else kl)
+    if actor.advantage != "gae":
+        return whole - (0 if kl is None else kl.sum())
+    by_token = torch.cat([whole.new_zeros(len(rollout.response_ids) - 1), whole])
+    return by_token - (0 if kl is None else kl)
 
 
 def _kl_in_reward(rollout: Rollout, reference: Float[Tensor, "T"] | None, actor: Actor) -> Float[Tensor, "T"] | None:
@@ -87,23 +88,51 @@ def _kl_in_reward(rollout: Rollout, reference: Float[Tensor, "T"] | None, actor:
     return actor.kl.coefficient * estimate
 
 
-def _with_group_advantages(batch: Batch, rewards: Sequence[Float[Tensor, "_"]], actor: Actor) -> Batch:
-    ids = torch.tensor([number for number, group in enumerate(batch.groups) for _ in group.rollouts])
-    lengths = torch.tensor([len(one) for one in rewards])
-    found = token_advantages(torch.cat(list(rewards)), lengths, ids, kind=actor.advantage, ddof=actor.advantage_ddof)
+def _with_group_advantages(batch: Batch, actor: Actor) -> Batch:
+    compared = replace(batch, scores=_compared_scores(batch)) if actor.advantage == "group" else batch
+    rewards = _token_rewards(compared, actor)
+    places = [
+        torch.arange(len(own)) if score.places is None or len(own) == 1 else score.places
+        for own, score in zip(rewards, batch.scores, strict=True)
+    ]
+    lengths = torch.tensor([len(own) for own in rewards])
+    found = token_advantages(
+        torch.cat(rewards),
+        lengths,
+        torch.tensor([number for number, group in enumerate(batch.groups) for _ in group.rollouts]),
+        kind=actor.advantage,
+        ddof=actor.advantage_ddof,
+        places=torch.cat(places),
+        discount=actor.discount,
+    )
     return _with_advantages(batch, found.split(lengths.tolist()))
 
 
-def _with_gae(batch: Batch, rewards: Sequence[Float[Tensor, "_"]], critic: Critic) -> Batch:
+def _compared_scores(batch: Batch) -> tuple[Score, ...]:
+    """Without the penalty for length in groups that differ by it alone, whose deviation would blow it up to ±1."""
+    scores, found = iter(batch.scores), list[Score]()
+    for group in batch.groups:
+        its = [next(scores) for _ in group.rollouts]
+        alone = any(score.penalty for score in its) and not rewards_differ(group, its)
+        found += [without_penalty(score) for score in its] if alone else its
+    return tuple(found)
+
+
+def _with_gae(batch: Batch, critic: Critic, actor: Actor) -> Batch:
     scored = [index for index, score in enumerate(batch.scores) if score.reward is not None]
-    advantages: list[Tensor] = [torch.zeros_like(reward) for reward in rewards]
-    returns: dict[int, Tensor] = {}
-    for index in scored:
-        values = batch.appraisal.values[index].double()
-        advantages[index], its = advantages_and_returns(
-            rewards[index], values, gamma=critic.gae_gamma, lam=critic.gae_lambda
+    advantages = [torch.zeros(len(rollout.response_ids), dtype=torch.float64) for rollout in rollouts_of(batch)]
+    rewards, returns = _token_rewards(batch, actor), dict[int, Tensor]()
+    if scored:
+        lengths = [len(advantages[index]) for index in scored]
+        packed = advantages_and_returns(
+            torch.cat([rewards[index] for index in scored]),
+            torch.cat([batch.appraisal.values[index].double() for index in scored]),
+            torch.tensor(lengths),
+            gamma=critic.gae_gamma,
+            lam=critic.gae_lambda,
         )
-        returns[index] = its.float()
+        for index, own, its in zip(scored, *(one.split(lengths) for one in packed), strict=True):
+            advantages[index], returns[index] = own, its.float()
     trained = [index for index in scored if index not in batch.masked]
     if critic.whiten and trained:
         for index, one in zip(trained, whitened([advantages[index] for index in trained]), strict=True):

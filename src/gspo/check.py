@@ -78,7 +78,7 @@ def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[Rewar
     for function in functions:
         said = {text: one.parts[function.name] for text, one in probed}
         words = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in said.items()]
-        mean = "" if function.per == "response" else f", a number per {function.per}, on average"
+        mean = "" if function.per == "response" else f", a number per {function.per}, in all"
         yield f"reward      {function.name}{mean}: {', '.join(words)}"
         if all(value is None for value in said.values()):
             yield f"note        {function.name} says that it does not apply to either"

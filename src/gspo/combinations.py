@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gspo.published import PUBLISHED
+from gspo.published import CORRECTIONS, PUBLISHED
 
 if TYPE_CHECKING:  # it asks here whether a recipe can be
     from gspo.config import Recipe
@@ -92,12 +92,20 @@ def _correction(recipe: "Recipe") -> Iterator[str]:
         yield (
             f"{where} weighs by π_old/π_engine, which is 1 with actor.old_logprobs: engine; set old_logprobs: recompute"
         )
-    if actor.surrogate == "minirl":
-        yield f"{where} with minirl, which weighs tokens by π_θ/π_engine itself; set correction: none"
-    if actor.correction == "icepop" and (actor.importance_sampling_level == "sequence" or actor.surrogate == "gmpo"):
+    if actor.surrogate in ("minirl", "dppo") and actor.correction != "geometric_mask":
+        own = ", at most actor.minirl_cap," if actor.surrogate == "minirl" else ""
+        yield (
+            f"{where} with {actor.surrogate}, which weighs tokens by π_θ/π_engine itself{own} and would do so twice; "
+            "set correction: geometric_mask, which only drops, or none"
+        )
+    levels, level = CORRECTIONS[actor.correction].levels, actor.correction_level
+    if level not in levels:
+        yield f"{where} is by {levels[0]}, and has no correction_level: {level}; leave it out, or take mis"
+    one_ratio = actor.importance_sampling_level == "sequence" or actor.surrogate == "gmpo"
+    if actor.correction in ("mis", "icepop") and level == "token" and one_ratio:
         yield (
             f"{where} drops single tokens, and there is one ratio for the whole sequence; "
-            "set correction: geometric_mask, or another level"
+            "set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio"
         )
     low, high = actor.correction_low, actor.correction_high
     if low is not None and high is not None and low >= high:

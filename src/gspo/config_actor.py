@@ -14,10 +14,27 @@ from gspo.config_section import (
     PositiveFloat,
     Section,
 )
-from gspo.published import ALIASES, CORRECTION_RANGES, PUBLISHED, Advantage, Correction, LengthNorm, Level, Name
+from gspo.published import (
+    ALIASES,
+    CORRECTIONS,
+    PUBLISHED,
+    Advantage,
+    Correction,
+    CorrectionLevel,
+    LengthNorm,
+    Level,
+    Name,
+)
 
 # What an absent or null key takes from the surrogate, or from the correction.
-_PUBLISHED_KEYS = {"importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"}
+_PUBLISHED_KEYS = {
+    "importance_sampling_level",
+    "advantage",
+    "length_norm",
+    "clip_low",
+    "clip_high",
+    "correction_level",
+}
 
 
 class Kl(Section):
@@ -39,10 +56,13 @@ class Actor(Section):
     clip_high: PositiveFloat = 4e-4
     clip_fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None  # of the tokens: scales the range to clip it
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0  # the most a ratio counts where Â < 0
+    minirl_cap: PositiveFloat = 5.0  # the most that π_θ/π_engine counts
     sapo_temperature: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)  # where Â > 0, where Â < 0
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a later token's or turn's reward, for each one between
     advantage_ddof: Literal[0, 1] = 1  # the divisor of a variance is n - ddof
-    opsm_delta: PositiveFloat | None = None  # drop a sequence of Â < 0 with mean log(π_old/π_θ) above it
+    opsm_delta: PositiveFloat | None = None  # drop a sequence of Â < 0 with mean log(π_engine/π_θ) above it
     correction: Correction = "none"  # for the engine's likelihoods not being the policy's
+    correction_level: CorrectionLevel = "token"  # whose π_old/π_engine it weighs by: a token's, a sequence's mean
     correction_low: PositiveFloat | None = None  # bounds on π_old/π_engine, of the correction's own meaning
     correction_high: PositiveFloat | None = None
     kl: Kl = Kl()
@@ -53,7 +73,7 @@ class Actor(Section):
     routing_replay: Literal["none", "policy", "engine"] = "none"  # whose experts a mixture of experts uses again
     router_aux_loss: NonNegativeFloat = 0.0  # coefficient of the loss that evens out the experts' load
     gradient_checkpointing: bool = False
-    gradient_noise: bool = True  # measure the gradient's signal and noise: one more copy of it, on its device
+    gradient_noise: bool = False  # measure the gradient's signal and noise: one more copy of it, on its device
     optimizer: Optimizer = Optimizer()
 
     @model_validator(mode="before")
@@ -74,9 +94,9 @@ class Actor(Section):
                 else ""
             )
             raise ValueError(f"actor.surrogate: there is no {name}: {hint or 'there are ' + ', '.join(PUBLISHED)}")
-        if name not in tuple(PUBLISHED) or correction not in tuple(CORRECTION_RANGES):  # said of the key itself
+        if name not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # said of the key itself
             return given
-        published, bounds = PUBLISHED[name], CORRECTION_RANGES[correction]
+        published, published_correction = PUBLISHED[name], CORRECTIONS[correction]
         level = given.get("importance_sampling_level", published.level)
         low, high = published.range(level if level in published.levels else published.level)
         return {
@@ -85,8 +105,9 @@ class Actor(Section):
             "length_norm": published.length_norm,
             "clip_low": low,
             "clip_high": high,
-            "correction_low": bounds[0],
-            "correction_high": bounds[1],
+            "correction_level": published_correction.levels[0],
+            "correction_low": published_correction.low,
+            "correction_high": published_correction.high,
             **given,
         }
 

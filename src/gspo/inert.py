@@ -3,7 +3,7 @@
 import math
 
 from gspo.config import Recipe, Section
-from gspo.published import CORRECTION_RANGES, PUBLISHED
+from gspo.published import CORRECTIONS, PUBLISHED
 from gspo.queries.files import names_file
 
 
@@ -40,7 +40,10 @@ def _ratio(recipe: Recipe) -> list[str]:
             "nothing is ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same"
         )
         if actor.opsm_delta is not None:
-            found.append("actor.opsm_delta drops nothing with actor.mini_batches 1: the policy has not moved")
+            found.append(
+                "actor.opsm_delta with actor.mini_batches 1: the policy has not moved, so that only what the engine's "
+                "likelihoods differ by can drop a sequence"
+            )
     elif actor.surrogate == "reinforce":
         found.append(
             f"actor.surrogate: reinforce has no ratio: of {actor.mini_batches} mini-batches all but the first are "
@@ -93,8 +96,12 @@ def _surrogate(recipe: Recipe) -> list[str]:
         found.append("actor.sapo_temperature is for actor.surrogate: sapo")
     if _changed(actor, "advantage_ddof") and actor.advantage not in ("group", "batch"):
         found.append(f"actor.advantage_ddof has no effect: actor.advantage: {actor.advantage} divides by no deviation")
+    if _changed(actor, "minirl_cap") and actor.surrogate != "minirl":
+        found.append("actor.minirl_cap is for actor.surrogate: minirl")
     if actor.surrogate == "dppo" and actor.old_logprobs == "recompute":
-        found.append("actor.surrogate: dppo bounds the distance from the sampler: actor.old_logprobs: engine is that")
+        found.append("actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass")
+    if _changed(actor, "discount") and all(reward.per == "response" for reward in recipe.reward):
+        found.append("actor.discount is for rewards per token or turn: a response's own is not discounted")
     if actor.surrogate == "ppo" and actor.advantage != "gae":
         found.append(f"actor.surrogate: ppo with actor.advantage: {actor.advantage}: no value model is made")
     if actor.surrogate == "dual_clip" and actor.importance_sampling_level != "token":
@@ -108,6 +115,7 @@ def _surrogate(recipe: Recipe) -> list[str]:
     if (
         actor.opsm_delta is not None
         and actor.clip_fraction is None
+        and actor.old_logprobs == "engine"
         and clips_first
         and math.exp(-actor.opsm_delta) <= 1 - actor.clip_low
     ):
@@ -127,8 +135,16 @@ def _additions(recipe: Recipe) -> list[str]:
         found.append(
             f"actor.kl.estimator: {actor.kl.estimator} in the reward: only k1 there leads to the gradient of the KL"
         )
-    bounds = CORRECTION_RANGES[actor.correction]
-    for name, given, known in zip(("low", "high"), (actor.correction_low, actor.correction_high), bounds, strict=True):
+    linear = actor.entropy_bonus != 0 or (actor.kl.coefficient and actor.kl.place == "loss")
+    if linear and actor.length_norm == "none":
+        found.append(
+            "actor.length_norm: none sums a response's tokens, while KL and entropy terms keep their mean over them: "
+            "beside the surrogate they are weaker by the length of the response"
+        )
+    if actor.correction == "none" and _changed(actor, "correction_level"):
+        found.append("actor.correction_level has no effect without an actor.correction")
+    published, bounds = CORRECTIONS[actor.correction], (actor.correction_low, actor.correction_high)
+    for name, given, known in zip(("low", "high"), bounds, (published.low, published.high), strict=True):
         if given is not None and known is None and (name, actor.correction) != ("high", "decoupled"):
             found.append(f"actor.correction_{name} has no effect with actor.correction: {actor.correction}")
     if actor.advantage != "gae" and any(_changed(recipe.critic, name) for name in type(recipe.critic).model_fields):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["token", "sequence", "sequence_token"]
-LengthNorm = Literal["own", "mean", "constant", "none"]
+LengthNorm = Literal["own", "group", "mean", "constant", "none"]
 Advantage = Literal["group", "group_mean", "leave_one_out", "batch", "gae"]
 Name = Literal[
     "clip",
@@ -84,7 +84,7 @@ PUBLISHED: Mapping[Name, Published] = {
         form="cispo",
         ranges=dict.fromkeys(LEVELS, (1.0, 4.0)),
         bounds_ratio=False,
-        length_norm="mean",
+        length_norm="group",
     ),
     "gmpo": Published(
         title="GMPO",
@@ -104,6 +104,8 @@ PUBLISHED: Mapping[Name, Published] = {
         only="it bounds how far the probability of a token moves; that of a sequence is 0 to begin with",
         ranges={"token": (0.15, 0.15)},
         bounds_ratio=False,
+        length_norm="none",
+        advantage="group_mean",
     ),
     "minirl": Published(
         title="MiniRL",
@@ -138,12 +140,23 @@ ALIASES: Mapping[str, str] = {
 }
 
 Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decoupled"]
-# Bounds on ρ = π_old/π_sampler where the recipe gives none; None: no bound.
-CORRECTION_RANGES: Mapping[Correction, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "tis": (None, 2.0),
-    "mis": (0.5, 2.0),
-    "icepop": (0.5, 5.0),
-    "geometric_mask": (0.99, 1.01),
-    "decoupled": (None, None),
+CorrectionLevel = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCorrection:
+    """A correction for the engine: its bounds on ρ = π_old/π_sampler, None for no bound, and whose ratio ρ can be."""
+
+    low: float | None = None
+    high: float | None = None
+    levels: tuple[CorrectionLevel, ...] = ("token", "sequence")  # the first as published
+
+
+CORRECTIONS: Mapping[Correction, PublishedCorrection] = {
+    "none": PublishedCorrection(),
+    "tis": PublishedCorrection(high=2.0),
+    "mis": PublishedCorrection(low=0.5, high=2.0),
+    "icepop": PublishedCorrection(low=0.5, high=5.0, levels=("token",)),
+    "geometric_mask": PublishedCorrection(low=0.99, high=1.01, levels=("sequence",)),
+    "decoupled": PublishedCorrection(),
 }

@@ -106,7 +106,8 @@ def _loop(run: Run) -> None:
             found = collect(run, step, policy_version=optimizer.steps_taken)
             say = partial(appraise, found.groups, found.scored.scores, actor, temperature=temperature)
             appraisal = run.stage("appraisal", partial(say, policy=policy, reference=reference, critic=run.critic))
-            batch = batch_of(recipe, found, appraisal)
+            with run.clock("advantage"):
+                batch = batch_of(recipe, found, appraisal)
             old = run.stage("likelihood", partial(old_policy, policy, batch, actor, temperature=temperature))
             left = update(
                 policy,

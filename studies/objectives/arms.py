@@ -108,7 +108,7 @@ UNBOUND = tuple(
         overrides={**arm.overrides, "actor.optimizer.max_grad_norm": 1000.0},
     )
     for arm in OBJECTIVES
-    if arm.name in ("luspo", "minirl", "reinforce")
+    if arm.name in ("luspo", "dppo", "minirl", "reinforce")
 )
 CRITIC_TRIALS = tuple(_critic(trunk, lr, f"{trunk}_{lr:g}") for trunk, lrs in CRITIC_LRS.items() for lr in lrs)
 

@@ -1,5 +1,6 @@
 """Weights for an engine that is not the policy, and OPSM: by loops, and what a dropped token may still do (nothing)."""
 
+import inspect
 import math
 import random
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from gspo.objective import correction_weights, surrogate
-from gspo.published import CORRECTION_RANGES, PUBLISHED
+from gspo.published import CORRECTIONS, PUBLISHED
 
-METHODS = [method for method in CORRECTION_RANGES if method != "none"]
+METHODS = [method for method in CORRECTIONS if method != "none"]
+LEVELS = [(method, level) for method in METHODS for level in CORRECTIONS[method].levels]
 NORMED = {"tokens_per_sequence": 6.0}
 DECOUPLED_LOW, DECOUPLED_HIGH = 0.1, 0.12
 
@@ -38,23 +40,25 @@ class Data:
             yield range(start, start + length)
             start += length
 
-    def weights(self, method: Any, low: float | None = None, high: float | None = None) -> torch.Tensor:
-        return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, low, high)
+    def weights(
+        self, method: Any, low: float | None = None, high: float | None = None, level: Any = None
+    ) -> torch.Tensor:
+        return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, low, high, level=level)
 
     def surrogate(self, name: Any, level: Any, x: torch.Tensor, **more: Any) -> Any:
-        engine = self.engine if name == "minirl" else None
+        engine = self.engine if name in ("minirl", "dppo") or "opsm_delta" in more else None
         lengths = torch.tensor(self.lengths)
         settings = {"name": name, "level": level, "sampler_logprobs": engine, **NORMED, **more}
         return surrogate(x, self.old.to(x.dtype), self.advantages.to(x.dtype), lengths, **settings)
 
 
-def by_loops(data: Data, method: str, low: float | None, high: float | None) -> list[float]:
+def by_loops(data: Data, method: str, level: str, low: float | None, high: float | None) -> list[float]:
     found = []
     for row in data.rows():
         ratios = [math.exp(data.old[t].item()) / math.exp(data.engine[t].item()) for t in row]
         geometric = math.prod(ratios) ** (1 / len(ratios))
         for own in ratios:
-            rho = own if method == "icepop" else geometric
+            rho = own if level == "token" else geometric
             inside = (low is None or rho >= low) and (high is None or rho <= high)
             if method in ("tis", "decoupled"):
                 found.append(rho if high is None else min(rho, high))
@@ -65,14 +69,15 @@ def by_loops(data: Data, method: str, low: float | None, high: float | None) -> 
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "level"), LEVELS)
 @pytest.mark.parametrize("given", ["published", "narrow", "low", "high", "none"])
-def test_weights_are_those_of_the_loops(method: Any, given: str) -> None:
+def test_weights_are_those_of_the_loops(method: Any, level: Any, given: str) -> None:
     data = Data(0)
-    low, high = CORRECTION_RANGES[method] if given == "published" else (0.8, 1.25)
+    published = CORRECTIONS[method]
+    low, high = (published.low, published.high) if given == "published" else (0.8, 1.25)
     low, high = (None if given in ("high", "none") else low), (None if given in ("low", "none") else high)
-    found = data.weights(method, low, high)
-    assert found.tolist() == pytest.approx(by_loops(data, method, low, high), rel=1e-12)
+    found = data.weights(method, low, high, level)
+    assert found.tolist() == pytest.approx(by_loops(data, method, level, low, high), rel=1e-12)
     if given == "narrow":  # it binds, and not everywhere
         kinds = {weight == 0 or weight == high for weight in found.tolist()}
         assert kinds == ({False} if method == "decoupled" and high is None else {False, True})
@@ -86,23 +91,47 @@ def test_weights_carry_no_gradient(method: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 10, 10_000])
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "icepop"])
+@pytest.mark.parametrize("method", [method for method, level in LEVELS if level == "sequence"])
 def test_a_sequences_weight_is_its_tokens_mean_and_does_not_run_away_with_its_length(method: Any, length: int) -> None:
     engine = torch.full((length,), -1.0, dtype=torch.float64)  # 0.4 % less likely to the policy, token for token
-    low, high = CORRECTION_RANGES[method]
-    found = correction_weights(engine - 0.004, engine, torch.tensor([length]), method, low, high)
+    low, high = CORRECTIONS[method].low, CORRECTIONS[method].high
+    found = correction_weights(engine - 0.004, engine, torch.tensor([length]), method, low, high, level="sequence")
     rho = 1.0 if method == "geometric_mask" else math.exp(-0.004)
     assert found.tolist() == pytest.approx([rho] * length, rel=1e-9)
 
 
-def test_the_decoupled_form_is_the_papers_with_a_geometric_mean() -> None:
-    # 2110.00641, Eq. 10: (π_prox/π_behav) min(rÂ, clip(r)Â), r = π_θ/π_prox.
+@pytest.mark.parametrize("method", ["tis", "mis", "icepop", "decoupled"])
+def test_as_published_a_weight_is_of_the_tokens_own_ratio(method: Any) -> None:
+    old, engine = torch.tensor([-1.0, -2.0, -0.5, -0.7]), torch.tensor([-1.1, -4.0, -0.2, -0.7])
+    bounds = CORRECTIONS[method].low, CORRECTIONS[method].high
+    wanted = {"tis": [math.exp(0.1), 2.0, math.exp(-0.3), 1.0], "mis": [math.exp(0.1), 0.0, math.exp(-0.3), 1.0]}
+    free = [math.exp(0.1), math.exp(2.0), math.exp(-0.3), 1.0]
+    expected = {**wanted, "decoupled": free, "icepop": [free[0], 0.0, *free[2:]]}[method]
+    found = correction_weights(old, engine, torch.tensor([3, 1]), method, *bounds)
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_method_or_level_that_there_is_not_is_named() -> None:
+    one, lengths = torch.zeros(2), torch.tensor([2])
+    for method, level, match in (
+        ("truncate", None, "unknown method 'truncate': tis, mis"),
+        ("none", None, "unknown method 'none'"),
+        ("icepop", "sequence", "icepop has no level 'sequence': token"),
+        ("geometric_mask", "token", "geometric_mask has no level"),
+        ("tis", "batch", "tis has no level 'batch': token or sequence"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            inspect.unwrap(correction_weights)(one, one, lengths, method, level=level)
+
+
+def test_the_decoupled_form_is_the_papers() -> None:
+    # 2110.00641, Eq. 10: (π_prox/π_behav) min(rÂ, clip(r)Â), r = π_θ/π_prox, of each step.
     data = Data(1)
     x = data.logprobs.clone().requires_grad_()
     expected = torch.zeros((), dtype=torch.float64)
     for advantage, row in zip(data.advantages.tolist(), data.rows(), strict=True):
-        behaviour = math.exp(sum(data.old[t].item() - data.engine[t].item() for t in row) / len(row))
         for t in row:
+            behaviour = math.exp(data.old[t].item() - data.engine[t].item())
             r = (x[t] - data.old[t]).exp()
             near = min(max(r.item(), 1 - DECOUPLED_LOW), 1 + DECOUPLED_HIGH)
             expected = expected + behaviour * min(r * advantage, near * advantage) / len(row)
@@ -123,7 +152,7 @@ def test_a_weight_multiplies_its_tokens_term_and_a_weight_of_zero_takes_its_grad
 ) -> None:
     data = Data(2)
     x = data.logprobs.clone().requires_grad_()
-    weights = data.weights(method, *CORRECTION_RANGES[method])
+    weights = data.weights(method, CORRECTIONS[method].low, CORRECTIONS[method].high, CORRECTIONS[method].levels[-1])
     result = data.surrogate(name, level, x, weights=weights)
     plain = data.surrogate(name, level, x)
     assert torch.equal(result.masked, weights == 0) and 0 < result.masked.sum() < len(weights)
@@ -202,7 +231,7 @@ def test_opsm_drops_whole_sequences_of_negative_advantage_that_have_become_unlik
         data.advantages = torch.randn(len(data.old), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         by_sequence = [sum(data.advantages[t].item() for t in row) / len(row) for row in data.rows()]
     for advantage, row in zip(by_sequence, data.rows(), strict=True):
-        away = sum((data.old[t] - data.logprobs[t]).item() for t in row) / len(row)
+        away = sum((data.engine[t] - data.logprobs[t]).item() for t in row) / len(row)  # π_old is the engine's there
         expected += [delta is not None and advantage < 0 and away > delta] * len(row)
     x = data.logprobs.clone().requires_grad_()
     result, plain = (data.surrogate(name, level, x, opsm_delta=given) for given in (delta, None))

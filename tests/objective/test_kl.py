@@ -1,5 +1,6 @@
 """The KL estimators, by exact enumeration over a small categorical distribution."""
 
+import inspect
 import math
 from typing import Any
 
@@ -18,6 +19,11 @@ def logits() -> torch.Tensor:
 
 def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return sum((a * (a.log() - b.log()) for a, b in zip(p, q, strict=True)), torch.zeros((), dtype=torch.float64))
+
+
+def test_an_estimator_that_there_is_not_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown estimator 'k4': k1, k2, k3"):
+        inspect.unwrap(kl_estimate)(REFERENCE, REFERENCE, "k4")
 
 
 def expected_value(estimator: Any, z: torch.Tensor) -> float:

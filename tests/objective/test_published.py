@@ -17,8 +17,10 @@ Scalar = Any  # a number, with or without a gradient
 # Range and dual clip, such that the noise below lies on both sides of both bounds. dppo's are probabilities.
 BOUNDS = {"token": (0.1, 0.12, 1.25), "sequence": (0.03, 0.04, 1.08), "sequence_token": (0.03, 0.04, 1.08)}
 DPPO = (0.03, 0.04, 1.25)
+CAP = 1.1  # minirl's, such that it binds
 SAPO = (0.8, 1.7)  # far enough apart to be told from each other
 MEAN_TOKENS, LONGEST = 5.3, 17.0
+SUMMED = ("luspo", "dppo", "minirl", "reinforce")
 STOPS_GRADIENTS = {"clip", "ppo", "dual_clip", "dapo", "dr_grpo", "luspo", "gmpo", "dppo", "minirl"}
 CASES = [(name, level) for name, published in PUBLISHED.items() for level in published.levels]
 PER_TOKEN = [case for case in CASES if case[1] != "sequence" and case[0] != "gmpo"]
@@ -85,13 +87,14 @@ def paper_of_token(
     if name == "sapo":  # 2511.20347, Eq. 5-6
         tau = SAPO[0] if a > 0 else SAPO[1]
         return 1 / (1 + (-tau * (r - 1)).exp()) * 4 / tau * a
-    if name == "dppo":  # 2602.04879: M = 0 where the sampled token's probability has gone too far, Â's way
-        p, p_old = math.exp(logp.item()), math.exp(logp_old)
-        far = abs(p - p_old) > (high if a > 0 else low)
-        return 0 * r if far and ((a > 0 and p > p_old) or (a < 0 and p < p_old)) else r * a
-    if name == "minirl":  # 2512.01374, Eq. 7
+    if name == "dppo":  # 2602.04879, Eq. 12: from the sampler; M = 0 where its probability has gone too far, Â's way
+        p, p_engine = math.exp(logp.item()), math.exp(logp_engine)
+        far = abs(p - p_engine) > (high if a > 0 else low)
+        r = (logp - logp_engine).exp()
+        return 0 * r if far and ((a > 0 and p > p_engine) or (a < 0 and p < p_engine)) else r * a
+    if name == "minirl":  # 2512.01374, Eq. 7, and §4.2: the weight is truncated
         mask = 0 if (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low) else 1
-        return mask * math.exp(logp.item() - logp_engine) * a * logp
+        return mask * min(math.exp(logp.item() - logp_engine), CAP) * a * logp
     if name == "reinforce":
         return a * logp
     return ppo(r, a, low, high)
@@ -138,10 +141,9 @@ def paper(
                 r = x[t].exp() / data.old[t].exp()
                 r = r if level == "token" else s.item() * x[t].exp() / x[t].exp().item()
                 total = total + paper_of_token(name, r, x[t], old, engine, a, low, high, c)
-        mean, constant, none = {"dapo", "cispo"}, {"dr_grpo"}, {"luspo", "minirl", "reinforce"}
-        by_paper = "mean" if name in mean else "constant" if name in constant else "none" if name in none else "own"
-        divisors = {"own": len(row), "mean": MEAN_TOKENS, "constant": LONGEST, "none": 1}
-        found.append(total / divisors[norm or by_paper])
+        by_paper = {"dapo": "mean", "cispo": "group", "dr_grpo": "constant"} | dict.fromkeys(SUMMED, "none")
+        divisors = {"own": len(row), "mean": MEAN_TOKENS, "group": MEAN_TOKENS, "constant": LONGEST, "none": 1}
+        found.append(total / divisors[norm or by_paper.get(name, "own")])
     return found
 
 
@@ -157,8 +159,8 @@ def computed(name: Any, level: Any, x: torch.Tensor, data: Data, advantages: tor
         clip_low=low,
         clip_high=high,
         name=name,
-        **{"tokens_per_sequence": divisor, "dual_clip": dual, "sapo_temperature": SAPO, **more},
-        sampler_logprobs=data.engine.to(x.dtype) if name == "minirl" else None,
+        **{"tokens_per_sequence": divisor, "dual_clip": dual, "minirl_cap": CAP, "sapo_temperature": SAPO, **more},
+        sampler_logprobs=data.engine.to(x.dtype) if name in ("minirl", "dppo") else None,
     )
 
 
@@ -227,6 +229,22 @@ def test_dapo_is_the_mean_over_all_tokens_of_the_mini_batch() -> None:
     assert found.sum().item() / 20 == pytest.approx(float(total) / num_tokens, rel=1e-12)
 
 
+def test_cispo_is_the_mean_over_groups_of_the_mean_over_each_groups_tokens() -> None:
+    data = random_data(8, 8)
+    groups, low, high, _ = [range(3), range(3, 8)], *BOUNDS["token"]
+    means = [sum(data.lengths[i] for i in group) / len(group) for group in groups for _ in group]
+    own = torch.tensor(means, dtype=torch.float64)
+    found = computed("cispo", "token", data.logprobs, data, data.advantages, tokens_per_sequence=own).per_sequence
+    for group in groups:  # 2506.13585, Eq. 4: 1/Σ_i |o_i| Σ_i Σ_t
+        total = sum(
+            clipped_to((data.logprobs[t] - data.old[t]).exp().item(), 1 - low, 1 + high) * a * data.logprobs[t].item()
+            for i, a in zip(group, data.advantages[list(group)].tolist(), strict=True)
+            for t in data.rows()[i]
+        )
+        tokens = sum(data.lengths[i] for i in group)
+        assert found[list(group)].mean().item() == pytest.approx(total / tokens, rel=1e-12)
+
+
 def test_luspo_is_gspos_term_times_the_length() -> None:
     data = random_data(5)
     gspo, luspo = (
@@ -251,11 +269,21 @@ def test_a_level_that_a_surrogate_does_not_have_is_refused_with_the_reason(name:
 def test_what_a_surrogate_cannot_do_without_is_asked_for() -> None:
     data = random_data(6, 3)
     some = (data.logprobs, data.old, data.advantages, torch.tensor(data.lengths))
-    with pytest.raises(ValueError, match=r"minirl .* needs sampler_logprobs"):
-        surrogate(*some, name="minirl")
-    for name, what in (("dapo", "mean length"), ("dr_grpo", "longest response")):
+    for name in ("minirl", "dppo"):
+        with pytest.raises(ValueError, match=rf"{name} .* needs sampler_logprobs"):
+            surrogate(*some, name=name)
+    with pytest.raises(ValueError, match=r"opsm_delta .* needs sampler_logprobs"):
+        surrogate(*some, opsm_delta=0.1)
+    for name, what in (("dapo", "mini-batch's mean"), ("cispo", "sequence's group"), ("dr_grpo", "longest response")):
         with pytest.raises(ValueError, match=f"tokens_per_sequence, the .*{what}"):
             surrogate(*some, name=name)  # type: ignore[arg-type]
     unchecked = inspect.unwrap(surrogate)  # the shape checks of the test run would speak first
+    for wrong, match in (
+        ({"name": "gspo"}, "unknown surrogate 'gspo': clip"),
+        ({"level": "sentence"}, "unknown level 'sentence': token"),
+        ({"length_norm": "batch"}, "unknown length_norm 'batch': own"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            unchecked(*some, **wrong)
     with pytest.raises(ValueError, match=r"gmpo, level token: .* advantages do not fit"):
         unchecked(data.logprobs, data.old, data.token_advantages, torch.tensor(data.lengths), name="gmpo")

@@ -17,10 +17,10 @@ EXPECTED: dict[Any, tuple[str, float, float, str, str]] = {
     "dapo": ("token", 0.2, 0.28, "mean", "group"),
     "dr_grpo": ("token", 0.2, 0.2, "constant", "group_mean"),
     "luspo": ("sequence", 2e-3, 2.5e-3, "none", "group"),
-    "cispo": ("token", 1.0, 4.0, "mean", "group"),
+    "cispo": ("token", 1.0, 4.0, "group", "group"),  # Eq. 4: 1/Σ_i |o_i| of the group
     "gmpo": ("token", 0.4, 0.4, "own", "group"),
     "sapo": ("token", 0.2, 0.27, "own", "group"),  # of no effect
-    "dppo": ("token", 0.15, 0.15, "own", "group"),
+    "dppo": ("token", 0.15, 0.15, "none", "group_mean"),  # Eq. 12, App. C.1
     "minirl": ("token", 0.2, 0.27, "none", "group_mean"),
     "reinforce": ("token", 0.2, 0.27, "none", "leave_one_out"),  # of no effect
 }
@@ -37,6 +37,7 @@ def test_a_recipe_that_names_only_the_surrogate_has_its_papers_settings(name: An
     found = (actor.importance_sampling_level, actor.clip_low, actor.clip_high, actor.length_norm, actor.advantage)
     assert found == EXPECTED[name]
     assert (actor.dual_clip, actor.sapo_temperature, actor.advantage_ddof) == (3.0, (1.0, 1.05), 1)
+    assert actor.minirl_cap == 5.0  # 2512.01374, §4.2
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -49,7 +50,7 @@ def test_python_has_the_same_settings_where_none_are_given(name: Any) -> None:
     advantages = torch.randn(200, generator=generator, dtype=torch.float64)
     given: dict[str, Any] = {"name": name, "tokens_per_sequence": 4.0, "sampler_logprobs": old}
     explicit: dict[str, Any] = {"level": level, "clip_low": low, "clip_high": high, "length_norm": norm}
-    explicit |= {"dual_clip": 3.0, "sapo_temperature": (1.0, 1.05)}
+    explicit |= {"dual_clip": 3.0, "sapo_temperature": (1.0, 1.05), "minirl_cap": 5.0}
     for size in (1.0, low):  # so that a bound far from 1 binds, and one that is near
         new = old + size * noise
         found, wanted = (surrogate(new, old, advantages, lengths, **given, **more) for more in ({}, explicit))

@@ -1,8 +1,10 @@
-"""Every kind of advantage against plain loops, and rewards of one's own for every token."""
+"""Every kind of advantage against plain loops, and rewards that tokens earn along the way."""
 
+import inspect
 import math
 import random
 import statistics
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,26 +16,44 @@ KINDS = ["group", "group_mean", "leave_one_out", "batch"]
 NOT_SCORED = float("nan")
 
 
-def by_loops(rewards: list[list[float]], ids: list[int], kind: str, ddof: int) -> list[list[float]]:
-    """Rewards of each response's tokens; a response weighs 1, a token 1/|y|."""
+def rewards_to_go(earned: list[float], places: list[int], discount: float) -> list[float]:
+    """Σ over the token and those after it, discounted by the places between."""
+    count = range(len(earned))
+    return [sum(discount ** (places[k] - places[t]) * earned[k] for k in count if k >= t) for t in count]
+
+
+def by_loops(
+    rewards: list[list[float]], ids: list[int], kind: str, ddof: int, places: list[list[int]], discount: float = 1.0
+) -> list[list[float]]:
+    """Advantages of each response's tokens; a response weighs 1, a token 1/|y|."""
+    to_go = [rewards_to_go(own, its, discount) for own, its in zip(rewards, places, strict=True)]
     scored = [i for i, own in enumerate(rewards) if not any(math.isnan(r) for r in own)]
 
+    def at(i: int, place: int) -> float:
+        """What response i had to go at the place, or at its last one before."""
+        reached = [t for t in range(len(to_go[i])) if places[i][t] <= place]
+        return to_go[i][places[i].index(places[i][reached[-1]])]
+
+    def differences(i: int, around: list[int]) -> list[float]:
+        return [
+            to_go[i][t] - statistics.fmean(at(j, places[i][t]) for j in around) if around else 0.0
+            for t in range(len(to_go[i]))
+        ]
+
     def spread(members: list[int]) -> float:
-        centre = statistics.fmean(statistics.fmean(rewards[j]) for j in members)
-        total = sum(statistics.fmean((r - centre) ** 2 for r in rewards[j]) for j in members)
+        total = sum(statistics.fmean(d * d for d in differences(j, members)) for j in members)
         return math.sqrt(total / max(1, len(members) - ddof))
 
     found = []
     for i, own in enumerate(rewards):
         group = [j for j in scored if ids[j] == ids[i]]
         others = [j for j in group if j != i]
-        if i not in scored or len({r for j in group for r in rewards[j]}) < 2:
+        longest = range(1 + max((p for j in group for p in places[j]), default=0))
+        if i not in scored or all(len({round(at(j, place), 12) for j in group}) < 2 for place in longest):
             found.append([0.0] * len(own))
             continue
-        around = others if kind == "leave_one_out" else group
-        centre = statistics.fmean(statistics.fmean(rewards[j]) for j in around)
         scale = spread(group) if kind == "group" else spread(scored) if kind == "batch" else 1.0
-        found.append([(r - centre) / scale for r in own])
+        found.append([d / scale for d in differences(i, others if kind == "leave_one_out" else group)])
     return found
 
 
@@ -44,7 +64,7 @@ def random_rewards(seed: int, *, per_token: bool) -> tuple[list[list[float]], li
     rewards = []
     for i in ids:
         own = 0.1 if i == 8 else NOT_SCORED if i == 9 else rng.choice([rng.gauss(0, 1), 1.0, 0.0, NOT_SCORED])
-        tokens = [own] * rng.randint(1, 5)
+        tokens = [0.0] * rng.randint(0, 4) + [own]  # all at the end
         if per_token and i not in (8, 9):
             tokens = [rng.gauss(0, 1) for _ in tokens]
             if math.isnan(own):  # a single one is enough
@@ -55,10 +75,10 @@ def random_rewards(seed: int, *, per_token: bool) -> tuple[list[list[float]], li
     return rewards, ids
 
 
-def of_tokens(rewards: list[list[float]], ids: list[int], kind: Any, ddof: int = 1) -> list[list[float]]:
+def of_tokens(rewards: list[list[float]], ids: list[int], kind: Any, ddof: int = 1, **more: Any) -> list[list[float]]:
     packed = torch.tensor([r for own in rewards for r in own], dtype=torch.float64)
     lengths = [len(own) for own in rewards]
-    found = token_advantages(packed, torch.tensor(lengths), torch.tensor(ids), kind=kind, ddof=ddof)
+    found = token_advantages(packed, torch.tensor(lengths), torch.tensor(ids), kind=kind, ddof=ddof, **more)
     return [piece.tolist() for piece in found.split(lengths)]
 
 
@@ -67,32 +87,69 @@ def of_tokens(rewards: list[list[float]], ids: list[int], kind: Any, ddof: int =
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_reward_a_response_is_compared_as_the_loops_do(kind: Any, ddof: int, seed: int) -> None:
     rewards, ids = random_rewards(seed, per_token=False)
-    alone = [own[:1] for own in rewards]
-    expected = by_loops(alone, ids, kind, ddof)
+    alone = [own[-1:] for own in rewards]
+    expected = by_loops(alone, ids, kind, ddof, [[0]] * len(ids))
     packed = torch.tensor([own[0] for own in alone], dtype=torch.float64)
     found = group_advantages(packed, torch.tensor(ids), kind=kind, ddof=ddof).tolist()
     assert found == pytest.approx([own[0] for own in expected], rel=1e-9, abs=1e-12)
     assert any(found) and 0.0 in found
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("discount", [1.0, 0.7])
+@pytest.mark.parametrize("by_segment", [False, True])
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reward_a_token_is_compared_as_the_loops_do(kind: Any, ddof: int, seed: int) -> None:
-    rewards, ids = random_rewards(seed, per_token=True)
-    expected = by_loops(rewards, ids, kind, ddof)
-    for mine, theirs in zip(of_tokens(rewards, ids, kind, ddof), expected, strict=True):
+def test_a_reward_a_token_is_compared_as_the_loops_do(kind: Any, ddof: int, by_segment: bool, discount: float) -> None:
+    rewards, ids = random_rewards(0, per_token=True)
+    rng = random.Random(1)
+    places = [list(range(len(own))) for own in rewards]
+    if by_segment:  # of one token or more; some come without any
+        places = [sorted([0, *(rng.randint(0, 4) for _ in own[1:])]) for own in rewards]
+    more = {"places": torch.tensor([p for own in places for p in own])} if by_segment else {}
+    found = of_tokens(rewards, ids, kind, ddof, discount=discount, **more)
+    for mine, theirs in zip(found, by_loops(rewards, ids, kind, ddof, places, discount), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_that_share_their_responses_reward_share_its_advantage(kind: Any, ddof: int) -> None:
+def test_responses_that_earn_all_at_the_end_compare_as_wholes_whatever_their_lengths(kind: Any, ddof: int) -> None:
     rewards, ids = random_rewards(2, per_token=False)
-    packed = torch.tensor([own[0] for own in rewards], dtype=torch.float64)
+    packed = torch.tensor([own[-1] for own in rewards], dtype=torch.float64)
     wanted = group_advantages(packed, torch.tensor(ids), kind=kind, ddof=ddof).tolist()
     for own, advantage in zip(of_tokens(rewards, ids, kind, ddof), wanted, strict=True):
         assert own == pytest.approx([advantage] * len(own), rel=1e-9, abs=1e-12)
+
+
+# A coin of probability ½ is drawn by a response's first token, and its second token earns the reward of it.
+@pytest.mark.parametrize(("kind", "factor"), [("leave_one_out", 1.0), ("group_mean", 7 / 8), ("group", None)])
+def test_what_is_earned_later_is_credited_to_the_token_that_led_to_it(kind: Any, factor: float | None) -> None:
+    """By enumeration of all groups of 8: E[Â_1 ∂ log π] of the coin; the true gradient of the reward is ¼."""
+    total, never = 0.0, 0.0
+    for coins in product([0.0, 1.0], repeat=8):
+        found = of_tokens([[0.0, coin] for coin in coins], [0] * 8, kind)
+        total += sum(own[0] * (coin - 0.5) for own, coin in zip(found, coins, strict=True)) / 8 / 2**8
+        # And what was earned before is none of a token's doing: another coin of the second token, of no reward.
+        never += sum(
+            own[1] * (1 - 2 * (n % 2)) for n, own in enumerate(of_tokens([[c, 0.0] for c in coins], [0] * 8, kind))
+        )
+    assert total == pytest.approx(0.25 * factor if factor else 0.434, abs=1e-12 if factor else 5e-4)
+    assert never == 0
+
+
+def test_a_later_segments_reward_is_discounted_by_the_segments_between() -> None:
+    places = torch.tensor([0, 0, 1, 2, 2, 0])  # segments of 2, 1 and 2 tokens; and a response of one token
+    rewards = [[0.0, 1.0, 2.0, 0.0, 4.0], [0.0]]
+    found = of_tokens(rewards, [0, 0], "leave_one_out", places=places, discount=0.5)
+    assert found[0] == pytest.approx([1 + 1 + 1, 1 + 1 + 1, 2 + 2, 4, 4])
+    assert found[1] == pytest.approx([-3.0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_responses_that_earn_alike_along_the_way_have_exactly_zero(kind: Any) -> None:
+    # Less is left to go the further a token stands: that alone is no difference between responses.
+    found = of_tokens([[1.0, 0.1, 0.2, 1.0]] * 4, [0] * 4, kind)
+    assert found == [[0.0] * 4] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,6 +159,19 @@ def test_groups_of_equal_rewards_have_exactly_zero_beside_others_that_differ(kin
     found = group_advantages(rewards, torch.tensor([0, 0, 0, 0, 1, 1, 2, 2]), kind=kind).tolist()
     assert found[:4] == [0.0] * 4 and found[6:] == [0.0] * 2
     assert found[4] > 0 > found[5]
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.3, 123.4, -7.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_that_differ_by_the_rounding_of_float32_are_equal_and_others_are_not(kind: Any, reward: float) -> None:
+    one = torch.tensor(reward)
+    next_one = torch.nextafter(one, torch.tensor(torch.inf))
+    ids = torch.zeros(4, dtype=torch.long)
+    for dtype in (torch.float32, torch.float64):
+        rounded = torch.stack([one, next_one, one, one]).to(dtype)
+        assert group_advantages(rounded, ids, kind=kind).tolist() == [0.0] * 4
+    apart = torch.tensor([reward, reward * (1 + 4e-6), reward, reward], dtype=torch.float64)
+    assert group_advantages(apart, ids, kind=kind).count_nonzero() == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,31 +187,42 @@ def test_leaving_one_out_is_the_deviation_from_the_mean_times_n_over_n_less_one(
     torch.testing.assert_close(left_out, centred * 4 / 3, rtol=1e-12, atol=1e-14)
 
 
-def test_each_token_is_compared_with_the_mean_of_the_other_responses_where_one_is_left_out() -> None:
+def test_a_token_is_compared_with_what_the_others_had_to_go_at_its_place() -> None:
     found = of_tokens([[1.0, 3.0], [4.0], [6.0, 6.0, 0.0]], [0, 0, 0], "leave_one_out")
-    assert found == [pytest.approx(own) for own in ([1 - 4.0, 3 - 4.0], [4 - 3.0], [6 - 3.0, 6 - 3.0, 0 - 3.0])]
-
-
-@pytest.mark.parametrize("kind", ["group", "group_mean", "batch"])
-def test_the_responses_mean_advantages_of_a_group_add_up_to_zero(kind: Any) -> None:
-    rewards, ids = random_rewards(3, per_token=True)
-    found = of_tokens(rewards, ids, kind)
-    for group in set(ids):
-        total = sum(statistics.fmean(own) for own, i in zip(found, ids, strict=True) if i == group)
-        assert total == pytest.approx(0, abs=1e-9)
+    # To go: (4, 3), (4), (12, 6, 0); where a response has ended, its last.
+    assert found == [pytest.approx(own) for own in ([4 - 8.0, 3 - 5.0], [4 - 8.0], [12 - 4.0, 6 - 3.5, 0 - 3.5])]
 
 
 def test_the_batchs_deviation_scales_all_groups_alike() -> None:
     rewards, ids = random_rewards(4, per_token=False)
-    packed = torch.tensor([own[0] for own in rewards], dtype=torch.float64)
+    packed = torch.tensor([own[-1] for own in rewards], dtype=torch.float64)
     by_batch, centred = (group_advantages(packed, torch.tensor(ids), kind=k) for k in ("batch", "group_mean"))
     scored = packed[~packed.isnan()]
     torch.testing.assert_close(by_batch, centred / scored.std(), rtol=1e-9, atol=1e-12)
 
 
-def test_advantages_from_values_are_not_a_groups_business() -> None:
-    with pytest.raises(ValueError, match="value model"):
-        group_advantages(torch.ones(2), torch.zeros(2, dtype=torch.long), kind="gae")
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"kind": "gae"}, "value model"),
+        ({"kind": "rloo"}, "unknown kind 'rloo': group, group_mean"),
+        ({"lengths": torch.tensor([1.0, 1.0])}, "lengths are whole numbers"),
+        ({"lengths": torch.tensor([1, 2])}, "lengths sum to 3, but rewards has 2 tokens"),
+        ({"rewards": torch.ones(2, 5)}, r"rewards\[mask\], lengths = mask.sum\(1\)"),
+        ({"group_ids": torch.zeros(3, dtype=torch.long)}, "group_ids"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_reason(
+    arguments: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"rewards": torch.ones(2), "lengths": torch.tensor([1, 1]), "group_ids": torch.zeros(2, dtype=torch.long)}
+    unchecked = inspect.unwrap(token_advantages)  # the shape checks of the test run would speak first
+    with pytest.raises(ValueError, match=match):
+        unchecked(**{**given, **arguments})
+    if "kind" in arguments:
+        monkeypatch.setattr("gspo.objective.advantage.token_advantages", unchecked)
+        with pytest.raises(ValueError, match=match):
+            inspect.unwrap(group_advantages)(given["rewards"], given["group_ids"], **arguments)
 
 
 def test_no_rewards_have_no_advantages() -> None:

@@ -122,11 +122,23 @@ def test_without_a_pack_it_is_the_plain_attention_under_its_mask() -> None:
 
 
 def test_a_mask_made_before_training_can_be_used_in_it() -> None:
-    attention._additive_mask.cache_clear()
+    attention._masks.clear()
     with torch.no_grad():
         mask = attention._mask(3, 2, None, torch.zeros(1))
     assert mask is not None and not mask.is_inference()
     assert mask[0, 0].tolist() == [[0, 0, 0, -torch.inf, -torch.inf], [0] * 4 + [-torch.inf], [0] * 5]
+
+
+def test_masks_are_kept_up_to_a_number_of_bytes_and_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MAX_MASK_BYTES", 3 * 4 * 10 * 15)
+    attention._masks.clear()
+    like = torch.zeros(1)
+    masks = [attention._mask(10, 5, window, like) for window in (2, 3, 4)]
+    assert attention._mask(10, 5, 2, like) is masks[0] and len(attention._masks) == 3
+    attention._mask(10, 5, 5, like)  # the one that was asked for longest ago goes
+    assert attention._mask(10, 5, 2, like) is masks[0] and attention._mask(10, 5, 3, like) is not masks[1]
+    large = attention._mask(100, 5, None, like)
+    assert attention._mask(100, 5, None, like) is large and len(attention._masks) == 1
 
 
 def test_taking_rows_has_the_gradient_of_indexing() -> None:

@@ -19,13 +19,15 @@ from gspo.policy.update import accumulate_gradient
 from gspo.published import PUBLISHED
 
 # Of the whole mini-batch, which has more sequences than are trained here, and other lengths.
-WHOLE = Denominators(num_sequences=17, mean_tokens=6.7, max_tokens=23)
+GROUP_TOKENS = [6.5] * 4 + [3.0] + [5.5] * 4
+WHOLE = Denominators(num_sequences=17, mean_tokens=6.7, max_tokens=23, group_tokens=dict(enumerate(GROUP_TOKENS)))
 CUTS = (1, 40, 10**6)
 SEQUENCE_CLIP = {"clip_low": 0.03, "clip_high": 0.04}
 TOKEN_CLIP = {"clip_low": 0.06, "clip_high": 0.07}
 CASES: dict[str, dict[str, Any]] = {
     **{f"{name} {level}": {"surrogate": name, "importance_sampling_level": level}
        for name, published in PUBLISHED.items() for level in published.levels},
+    "group's length": {"surrogate": "clip", "length_norm": "group"},
     "mean length": {"surrogate": "clip", "length_norm": "mean"},
     "constant length": {"surrogate": "clip", "length_norm": "constant"},
     "no length": {"surrogate": "gmpo", "length_norm": "none"},
@@ -35,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "entropy": {"entropy_bonus": 0.3},
     "no entropy": {"entropy_bonus": -0.3, "surrogate": "cispo"},
     "tis": {"correction": "tis", "correction_high": 1.05},
+    "tis of a sequence": {"correction": "tis", "correction_high": 1.05, "correction_level": "sequence"},
     "mis": {"correction": "mis", "correction_low": 0.95, "correction_high": 1.05, "surrogate": "dapo"},
     "icepop": {"correction": "icepop", "correction_low": 0.9, "correction_high": 1.1, "surrogate": "cispo"},
     "geometric mask": {"correction": "geometric_mask", "correction_low": 0.95, "correction_high": 1.05},
@@ -120,7 +123,9 @@ def plain_loss(table: torch.Tensor, items: list[Item], actor: Actor) -> torch.Te
     weights = None
     if actor.correction != "none":
         bounds = (actor.correction_low, actor.correction_high)
-        weights = correction_weights(old, engine, torch.tensor(lengths), actor.correction, *bounds)
+        level = actor.correction_level
+        weights = correction_weights(old, engine, torch.tensor(lengths), actor.correction, *bounds, level=level)
+    divisors: dict[str, Any] = {"mean": 6.7, "group": torch.tensor(GROUP_TOKENS), "constant": 23.0}
     result = surrogate(
         logprobs,
         old,
@@ -131,7 +136,7 @@ def plain_loss(table: torch.Tensor, items: list[Item], actor: Actor) -> torch.Te
         actor.clip_high,
         name=actor.surrogate,
         length_norm=actor.length_norm,
-        tokens_per_sequence={"mean": 6.7, "constant": 23.0}.get(actor.length_norm),
+        tokens_per_sequence=divisors.get(actor.length_norm),
         sampler_logprobs=engine,
         weights=weights,
         opsm_delta=actor.opsm_delta,

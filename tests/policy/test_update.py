@@ -256,7 +256,8 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
     batch = batch_of([[1.0, 0.0], [1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2)
     old = old_policy(policy, batch, actor, temperature=1.0)
-    old[0] = Old(logprobs=torch.full(batch.groups[0].rollouts[0].response_ids.shape, torch.nan), experts=None)
+    for index, rollout in enumerate(batch.groups[0].rollouts):
+        old[index] = Old(logprobs=torch.full(rollout.response_ids.shape, torch.nan), experts=None)
     before = [p.detach().clone() for p in policy.model.parameters()]
     snapshots = []
     optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=2)

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.batch import make_batch
 from gspo.config import Actor
 from gspo.config import Optimizer as Settings
 from gspo.config import Rollout as Sampling
-from gspo.policy.cutting import trainable_items
-from gspo.policy.item import Item
+from gspo.policy.cutting import cut, trainable_items
+from gspo.policy.item import Item, items_of
 from gspo.policy.likelihood import response_likelihood
-from gspo.policy.loss import Denominators
+from gspo.policy.loss import Denominators, denominators_of
 from gspo.policy.model import Policy
 from gspo.policy.old_policy import old_policy
 from gspo.policy.optimizer import Optimizer
@@ -43,6 +44,41 @@ def sampled_batch(query_of: Any) -> Callable[[Policy], Batch]:
 def tokens_of(batch: Batch, members: range, actor: Actor) -> list[tuple[int, int]]:
     """The shapes that the trainable sequences have one by one, in their order."""
     return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch, actor) if index in members]
+
+
+class Waits(TorchDispatchMode):
+    """The operations that would wait for a GPU; whole numbers, such as lengths, are read on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reads = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.long
+        if reads or (func is torch.ops.aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+            self.names.append(str(func))
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"entropy_bonus": 0.1}, {"surrogate": "gmpo"}, {"surrogate": "cispo"}])
+def test_a_micro_batch_waits_for_its_device_once(
+    settings: Any, new_policy: NewPolicy, sampled_batch: Any, actor_of: Any
+) -> None:
+    """There were about twelve waits: now there is the one that tells whether a backward pass is needed."""
+    policy = new_policy()
+    batch = sampled_batch(policy)
+    counts = []
+    for tokens in (10**6, 60):
+        actor = actor_of(old_logprobs="engine", correction="tis", micro_batch_tokens=tokens, **settings)
+        old = old_policy(policy, batch, actor, temperature=1.0)
+        items = list(items_of(batch, old, actor).values())
+        denominators = denominators_of(batch, range(16), max_tokens=9)
+        with Waits() as waits:
+            accumulate_gradient(policy, items, actor, denominators, 0, temperature=1.0)
+        counts.append(len(waits.names))
+        assert len(waits.names) == len(cut(policy, [item.sequence for item in items], actor))
+    assert counts[0] == 1 < counts[1]
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2, 4])

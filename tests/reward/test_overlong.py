@@ -11,7 +11,7 @@ from gspo.config import Rollout as Sampling
 from gspo.config_file import load_recipe
 from gspo.records import Failure, Group, Rollout, Score
 from gspo.report.display import Display
-from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty
+from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty, without_penalty
 from gspo.reward.score import Scored
 
 
@@ -51,21 +51,24 @@ def test_the_penalty_is_that_of_dapo_at_every_length() -> None:
         assert found[-1] == (-1.0 if margin else 0.0)
 
 
-def test_it_reaches_the_reward_its_parts_and_every_tokens_reward_whose_mean_stays_the_reward(groups: Any) -> None:
+def test_it_reaches_the_reward_its_parts_and_what_the_last_token_earns(groups: Any) -> None:
     rewards = [1.0, 0.5, 0.0, 2.0]
     scores = [Score(reward=reward, parts={"right": reward}) for reward in rewards[:3]]
-    by_token = torch.linspace(1, 3, 20)
+    by_token = torch.linspace(0, 0.2, 20)
     scores.append(Score(reward=2.0, parts={"right": 2.0}, token_rewards=by_token))
     before = Scored(scores=tuple(scores), seconds={"right": 1.5})
     after = with_overlong_penalty(groups, before, sampling())
     for score, was, penalty in zip(after.scores, rewards, [0.0, 0.0, -0.2, -1.0], strict=True):
         assert score.reward == pytest.approx(was + penalty)
-        assert score.parts == {"right": was, PART: pytest.approx(penalty)}
+        assert score.parts == {"right": was, PART: pytest.approx(penalty)} and score.penalty == pytest.approx(penalty)
+        assert without_penalty(score).reward == pytest.approx(was) and without_penalty(score).penalty == 0
     assert after.scores[0].token_rewards is None
     found = after.scores[3].token_rewards
-    assert found is not None and torch.allclose(found, by_token - 1) and float(found.mean()) == pytest.approx(1.0)
+    assert found is not None and torch.equal(found[:-1], by_token[:-1]) and found[-1] == by_token[-1] - 1
+    again = without_penalty(after.scores[3]).token_rewards
+    assert again is not None and torch.allclose(again, by_token)
     assert after.seconds == before.seconds
-    assert before.scores[3].parts == {"right": 2.0} and torch.equal(by_token, torch.linspace(1, 3, 20))
+    assert before.scores[3].parts == {"right": 2.0} and torch.equal(by_token, torch.linspace(0, 0.2, 20))
 
 
 def test_what_is_not_scored_stays_so_and_says_why(groups: Any) -> None:

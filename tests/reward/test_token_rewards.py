@@ -1,5 +1,6 @@
-"""Functions that give a number for each token or turn: its way to the tokens, its mean, its faults, its advantages."""
+"""Functions that give a number for each token or turn: who earns it, its sum, its faults, its advantages."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,19 +107,20 @@ def check_token_and_turn(load: Any, second: str = "lengths") -> None:
     functions = load(Reward(function="bars", per="token"), Reward(function=second, per="turn", weight=-0.5))
     scored = score([group_of(["a|bcd", "|"]), group_of(["n|", "x"], 2)], functions)
     assert rows(scored) == [
-        [0 - 1.0, 11 - 1.0, 2 - 1.5, 3 - 1.5, 4 - 1.5, 5 - 1.5],
-        [10 - 0.5, 1 - 0.5],
-        [-1.0] * 3,
-        [0 - 0.5, 1 - 0.5],
+        [0.0, 11 - 1.0, 2.0, 3.0, 4.0, 5 - 1.5],  # a turn's by its last token
+        [10.0, 1 - 0.5],
+        [0.0, 0.0, -1.0],
+        [0.0, 1 - 0.5],
     ]
+    assert [one.places for one in scored.scores] == [None] * 4
     assert [dict(one.parts) for one in scored.scores] == [
-        {"bars": 25 / 6, second: (2 * 2 + 4 * 3) / 6},
-        {"bars": 5.5, second: 1.0},
+        {"bars": 25.0, second: 5.0},
+        {"bars": 11.0, second: 1.0},
         {"bars": None, second: 2.0},
-        {"bars": 0.5, second: 1.0},
+        {"bars": 1.0, second: 1.0},
     ]
     for one in scored.scores:
-        assert one.token_rewards is not None and one.reward == pytest.approx(float(one.token_rewards.mean()), abs=1e-12)
+        assert one.token_rewards is not None and one.reward == pytest.approx(float(one.token_rewards.sum()), abs=1e-12)
 
 
 def test_tokens_and_turns_are_rewarded_one_by_one_from_threads() -> None:
@@ -139,17 +141,34 @@ def test_numbers_of_tokens_come_out_of_a_process_to_the_last_bit(named: Any) -> 
     assert scored.token_rewards.tolist() == [0.1 * 3 ** (7 * n) for n in (1, 5, 9, 0)]
 
 
-def test_a_response_level_function_counts_for_every_token() -> None:
+def test_where_turns_are_the_finest_they_are_the_places_of_their_tokens() -> None:
+    both = in_threads(Reward(function="lengths", per="turn"), Reward(function="size"))
+    (scored, other) = score([group_of(["a|bc", "x|"])], both).scores
+    assert scored.token_rewards is not None and scored.token_rewards.tolist() == [0, 2, 0, 0, 2 + 4]
+    assert scored.places is not None and scored.places.tolist() == [0, 0, 1, 1, 1]
+    assert other.places is not None and other.places.tolist() == [0, 0, 0]
+
+
+def test_a_turn_without_a_token_is_earned_by_the_token_before() -> None:
+    group = group_of(["a||b"])
+    rollout = dataclasses.replace(group.rollouts[0], turns=(3, 0, 2))  # one token has made both bars
+    function = RewardFunction(name="f", call=lambda **columns: [[1.0, 2.0, 4.0]], per="turn", turn_separator="|")
+    (scored,) = score([dataclasses.replace(group, rollouts=(rollout,))], [function]).scores
+    assert scored.reward == 7 and scored.token_rewards is not None and scored.places is not None
+    assert scored.token_rewards.tolist() == [0, 0, 3, 0, 4] and scored.places.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_a_response_level_function_is_earned_by_the_last_token() -> None:
     both = in_threads(Reward(function="size", weight=2.0), Reward(function="bars", per="token", weight=0.1))
     scored = score([group_of(["ab", "nab"])], both)
-    assert scored.scores[0].reward == pytest.approx(4.1) and scored.scores[0].parts == {"size": 2.0, "bars": 1.0}
-    assert rows(scored) == [pytest.approx([4.0, 4.1, 4.2]), [6.0] * 4]
+    assert scored.scores[0].reward == pytest.approx(4.3) and scored.scores[0].parts == {"size": 2.0, "bars": 3.0}
+    assert rows(scored) == [pytest.approx([0.0, 0.1, 4.2]), [0.0] * 3 + [6.0]]
     assert scored.scores[1].reward == 6.0
 
 
 def test_a_response_to_which_nothing_applies_has_no_reward_of_any_kind() -> None:
     scored = score([group_of(["nab", "x"])], in_threads(Reward(function="bars", per="token")))
-    assert [one.reward for one in scored.scores] == [None, 0.5] and rows(scored) == [None, [0.0, 1.0]]
+    assert [one.reward for one in scored.scores] == [None, 1.0] and rows(scored) == [None, [0.0, 1.0]]
     assert scored.scores[0].failure is None
 
 
@@ -158,7 +177,7 @@ def test_tokens_have_no_rewards_of_their_own_where_no_function_of_weight_gives_a
     given = [Reward(function=name, per=per, weight=weight) for name, per, weight in rewards]
     scored = score([group_of(["a|b", "x"])], in_threads(*given))
     assert rows(scored) == [None, None] and [one.reward for one in scored.scores] == [3.0, 1.0]
-    assert scored.scores[0].parts.get("bars") in (None, 16 / 4)
+    assert scored.scores[0].parts.get("bars") in (None, 16.0)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +227,8 @@ def test_what_is_not_of_the_due_form_masks_its_own_completion(per: Any, value: A
 
     function = RewardFunction(name="f", call=one_odd, per=per, turn_separator="|")
     scored = score([group_of(["g|ood", "b|add", "g|ood", "g|ood", "g|ood"])], [function])
-    assert [one.reward for one in scored.scores] == [1.0, None, 1.0, 1.0, 1.0]
+    whole = float(sum(good)) if isinstance(good, list) else good
+    assert [one.reward for one in scored.scores] == [whole, None, whole, whole, whole]
     odd = scored.scores[1]
     assert odd.failure is not None and odd.failure.kind == "invalid" and odd.token_rewards is None
     assert odd.parts == {"f": None}
@@ -224,7 +244,7 @@ def test_a_wrong_length_from_a_process_is_named_and_masks_one_completion(named: 
             return [[1.0] * (3 if ids[0] == ord("b") else len(ids)) for ids in completion_ids]
     """
     scored = score([group_of(["good", "bad", "good", "badbad", *["good"] * 6])], [named(source, per="token")])
-    assert [one.reward for one in scored.scores] == [1.0, None, 1.0, None, *[1.0] * 6]
+    assert [one.reward for one in scored.scores] == [5.0, None, 5.0, None, *[5.0] * 6]
     assert scored.scores[3].failure is not None
     assert scored.scores[3].failure.message == "reward function f: it returns 3 numbers for a response of 7 tokens"
 
@@ -252,13 +272,14 @@ def test_functions_from_python_are_per_response() -> None:
 
 
 def plain_advantages(group: list[list[float]]) -> list[list[float]]:
-    """(r_{i,t} - mean) / std, each response weighing 1 and its tokens 1/|y_i|, by loops."""
-    mean = fmean(fmean(row) for row in group)
-    variance = sum(fmean((reward - mean) ** 2 for reward in row) for row in group) / (len(group) - 1)
-    return [[(reward - mean) / math.sqrt(variance) for reward in row] for row in group]
+    """Of rewards to go, each less the mean of all at its place, in units of the deviation, by loops."""
+    to_go = [[sum(row[t:]) for t in range(len(row))] for row in group]
+    means = [fmean(row[min(t, len(row) - 1)] for row in to_go) for t in range(max(map(len, to_go)))]
+    variance = sum(fmean((r - means[t]) ** 2 for t, r in enumerate(row)) for row in to_go) / (len(group) - 1)
+    return [[(r - means[t]) / math.sqrt(variance) for t, r in enumerate(row)] for row in to_go]
 
 
-def test_every_token_has_the_advantage_of_its_own_reward() -> None:
+def test_every_token_has_the_advantage_of_its_reward_to_go() -> None:
     bars = find_function("mine.py:bars")
     groups = [group_of(["a|bcd", "|", "xyz"]), group_of(["nn", "ab|", "n|n", "b"], 2)]
     given = (
@@ -274,10 +295,13 @@ def test_every_token_has_the_advantage_of_its_own_reward() -> None:
         for rollout in group.rollouts:
             length = len(rollout.response_ids)
             of_turn = [len(turn) for turn in split_turns(rollout.text, "|")]
-            per_turn = [float(of_turn[turn]) for turn, num in enumerate(rollout.turns) for _ in range(num)]
+            per_turn = [
+                x for n, num in zip(of_turn, rollout.turns, strict=True) for x in [0.0] * (num - 1) + [float(n)]
+            ]
             (per_token,) = bars([rollout.response_ids.tolist()])
             per_token = per_token or [0.0] * length
-            rewards.append([0.3 * len(rollout.text) + per_token[t] + per_turn[t] for t in range(length)])
+            own = [per_token[t] + per_turn[t] for t in range(length)]
+            rewards.append([*own[:-1], own[-1] + 0.3 * len(rollout.text)])
         expected += plain_advantages(rewards)
     assert list(batch.token_advantages) == list(range(7))
     for index, row in enumerate(expected):
@@ -287,7 +311,9 @@ def test_every_token_has_the_advantage_of_its_own_reward() -> None:
 
 def test_a_score_with_rewards_of_tokens_comes_through_a_checkpoint_whole() -> None:
     groups = (group_of(["a|bcd", "x"]),)
-    scored = score(groups, in_threads(Reward(function="bars", per="token")))
+    scored = score(groups, in_threads(Reward(function="lengths", per="turn")))
     groups_again, scored_again = decode(*encode((groups, scored)), {"data:1": groups[0].query})
     assert rows(scored_again) == rows(scored)
+    for one, again in zip(scored.scores, scored_again.scores, strict=True):
+        assert one.places is not None and again.places is not None and torch.equal(one.places, again.places)
     assert [one.turns for one in groups_again[0].rollouts] == [(2, 4), (2,)]

@@ -36,10 +36,10 @@ def test_the_trial_has_tokens_and_turns_to_give_numbers_for(fitted_tokenizer: An
     (gold, its), (junk, _) = probe([query], [], functions, fitted_tokenizer, turn_separator=separator)
     assert (gold, junk) == ("1 + 2", JUNK)
     assert all(row[-1] == fitted_tokenizer.eos_token_id and len(row) > 1 for row in ids)
-    assert its.parts["each"] == 1 + 3 / len(ids[0])
+    assert its.parts["each"] == len(ids[0]) + 3
     if separator is not None:  # "1 ", "+ ", "2" and the end token, a token each but the last
         assert texts == [["1 ", "+ ", "2"], ["I ", "do ", "not ", "know."]]
-        assert its.parts["by_turn"] == (2 * len(ids[0]) - 2) / len(ids[0])
+        assert its.parts["by_turn"] == 2 + 2 + 1
     with pytest.raises(UserError, match="it returns 2 numbers for a response of"):
         short = RewardFunction(name="short", call=lambda **columns: [[1.0, 2.0]] * 2, per="token")
         probe([query], [], [short], fitted_tokenizer, turn_separator=separator)
@@ -76,19 +76,20 @@ def test_a_run_trains_on_rewards_of_tokens_and_turns_and_writes_their_means(mine
     assert len(written) == 32
     for one in written:
         parts = one["rewards"]
-        assert 0 <= parts["digits"] <= 1 and 0 <= parts["lines"] <= 2
+        assert 0 <= parts["digits"] <= one["tokens"] and 0 <= parts["lines"] <= 2 * one["tokens"]
         assert one["reward"] == pytest.approx(parts["reasoning_gym"] + parts["digits"] + 0.5 * parts["lines"])
         assert math.isfinite(one["advantage"])
-    for start in range(0, 32, 4):  # the advantages' mean, each response weighing 1, is 0 in a group
-        assert sum(one["advantage"] for one in written[start : start + 4]) == pytest.approx(0, abs=1e-4)
+    for start in range(0, 32, 4):  # all of a response is still to go at its first token
+        of_first_tokens = [one["token_advantages"][0] for one in written[start : start + 4]]
+        assert sum(of_first_tokens) == pytest.approx(0, abs=2e-3)
 
 
 def test_check_says_what_a_number_is_for_and_shows_the_mean(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(TINY), *SETTINGS]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
     assert said[0].startswith("reward      reasoning_gym: gold")
-    assert said[1].startswith("reward      digits, a number per token, on average: gold")
-    assert said[2].startswith("reward      lines, a number per turn, on average: gold")
+    assert said[1].startswith("reward      digits, a number per token, in all: gold")
+    assert said[2].startswith("reward      lines, a number per turn, in all: gold")
 
 
 @pytest.mark.parametrize("command", ["check", "train"])

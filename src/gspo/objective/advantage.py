@@ -1,11 +1,16 @@
 """Advantages from rewards."""
 
+from typing import get_args
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gspo.objective.ratio import sequence_mean, sequence_of_token
+from gspo.objective.gae import discounted_sums, positions
+from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
 from gspo.published import Advantage
+
+EQUAL = 2e-6  # of the largest reward of a group: those that differ by less are equal, their difference is rounding
 
 
 def group_advantages(
@@ -19,9 +24,12 @@ def group_advantages(
 
     `group`: (r - mean)/std of the group. `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783). `leave_one_out`: r - the
     mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). A variance
-    is divided by n - ddof, which the paper leaves open. A group of equal rewards, and a lone reward, has advantage
-    exactly 0. A NaN reward stands for "not scored": it takes no part in its group and gets 0.
+    is divided by n - ddof, which the paper leaves open. A group whose rewards are equal, or differ by less than `EQUAL`
+    of the largest, has advantage exactly 0, and so has a lone reward. A NaN reward stands for "not scored": it takes no
+    part in its group and gets 0. Raises ValueError for another kind and for shapes that do not fit.
     """
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards have the shape {list(rewards.shape)}: one a response, [B], and group_ids as many")
     lengths = torch.ones(len(rewards), dtype=torch.long, device=rewards.device)
     return token_advantages(rewards, lengths, group_ids, kind=kind, ddof=ddof)
 
@@ -33,70 +41,93 @@ def token_advantages(
     *,
     kind: Advantage = "group",
     ddof: int = 1,
+    places: Int[Tensor, "N"] | None = None,
+    discount: float = 1.0,
 ) -> Float[Tensor, "N"]:
-    """The same where every token has a reward of its own; each response weighs 1 in its group, its tokens 1/|y_i|.
+    """The same where tokens earn rewards of their own: of each token's reward to go, at its place in the response.
 
-    A group's mean is that of its responses' mean rewards, its variance Σ_i 1/|y_i| Σ_t (r_{i,t} - mean)² / (n - ddof):
-    where all tokens of a response have the same reward this is `group_advantages`. A response with a NaN is not scored.
+    `rewards` stand at the token that earns them. A token's reward to go is Σ over the rewards from it onwards, each
+    times discount^(places between them): what comes before is none of its doing, what comes after may be. It is
+    compared with the rewards to go at the same place of the group's responses; one that has ended before keeps its
+    last, so that responses that earned the same all at the end compare as in `group_advantages`. `places` are numbers
+    of segments that never fall within a response, by default each token's own position. The variance is
+    Σ_i 1/|y_i| Σ_t (difference)² / (n - ddof). A response with a NaN is not scored. Raises ValueError as
+    `group_advantages` does.
     """
+    _check(rewards, lengths, group_ids, kind)
+    places = positions(lengths, len(rewards)) if places is None else places
+    sequences = sequence_of_token(lengths, len(rewards))
+    scored = ~torch.isnan(sequence_mean(rewards, lengths))
+    earned = torch.where(scored[sequences], rewards, 0.0)
+    to_go = discounted_sums(earned, lengths, _discounts(places, discount, earned))
+    by_place = _by_place(to_go, sequences, places, len(lengths))
+    _, members = torch.unique(group_ids, return_inverse=True)
+
+    def difference(groups: Int[Tensor, "B"], *, without_own: bool = False) -> Float[Tensor, "N"]:
+        """From the mean at the same place of the scored responses with the same number, or of the others of them."""
+        weights = scored.to(to_go.dtype)
+        totals, count = _total(weights[:, None] * by_place, groups), _total(weights, groups)
+        if without_own:
+            totals, count = totals - by_place, count - 1
+        mean = (totals / count.clamp(min=1)[:, None])[sequences, places]
+        return torch.where(scored[sequences], to_go - mean, 0.0)
+
+    found = difference(members, without_own=kind == "leave_one_out")
+    if kind in ("group", "batch"):
+        groups = members if kind == "group" else torch.zeros_like(members)
+        squares = _total(sequence_mean(difference(groups) ** 2, lengths), groups)
+        variance = squares / (_total(scored.to(to_go.dtype), groups) - ddof).clamp(min=1)
+        found = found / torch.where(variance > 0, variance.sqrt(), 1.0)[sequences]
+    return torch.where(_differ(by_place, scored, members)[sequences], found, 0.0)
+
+
+def _check(rewards: Tensor, lengths: Tensor, group_ids: Tensor, kind: str) -> None:
     if kind == "gae":
         raise ValueError("gae takes a value model: advantages_and_returns")
-    sequences = sequence_of_token(lengths)
-    scored = ~torch.isnan(sequence_mean(rewards, lengths))
-    values = torch.where(scored[sequences], rewards, 0.0)
-    _, members = torch.unique(group_ids, return_inverse=True)
-    num_groups = int(members.max()) + 1 if len(members) else 0
-
-    def total(x: Tensor) -> Tensor:
-        return x.new_zeros(num_groups).index_add_(0, members, x)
-
-    count = total(scored.to(rewards.dtype))[members]
-    own = sequence_mean(values, lengths)
-    mean = (total(own)[members] / count.clamp(min=1))[sequences]
-    centre = mean
-    if kind == "leave_one_out":
-        centre = ((total(own)[members] - own) / (count - 1).clamp(min=1))[sequences]
-    varied = _varied(values, scored[sequences], members[sequences], num_groups) & scored[sequences]
-    deviation = torch.where(varied, values - centre, 0.0)
-    if kind in ("group_mean", "leave_one_out"):
-        return deviation
-    if kind == "batch":
-        variance = _variance(values, lengths, scored, torch.zeros_like(members), ddof)
-    else:
-        variance = _variance(values, lengths, scored, members, ddof)
-    return deviation / torch.where(varied, variance.sqrt()[sequences], 1.0)
+    if kind not in get_args(Advantage):
+        raise ValueError(f"unknown kind {kind!r}: {', '.join(one for one in get_args(Advantage) if one != 'gae')}")
+    check_packed(lengths, rewards=rewards)
+    if group_ids.shape != lengths.shape:
+        raise ValueError(f"group_ids {list(group_ids.shape)} name the group of each of {len(lengths)} responses")
 
 
-def _variance(
-    values: Float[Tensor, "N"],
-    lengths: Int[Tensor, "B"],
-    scored: Bool[Tensor, "B"],
-    members: Int[Tensor, "B"],
-    ddof: int,
-) -> Float[Tensor, "B"]:
-    """Of each response's group."""
-
-    def total(x: Tensor) -> Tensor:
-        return x.new_zeros(int(members.max()) + 1 if len(members) else 0).index_add_(0, members, x)[members]
-
-    count = total(scored.to(values.dtype))
-    mean = total(sequence_mean(values, lengths)) / count.clamp(min=1)
-    sequences = sequence_of_token(lengths)
-    deviation = torch.where(scored[sequences], values - mean[sequences], 0.0)
-    return total(sequence_mean(deviation**2, lengths)) / (count - ddof).clamp(min=1)
+def _discounts(places: Int[Tensor, "N"], discount: float, like: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """What the next token's reward to go counts at each token: less where it is at another place."""
+    steps = torch.zeros_like(like)
+    steps[:-1] = (places[1:] - places[:-1]).clamp(min=0).to(like.dtype)
+    return torch.as_tensor(discount, dtype=like.dtype) ** steps
 
 
-def _varied(
-    values: Float[Tensor, "N"], scored: Bool[Tensor, "N"], groups: Int[Tensor, "N"], num_groups: int
-) -> Bool[Tensor, "N"]:
-    """Of each token, whether the rewards of its group differ by more than rounding.
+def _by_place(
+    to_go: Float[Tensor, "N"], sequences: Int[Tensor, "N"], places: Int[Tensor, "N"], num_sequences: int
+) -> Float[Tensor, "B P"]:
+    """What was to go when each response came to each place; where it did not come, the last before."""
+    if not len(to_go):
+        return to_go.new_zeros(num_sequences, 0)
+    num_places, tokens = int(places.max()) + 1, torch.arange(len(to_go), device=to_go.device)
+    first = torch.full((num_sequences * num_places,), len(to_go), device=to_go.device)
+    first.scatter_reduce_(0, sequences * num_places + places, tokens, reduce="amin")
+    first = first.masked_fill(first == len(to_go), -1).view(num_sequences, num_places)
+    return to_go[first.cummax(1).values.clamp(min=0)]
 
-    Rewards that are equal, or would be but for rounding (0.1 + 0.2 and 0.3), are found by comparison: the deviation
-    that rounding leaves would be blown up to ±1.
+
+def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
+    """Of each response, whether its group's rewards differ by more than `EQUAL` of the largest, at any place.
+
+    The deviation that rounding leaves (of 0.1 + 0.2 and 0.3, or of one verifier in float32) would be blown up to ±1.
     """
-    bounds = torch.full((2, num_groups), torch.inf, dtype=values.dtype, device=values.device)
+    num_groups = int(members.max()) + 1 if len(members) else 0
+    bounds = by_place.new_full((2, num_groups, by_place.shape[1]), torch.inf)
+    index = members[:, None].expand_as(by_place)
     for row, sign in enumerate((1.0, -1.0)):
-        bounds[row].scatter_reduce_(0, groups, torch.where(scored, sign * values, torch.inf), reduce="amin")
+        values = torch.where(scored[:, None], sign * by_place, torch.inf)
+        bounds[row].scatter_reduce_(0, index, values, reduce="amin")
     lowest, highest = bounds[0], -bounds[1]
-    rounding = 16 * torch.finfo(values.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
-    return (highest - lowest > rounding)[groups]
+    spread = highest - lowest > EQUAL * torch.maximum(lowest.abs(), highest.abs())
+    return spread.any(1)[members]
+
+
+def _total(values: Float[Tensor, "B *rest"], groups: Int[Tensor, "B"]) -> Float[Tensor, "B *rest"]:
+    """Of each response, the sum over all with the same number."""
+    num_groups = int(groups.max()) + 1 if len(groups) else 0
+    return values.new_zeros(num_groups, *values.shape[1:]).index_add_(0, groups, values)[groups]

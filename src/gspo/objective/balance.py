@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
+from gspo.objective.ratio import sequence_of_token
+
 
 def balance_loss(
     router_logits: Sequence[Float[Tensor, "N E"]], experts: Integer[Tensor, "N L K"], lengths: Int[Tensor, "B"]
@@ -17,7 +19,8 @@ def balance_loss(
     micro-batch would depend on the cut. Departs from it in taking the softmax of the logits for every family, where
     DeepSeek-V3 normalises sigmoids. The tokens are the response's, one after another, B sequences in all.
     """
-    sequence = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    lengths = lengths.to(experts.device, non_blocking=True)
+    sequence = sequence_of_token(lengths, len(experts))
     per_layer = []
     for layer, logits in enumerate(router_logits):
         chosen = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, experts[:, layer], 1.0)

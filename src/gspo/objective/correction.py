@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gspo.objective.ratio import sequence_mean, sequence_of_token
-from gspo.published import Correction
+from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
+from gspo.published import CORRECTIONS, Correction, CorrectionLevel
 
 
 def correction_weights(
@@ -15,17 +15,27 @@ def correction_weights(
     method: Correction,
     low: float | None = None,
     high: float | None = None,
+    *,
+    level: CorrectionLevel | None = None,
 ) -> Float[Tensor, "N"]:
-    """A weight a token from ρ = π_old/π_sampler, the geometric mean over its sequence (of a token for icepop).
+    """A weight a token from ρ = π_old/π_sampler: of the token, or at level `sequence` its sequence's geometric mean.
 
-    `tis`: min(ρ, high). `mis`: ρ within [low, high], else 0. `icepop`: as mis, token by token (arXiv 2510.18855).
+    `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0.
     `geometric_mask`: 1 within [low, high], else 0. `decoupled`: ρ itself, the proximal form for stale rollouts (arXiv
-    2110.00641). Never the product over a sequence, which goes to 0 or infinity with its length. Departs from TIS and
-    MIS as first written in averaging over the sequence. None: no bound. The weights carry no gradient.
+    2110.00641, Eq. 10). The level is as published where none is given: the sequence's for geometric_mask, else the
+    token's. Never the product over a sequence, which goes to 0 or infinity with its length. None: no bound. The
+    weights carry no gradient. Raises ValueError for another method, or a level that it does not have.
     """
+    if method not in CORRECTIONS or method == "none":
+        raise ValueError(f"unknown method {method!r}: {', '.join(one for one in CORRECTIONS if one != 'none')}")
+    levels = CORRECTIONS[method].levels
+    if (level := level or levels[0]) not in levels:
+        raise ValueError(f"{method} has no level {level!r}: {' or '.join(levels)}")
+    check_packed(lengths, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs)
+    lengths = lengths.to(old_logprobs.device, non_blocking=True)
     log_ratio = (old_logprobs - sampler_logprobs).detach()
-    if method != "icepop":
-        log_ratio = sequence_mean(log_ratio, lengths)[sequence_of_token(lengths)]
+    if level == "sequence":
+        log_ratio = sequence_mean(log_ratio, lengths)[sequence_of_token(lengths, len(log_ratio))]
     ratio = log_ratio.exp()
     if method in ("tis", "decoupled"):
         return ratio.clamp(max=high) if high is not None else ratio

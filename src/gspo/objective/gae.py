@@ -3,26 +3,55 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from gspo.objective.ratio import check_packed, sequence_of_token
 
 
 def advantages_and_returns(
-    rewards: Float[Tensor, "T"], values: Float[Tensor, "T"], *, gamma: float, lam: float
-) -> tuple[Float[Tensor, "T"], Float[Tensor, "T"]]:
-    """GAE(γ, λ) of one response and the returns that its values should have been (arXiv 1506.02438, Eq. 16).
+    rewards: Float[Tensor, "N"],
+    values: Float[Tensor, "N"],
+    lengths: Int[Tensor, "B"] | None = None,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """GAE(γ, λ) and the returns that the values should have been (arXiv 1506.02438, Eq. 16); no lengths: one response.
 
     δ_t = r_t + γ V_{t+1} - V_t, Â_t = Σ_k (γλ)^k δ_{t+k}; the return is Â_t + V_t. V_t is the value before token t;
     after the last one it is 0, for a response that was cut off too.
     """
-    following = torch.cat([values[1:], values.new_zeros(1)])
+    lengths = torch.tensor([len(rewards)]) if lengths is None else lengths
+    check_packed(lengths, rewards=rewards, values=values)
+    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
+    following[(lengths.cumsum(0) - 1)[lengths > 0]] = 0
     errors = rewards + gamma * following - values
-    advantages = torch.empty_like(values)
-    carried = values.new_zeros(())
-    for t in range(len(values) - 1, -1, -1):
-        carried = errors[t] + gamma * lam * carried
-        advantages[t] = carried
+    advantages = discounted_sums(errors, lengths, torch.full_like(errors, gamma * lam))
     return advantages, advantages + values
+
+
+def discounted_sums(
+    values: Float[Tensor, "N"], lengths: Int[Tensor, "B"], discounts: Float[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """x_t = v_t + d_t x_{t+1} within each sequence: d_t is what the next token's sum counts at this one."""
+    if not len(values):
+        return values.clone()
+    sequences = sequence_of_token(lengths, len(values))
+    position = positions(lengths, len(values))
+    # A row a position, a column a sequence: one operation a position, whatever the number of sequences.
+    by_position, factors = values.new_zeros(2, int(lengths.max()), len(lengths))
+    by_position[position, sequences], factors[position, sequences] = values, discounts
+    rows = by_position.unbind(0)
+    for row, following, factor in zip(rows[-2::-1], rows[:0:-1], factors.unbind(0)[-2::-1], strict=True):
+        row.addcmul_(following, factor)
+    return by_position[position, sequences]
+
+
+def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
+    """Each packed token's place in its own sequence, from 0."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(num_tokens, device=lengths.device) - starts[sequence_of_token(lengths, num_tokens)]
 
 
 def whitened(advantages: Sequence[Float[Tensor, "_"]]) -> list[Float[Tensor, "_"]]:

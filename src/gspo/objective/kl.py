@@ -1,6 +1,6 @@
 """Estimates of the KL divergence from a reference model at sampled tokens."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,8 +15,10 @@ def kl_estimate(
 
     With l = log π_θ/π_ref: k1 = l, k2 = l²/2, k3 = e^-l - 1 + l. Of their values k1 and k3 are unbiased; of their
     gradients, as a loss, only k2's is that of the KL (arXiv 2506.09477): k1's is 0 in the mean, k3's that of the
-    reverse KL.
+    reverse KL. Raises ValueError for another estimator.
     """
+    if estimator not in get_args(Estimator):
+        raise ValueError(f"unknown estimator {estimator!r}: {', '.join(get_args(Estimator))}")
     gap = logprobs - reference_logprobs
     if estimator == "k1":
         return gap

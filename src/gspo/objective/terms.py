@@ -29,6 +29,7 @@ class Bounds:
     low: float
     high: float
     dual: float = 3.0
+    cap: float = 5.0  # the most that π_θ/π_engine counts in MiniRL
     temperature: tuple[float, float] = (1.0, 1.05)  # SAPO's, where Â > 0 and where Â < 0
 
 
@@ -70,7 +71,7 @@ def gmpo(units: Units, bounds: Bounds) -> Terms:
     bounded = torch.where(positive, log_ratio.clamp(max=bounds.high), log_ratio.clamp(min=-bounds.low))
     clipped = (positive & (log_ratio > bounds.high)) | (negative & (log_ratio < -bounds.low))
     means = sequence_mean(bounded, units.lengths).exp()
-    return means[sequence_of_token(units.lengths)] * units.advantages, clipped
+    return means[sequence_of_token(units.lengths, len(log_ratio))] * units.advantages, clipped
 
 
 def sapo(units: Units, bounds: Bounds) -> Terms:
@@ -82,30 +83,38 @@ def sapo(units: Units, bounds: Bounds) -> Terms:
 
 
 def dppo(units: Units, bounds: Bounds) -> Terms:
-    """rÂ, dropped where the probability has moved by more than δ in Â's direction (arXiv 2602.04879).
+    """rÂ, r = π_θ/π_engine, dropped where p has moved by more than δ in Â's direction (arXiv 2602.04879, Eq. 12).
 
-    The form with total variation, |p - p_old| of the sampled token, without the other tokens of the vocabulary.
+    The form with the total variation |p - p_engine| of the sampled token, without the vocabulary's other tokens.
+    Ratio and distance are from the engine, which sampled: from a likelihood computed anew training collapses
+    (Takeaway 2). Raises ValueError without the engine's log-likelihoods.
     """
-    moved = units.logprobs.detach().exp() - units.old_logprobs.exp()
+    sampler = _sampler_logprobs(units, "dppo")
+    moved = units.logprobs.detach().exp() - sampler.exp()
     dropped = ((units.advantages > 0) & (moved > bounds.high)) | ((units.advantages < 0) & (moved < -bounds.low))
-    return torch.where(dropped, 0.0, units.ratio * units.advantages), dropped
+    return torch.where(dropped, 0.0, (units.logprobs - sampler).exp() * units.advantages), dropped
 
 
 def minirl(units: Units, bounds: Bounds) -> Terms:
-    """M sg[π_θ/π_engine] Â log π_θ, M = 0 where PPO would clip π_θ/π_old (arXiv 2512.01374, Eq. 7).
+    """M sg[min(π_θ/π_engine, 5)] Â log π_θ, M = 0 where PPO would clip π_θ/π_old (arXiv 2512.01374, Eq. 7, §4.2).
 
     Raises ValueError without the engine's log-likelihoods.
     """
-    if units.sampler_logprobs is None:
-        raise ValueError("minirl weighs tokens by π_θ/π_engine: it needs sampler_logprobs")
+    sampler = _sampler_logprobs(units, "minirl")
     _, clipped = clip(units, bounds)
-    weight = (units.logprobs.detach() - units.sampler_logprobs).exp()
+    weight = (units.logprobs.detach() - sampler).exp().clamp(max=bounds.cap)
     return torch.where(clipped, 0.0, weight * units.advantages * units.logprobs), clipped
 
 
 def reinforce(units: Units, bounds: Bounds) -> Terms:
     """Â log π_θ: no ratio, nothing clipped (Williams 1992; RLOO with the others' mean as baseline, 2402.14740)."""
     return units.advantages * units.logprobs, torch.zeros_like(units.advantages, dtype=torch.bool)
+
+
+def _sampler_logprobs(units: Units, name: str) -> Float[Tensor, "M"]:
+    if units.sampler_logprobs is None:
+        raise ValueError(f"{name} weighs tokens by π_θ/π_engine: it needs sampler_logprobs")
+    return units.sampler_logprobs
 
 
 FORMS: Mapping[str, Callable[[Units, Bounds], Terms]] = {

@@ -1,6 +1,6 @@
 """Attention over a pack: everything else in a model works token by token and needs no padding."""
 
-from functools import lru_cache
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -74,18 +74,28 @@ def _mask(width: int, prefix: int, window: int | None, like: Tensor) -> Tensor |
     """None where the kernel's own causal mask is right."""
     if not prefix and (window is None or width <= window):
         return None
-    return _additive_mask(width, prefix, window, like.dtype, like.device)
+    key = (width, prefix, window, like.dtype, like.device)
+    if key not in _masks:  # each layer of a pass asks for the same ones again
+        _masks[key] = _additive_mask(*key)
+    _masks.move_to_end(key)
+    while len(_masks) > 1 and sum(mask.nbytes for mask in _masks.values()) > MAX_MASK_BYTES:
+        _masks.popitem(last=False)
+    return _masks[key]
 
 
-@lru_cache(maxsize=8)
+MAX_MASK_BYTES = 2**28  # of all that are kept; the one in use is kept whatever its size
+_masks: "OrderedDict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor]" = OrderedDict()
+
+
 def _additive_mask(
     width: int, prefix: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 1 s t"]:
     """0 where the query at prefix + i sees the key at j: j ≤ prefix + i, and within the sliding window; else -inf."""
-    keys = torch.arange(prefix + width, device=device)
-    distance = keys[prefix:, None] - keys
-    seen = (distance >= 0) & (distance < (window or prefix + width + 1))
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)[None, None]
+    shape = width, prefix + width
+    mask = torch.full(shape, -torch.inf, dtype=dtype, device=device).triu_(prefix + 1)
+    if window:
+        mask += torch.full(shape, -torch.inf, dtype=dtype, device=device).tril_(prefix - window)
+    return mask[None, None]
 
 
 def _pad(states: Float[Tensor, "m h d"], block: Block) -> Float[Tensor, "r h s d"]:

@@ -21,8 +21,10 @@ class Head:
     cap: float | None = None  # Gemma: cap · tanh(logits / cap)
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
-        """Logits in float32."""
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        """Logits in float32; of bfloat16 operands too, for rounded to that they would be 0.125 apart at 16."""
+        logits = _product(hidden, self.weight.T)
+        if self.bias is not None:
+            logits += self.bias
         if self.scale != 1:
             logits *= self.scale
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
@@ -106,11 +108,20 @@ class _TokenLikelihood(torch.autograd.Function):
         return hidden_gradient, weight_gradient.to(weight.dtype), bias_gradient, None, None, None
 
 
+def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:
+    """The matrix product, added up and kept in float32."""
+    if left.dtype == torch.float32:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()  # the CPU has no product of two precisions
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
-        total += left @ right
+        total += _product(left, right)
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

@@ -80,24 +80,41 @@ def items_of(batch: Batch, old: Mapping[int, Old], actor: Actor) -> dict[int, It
     return found
 
 
-def observed(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """What a forward pass showed of its sequences, still on its device: a GPU is waited for once a mini-batch."""
+
+    items: Sequence[Item]
+    by_token: Float[Tensor, "K N"]
+    sequence_ratio: Float[Tensor, "B"]
+
+
+def observe(
     items: Sequence[Item],
     result: Surrogate,
     logprobs: Float[Tensor, "N"],
     old: Float[Tensor, "N"],
     entropy: Float[Tensor, "N"],
     weights: Float[Tensor, "N"] | None,
-    mini_batch: int,
-) -> list[Trained]:
-    """One a sequence; must come before the backward pass, whose graph it reads."""
-    lengths = [item.length for item in items]
+) -> Observation:
+    """Must come before the backward pass, whose graph it reads."""
     (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
     log_ratio = logprobs.detach() - old
     ratio = log_ratio.exp()
     weights = torch.ones_like(ratio) if weights is None else weights
     summed = [result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach()]
-    rows = torch.stack([*summed, old, log_ratio])
-    return [
+    by_token = torch.stack([*summed, old, log_ratio])
+    return Observation(items=items, by_token=by_token, sequence_ratio=result.sequence_ratio)
+
+
+def trained_of(observations: Sequence[Observation], mini_batch: int) -> tuple[Trained, ...]:
+    """One a sequence, brought to the CPU in one go."""
+    if not observations:
+        return ()
+    items = [item for one in observations for item in one.items]
+    by_token = torch.cat([one.by_token for one in observations], dim=1).cpu()
+    ratios = torch.cat([one.sequence_ratio for one in observations]).tolist()
+    return tuple(
         Trained(
             index=item.index,
             mini_batch=mini_batch,
@@ -114,7 +131,7 @@ def observed(
             log_ratios=piece[-1].clone(),
         )
         for item, sequence_ratio, piece in zip(
-            items, result.sequence_ratio.tolist(), rows.cpu().split(lengths, dim=1), strict=True
+            items, ratios, by_token.split([item.length for item in items], dim=1), strict=True
         )
         for sums in [piece[:-2].double().sum(1).tolist()]
-    ]
+    )

@@ -39,7 +39,7 @@ def response_likelihood(
     One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
     """
     states = response_states(policy, sequences, keep_router_logits=keep_router_logits)
-    targets = torch.cat([sequence.response_ids for sequence in sequences]).to(policy.device)
+    targets = torch.cat([sequence.response_ids for sequence in sequences]).to(policy.device, non_blocking=True)
     logprobs, entropy = token_likelihood(policy.head, states.hidden, targets, temperature)
     return Likelihood(logprobs=logprobs, entropy=entropy, **vars(states))
 

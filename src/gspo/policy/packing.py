@@ -85,12 +85,12 @@ def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size:
             start += len(row)
             predictors[index] = torch.arange(start - len(sequences[index].response_ids), start)
     return Pack(
-        ids=torch.cat(ids).to(device),
-        positions=torch.cat(positions).to(device),
+        ids=torch.cat(ids).to(device, non_blocking=True),
+        positions=torch.cat(positions).to(device, non_blocking=True),
         blocks=tuple(blocks),
-        predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device),
+        predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
         prefixes=tuple(prefixes[index] for index in range(len(sequences))),
-        experts=torch.cat(experts).to(device) if experts else None,
+        experts=torch.cat(experts).to(device, non_blocking=True) if experts else None,
     )
 
 
@@ -169,5 +169,6 @@ def _block(start: int, prefix: int, lengths: list[int], device: torch.device) ->
     width = max(lengths)
     place = None
     if min(lengths) < width:
-        place = torch.cat([torch.arange(row * width, row * width + n) for row, n in enumerate(lengths)]).to(device)
+        place = torch.cat([torch.arange(row * width, row * width + n) for row, n in enumerate(lengths)])
+        place = place.to(device, non_blocking=True)
     return Block(start=start, prefix=prefix, lengths=tuple(lengths), width=width, place=place)

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
+
 from gspo.config import Actor
 from gspo.policy.critic import Critic
 from gspo.policy.cutting import cut, middle, mini_batches
-from gspo.policy.item import Item, Trained, items_of
-from gspo.policy.loss import Denominators, denominators_of, micro_batch_loss
+from gspo.policy.item import Item, Trained, items_of, trained_of
+from gspo.policy.loss import Denominators, Loss, denominators_of, micro_batch_loss
 from gspo.policy.model import Policy
 from gspo.policy.noise import Noise
 from gspo.policy.old_policy import Old
@@ -109,17 +111,25 @@ def accumulate_gradient(
         if optimizer is not None and part[0] == boundary > 0:
             half = optimizer.gradient()
         chosen = [items[index] for index in part]
-        loss = micro_batch_loss(policy, critic, chosen, actor, denominators, mini_batch, temperature=temperature)
+        loss = micro_batch_loss(policy, critic, chosen, actor, denominators, temperature=temperature)
         if loss.total.requires_grad:
             loss.total.backward()
         losses.append(loss)
     activations = [loss.activation for loss in losses if loss.activation is not None]
+    terms = _summed_terms(losses)
+    if "balance_loss" in terms:
+        terms["balance_loss"] *= denominators.num_sequences / len(items)
     return Accumulated(
-        trained=tuple(item for loss in losses for item in loss.trained),
-        loss=sum((loss.surrogate for loss in losses), 0.0),
-        balance_loss=sum((loss.balance for loss in losses), 0.0) * denominators.num_sequences / max(1, len(items)),
-        kl=sum((loss.kl for loss in losses), 0.0),
-        value_loss=sum((loss.value for loss in losses), 0.0),
+        **terms,
+        trained=trained_of([loss.observation for loss in losses], mini_batch),
         activation=sum(activations[1:], activations[0]) if activations else None,
         noise=None if half is None or optimizer is None else optimizer.noise(half, boundary / len(items)),
     )
+
+
+def _summed_terms(losses: Sequence[Loss]) -> dict[str, float]:
+    """Over the micro-batches, all read from the device in one go."""
+    if not losses:
+        return {}
+    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()
+    return {name: sum(values) for name, values in zip(losses[0].terms, zip(*rows, strict=True), strict=True)}

@@ -31,5 +31,19 @@ def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
 def _penalised(score: Score, penalty: float) -> Score:
     if score.reward is None:
         return replace(score, parts={**score.parts, PART: None})
-    by_token = None if score.token_rewards is None else score.token_rewards + penalty
-    return replace(score, reward=score.reward + penalty, parts={**score.parts, PART: penalty}, token_rewards=by_token)
+    parts = {**score.parts, PART: penalty}
+    return replace(with_added(score, penalty), penalty=penalty, parts=parts)
+
+
+def without_penalty(score: Score) -> Score:
+    """As the reward functions have it."""
+    return replace(with_added(score, -score.penalty), penalty=0.0) if score.penalty else score
+
+
+def with_added(score: Score, amount: float) -> Score:
+    """With an amount more of reward, which the last token earns."""
+    assert score.reward is not None
+    by_token = None if score.token_rewards is None else score.token_rewards.clone()
+    if by_token is not None:
+        by_token[-1] += amount
+    return replace(score, reward=score.reward + amount, token_rewards=by_token)

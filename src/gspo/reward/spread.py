@@ -1,4 +1,4 @@
-"""From what a function says of a response to a number for each of its tokens."""
+"""From what a function says of a response to the rewards that its tokens earn."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ from gspo.records import Rollout
 
 
 def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float | Float[Tensor, "T"] | str:
-    """One number for all tokens, or one for each, in float64; a text says why the value is not of the due form."""
+    """One reward for all, or one for each token, in float64: a turn's is earned by its last token.
+
+    A text says why the value is not of the due form.
+    """
     if per == "response":
         return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
     due = len(rollout.response_ids) if per == "token" else len(rollout.turns)
@@ -22,7 +25,10 @@ def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float 
     if len(value) != due:
         return f"it returns {_count(len(value), 'number')} for a response of {_count(due, per)}"
     numbers = torch.tensor(value, dtype=torch.float64)
-    return numbers if per == "token" else numbers.repeat_interleave(torch.tensor(rollout.turns))
+    if per == "token":
+        return numbers
+    last_tokens = (torch.tensor(rollout.turns).cumsum(0) - 1).clamp(min=0)  # a turn of no token takes the one before
+    return numbers.new_zeros(len(rollout.response_ids)).index_add_(0, last_tokens, numbers)
 
 
 def _count(number: int, noun: str) -> str:

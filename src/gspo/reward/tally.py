@@ -1,7 +1,7 @@
 """What the calls of a step have said so far, and whether so many have failed that the run must end."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from math import fsum
 from typing import NamedTuple
 
 import torch
@@ -111,7 +111,7 @@ class Tally:
     def _score(self, group: int, rollout: int) -> Score:
         said = [self._parts[group, number, rollout] for number in range(len(self._functions))]
         pairs = list(zip(self._functions, said, strict=True))
-        parts = {f.name: _mean(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
+        parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
         weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
         if masking := [part for _, part in weighed if isinstance(part, Failure)]:
@@ -119,18 +119,23 @@ class Tally:
         applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
         if not applying:
             return Score(reward=None, parts=parts, failures=failures)
-        by_token: Tensor | None = None
-        if any(function.per != "response" and function.weight != 0 for function in self._functions):
-            by_token = torch.zeros(len(self._groups[group].rollouts[rollout].response_ids), dtype=torch.float64)
-            for weight, part in applying:
-                by_token += weight * part
-        reward = sum(weight * _mean(part) for weight, part in applying)
-        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token)
+        reward = sum(weight * _total(part) for weight, part in applying)
+        finer = {function.per for function in self._functions if function.weight != 0} - {"response"}
+        if not finer:
+            return Score(reward=reward, parts=parts, failures=failures)
+        its = self._groups[group].rollouts[rollout]
+        by_token, last = torch.zeros(2, len(its.response_ids), dtype=torch.float64)
+        last[-1] = 1.0  # a response's own reward is earned by its end
+        for weight, part in applying:
+            by_token += weight * part if isinstance(part, Tensor) else weight * part * last
+        turns = None if "token" in finer else torch.tensor(its.turns)
+        places = None if turns is None else torch.arange(len(turns)).repeat_interleave(turns)
+        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
 
 
-def _mean(part: float | Tensor) -> float:
+def _total(part: float | Tensor) -> float:
     """Over the response's tokens."""
-    return fmean(part.tolist()) if isinstance(part, Tensor) else part
+    return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
 def _mend(kind: FailureKind, what: str, per: Per) -> str | None:
