@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gspo.report.evaluated import measured, measures
+
 Lines = list[dict[str, Any]]
 RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"
 QUICK = ["steps=2", "cold_start.steps=4", "evaluation.num_queries=8", "rollout.queries_per_step=8"]
@@ -69,9 +71,8 @@ def _row(seed: int, seconds: float, lines: Lines) -> str:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     in_loop = sum(line["time/total_seconds"] for line in lines[1:])
     cells: list[Any] = [seed, f"{seconds:.0f}", f"{in_loop:.0f}", f"{peak:.0f}"]
-    key = "evaluation/held_out/pass_at_1"
-    error = "evaluation/held_out/standard_error"
-    cells += [f"{line[key]:.3f} ± {line[error]:.3f}" for line in (first, last)]
+    measure, *_ = measures([first, last])
+    cells += [measured(line, measure) for line in (first, last)]
     length = "evaluation/held_out/mean_tokens"
     cells.append(f"{first[length]:.1f} → {last[length]:.1f}")
     return "| " + " | ".join(map(str, cells)) + " |"

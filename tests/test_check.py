@@ -72,6 +72,43 @@ def test_check_of_a_sound_recipe_has_no_notes(capsys: pytest.CaptureFixture[str]
     assert "note" not in check(capsys)
 
 
+def test_check_says_how_many_rows_are_held_out_and_how_to_have_more(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"prompt": f"{number} + 1 =", "answer": str(number + 1)}) for number in range(26)]
+    Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    data = ["queries.procedural=null", "queries.path=rows.jsonl", "cold_start={}", "reward=[exact_match]"]
+    (note,) = (line for line in check(capsys, *data, "evaluation.num_queries=16").splitlines() if line[:4] == "note")
+    assert "2 rows are held out for evaluation, not the 16 of evaluation.num_queries" in note
+    assert "evaluation.path" in note and "evaluation.num_queries=2" in note
+    assert "note" not in check(capsys, *data, "evaluation.num_queries=2")
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ("[10.0 * (text == gold) for text, gold in zip(completions, answer)]", None),
+        ("[0.5 * (text == gold) for text, gold in zip(completions, answer)]", "f gives the row's own answer 0.5"),
+        ("[2.0 + (text == gold) for text, gold in zip(completions, answer)]", "f gives junk 2"),
+    ],
+)
+def test_check_names_a_threshold_that_the_reward_cannot_reach_or_always_does(
+    scores: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text(f"def f(completions, answer, **columns):\n    return {scores}\n", encoding="utf-8")
+    notes = [line for line in check(capsys, "reward=[{function: mine.py:f}]").splitlines() if line[:4] == "note"]
+    assert [said in note and "evaluation.pass_threshold is 1" in note for note in notes if said] == [True] * bool(said)
+    assert bool(notes) == bool(said)
+
+
+def test_check_looks_for_the_bare_answer_in_the_function_that_judges(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "def other(completions, **columns):\n    return [None for text in completions]\n"
+        "def strict(completions, **columns):\n    return [0.0 for text in completions]\n",
+        encoding="utf-8",
+    )
+    said = check(capsys, "reward=[{function: mine.py:other}, {function: mine.py:strict}]")
+    assert "other says that it does not apply" in said and "strict scores the bare answer like junk" in said
+
+
 def test_check_creates_nothing_and_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/tiny").mkdir(parents=True)
     before = sorted(Path().rglob("*"))

@@ -301,6 +301,7 @@ def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[
 
 def general_name(key: str) -> str:
     key = re.sub(r"^evaluation/[^/]+/", "evaluation/<set>/", key)
+    key = re.sub(r"^evaluation/<set>/[^/]+/mean$", "evaluation/<set>/<function>/mean", key)
     return re.sub(r"^reward/[^/]+/(mean|seconds)$", r"reward/<function>/\1", key)
 
 

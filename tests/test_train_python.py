@@ -14,6 +14,7 @@ import gspo
 from gspo import cli
 from gspo.config import Recipe
 from gspo.config_file import load_recipe, make_recipe
+from gspo.queries.source import load_rows
 from gspo.report.display import Display
 from gspo.train import Outcome, train
 
@@ -272,6 +273,26 @@ def test_a_separate_evaluation_file_gives_its_name_to_the_metrics_and_is_not_tra
     outcome = run(recipe, reward=length_of)
     assert "evaluation/exam/pass_at_1" in outcome.metrics[0]
     assert {line["prompt"] for line in rollouts(outcome)} == {row["prompt"] for row in ROWS[:4]}
+
+
+def test_an_evaluation_says_how_few_queries_it_has_what_failed_and_what_the_reward_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def marks(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
+        if len(completions) == 1 and answer[0] == held_out[0]:  # an evaluation has one completion a query
+            raise ValueError("unreadable")
+        return [float(10 + int(gold)) for gold in answer]
+
+    held_out: list[str] = []
+    rows = [{"prompt": f"Say {number} please.", "answer": str(number)} for number in range(26)]
+    recipe = recipe_of("evaluation.num_queries=16", "evaluation.pass_threshold=30", "steps=1")
+    held_out += [str(row.columns["answer"]) for row in load_rows(recipe, rows).held_out]
+    train(recipe, queries=rows, reward=marks)
+    said = capsys.readouterr().out
+    assert "note: 2 rows are held out for evaluation, not the 16 of evaluation.num_queries" in said
+    assert f"0.000 on 2 held-out queries, reward {10 + int(held_out[1])}.000\n" in said
+    assert "warning: reward functions failed on some of 2 held-out responses: 1 count as not passed, 1 have no" in said
+    assert "reward function marks: it raises ValueError: unreadable" in said
 
 
 def test_input_that_cannot_be_used_is_a_user_error_and_leaves_nothing() -> None:

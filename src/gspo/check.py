@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from gspo.config import Recipe
 from gspo.errors import UserError
+from gspo.evaluation.notes import evaluation_notes
+from gspo.evaluation.verdict import verdict
 from gspo.inert import inert_settings
 from gspo.policy.architecture import load_config, max_positions
 from gspo.policy.check_reference import check_reference
@@ -62,7 +64,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
-    for sentence in inert_settings(recipe):
+    for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *inert_settings(recipe)):
         yield f"note        {sentence}"
     try:
         check_absent(recipe)
@@ -72,7 +74,7 @@ def check(recipe: Recipe) -> Iterator[str]:
 
 def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[RewardFunction]) -> Iterator[str]:
     """What each function says of the row's own answer, where there is one, and of junk."""
-    has_gold = probed[0][0] != JUNK
+    has_gold, judging = probed[0][0] != JUNK, verdict(probed[0][1])
     for function in functions:
         said = {text: one.parts[function.name] for text, one in probed}
         words = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in said.items()]
@@ -80,6 +82,6 @@ def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[Rewar
         yield f"reward      {function.name}{mean}: {', '.join(words)}"
         if all(value is None for value in said.values()):
             yield f"note        {function.name} says that it does not apply to either"
-        # Only the first function is a verifier; a format, say, has nothing to do with being right.
-        elif has_gold and function is functions[0] and len(set(said.values())) == 1:
+        # Only the function that judges is a verifier; a format, say, has nothing to do with being right.
+        elif has_gold and judging and function.name == judging.function and len(set(said.values())) == 1:
             yield f"note        {function.name} scores the bare answer like junk: it may ask for another form"

@@ -10,6 +10,7 @@ from typing import Any
 
 from gspo.coldstart import encode_demonstrations
 from gspo.config import Model, Recipe
+from gspo.evaluation.notes import evaluation_notes
 from gspo.policy.architecture import load_config
 from gspo.policy.check_reference import check_reference
 from gspo.policy.check_routing import check_declared, check_routing
@@ -36,6 +37,7 @@ class Prepared:
     reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
     value_trunk: Policy | None  # what a critic of its own is made of
     rows_sha256: str  # of the data as it was before the tokenizer
+    notes: Sequence[str]  # what data and rewards make of the recipe's evaluation
 
 
 def prepare(
@@ -72,7 +74,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
-    probe(rendered.train, rendered.held_out, functions, tokenizer, turn_separator=separator)
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, turn_separator=separator)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
         policy=policy,
@@ -82,6 +84,7 @@ def prepare(
         value_trunk=value_trunk,
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
         rows_sha256=rows_digest(rows, pairs),
+        notes=evaluation_notes(recipe, len(rendered.held_out), probed),
     )
 
 

@@ -9,14 +9,15 @@ from gspo.checkpoint.files import sha256
 from gspo.coldstart import ColdStep
 from gspo.errors import DivergedError
 from gspo.evaluation.held_out import evaluate
-from gspo.evaluation.pass_at_1 import PassRate
 from gspo.policy.clip_range import next_scale
 from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.policy.update import MiniBatchReport
 from gspo.progress import InHand
 from gspo.records import Batch
 from gspo.report.diagnoses import WINDOW, diagnoses
+from gspo.report.evaluation_metrics import evaluation_metrics, failures_in_words, in_words
 from gspo.report.metrics import step_metrics
+from gspo.report.numbers import Metrics
 from gspo.report.rollout_lines import rollout_lines
 from gspo.reward.score import Scored
 from gspo.run import Run
@@ -76,25 +77,21 @@ def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchRe
     run.reached()
 
 
-def _evaluation_metrics(run: Run, step: int) -> dict[str, float]:
+def _evaluation_metrics(run: Run, step: int) -> Metrics:
     queries = run.parts.queries.held_out
     if not queries:
         return {}
     if step == 0:
         run.display.note(f"evaluating on {len(queries)} held-out queries …")
-    with run.interrupt.may_stop():
-        rate: PassRate = evaluate(run.parts.policy, queries, run.parts.functions, run.recipe)
-    title = run.recipe.actor.title
-    score = f"{rate.pass_at_1:.3f} ± {rate.standard_error:.3f} on {rate.num_queries} held-out queries"
-    run.display.note(f"pass@1 after step {step}: {score}" if step else f"pass@1 before {title}: {score}")
+    with run.interrupt.may_stop(), run.clock("evaluation"):
+        score = evaluate(run.parts.policy, queries, run.parts.functions, run.recipe)
     path = run.recipe.evaluation.path
-    prefix = f"evaluation/{Path(path).stem if path else 'held_out'}"
-    return {
-        f"{prefix}/pass_at_1": rate.pass_at_1,
-        f"{prefix}/standard_error": rate.standard_error,
-        f"{prefix}/mean_tokens": rate.mean_response_tokens,
-        f"{prefix}/truncated_fraction": rate.truncated_fraction,
-    }
+    metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
+    when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
+    run.display.note(f"pass@1 {when}: {in_words(score, metrics)}")
+    if failed := failures_in_words(score):
+        run.display.note(f"warning: {failed}", style="yellow")
+    return {**metrics, "time/evaluation_seconds": run.seconds.pop("evaluation")}
 
 
 def _append(run: Run, line: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ class Score:
     penalty: float = 0.0  # in the reward, for its length (rollout.overlong)
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
+    failures: Mapping[str, Failure] = field(default_factory=dict)  # by function name, those of weight 0 too
     token_rewards: Float[Tensor, "T"] | None = None  # whose sum the reward is, where a function scores turns or tokens
     places: Int[Tensor, "T"] | None = None  # of those tokens: the turns that they belong to, or their positions
 

@@ -57,6 +57,8 @@ def train(
         display.note(f"note: {sentence}", style="yellow")
     with begun(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
         display.note(introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions))
+        for sentence in run.parts.notes:
+            display.note(f"note: {sentence}", style="yellow")
         try:
             _cold_start(run)
             record_start(run)

@@ -52,8 +52,8 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
     optimizer.close()
     known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
     if parts.queries.held_out:
-        rate = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
-        known |= {"pass_at_1": round(rate.pass_at_1, 4), "mean_tokens": round(rate.mean_response_tokens, 2)}
+        score = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
+        known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
     return known
 
 

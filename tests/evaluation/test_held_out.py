@@ -1,5 +1,7 @@
 """Evaluation on held-out queries: what counts as passed, and that nothing else changes the number."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,21 +42,21 @@ def giving(value: float | None, name: str = "giving") -> Callable[..., list[floa
     return function
 
 
-@pytest.mark.parametrize(("value", "rate"), [(1.0, 1.0), (0.99, 0.0), (None, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize(("value", "rate"), [(1.0, 1.0), (0.99, 0.0), (2.0, 1.0)])
 def test_a_response_passes_where_the_function_reaches_the_threshold(
     new_policy: Callable[..., Policy],
     queries: Queries,
     recipe_of: Callable[..., Recipe],
-    value: float | None,
+    value: float,
     rate: float,
 ) -> None:
     found = evaluate(new_policy(), queries, load_functions((), giving(value)), recipe_of())
-    assert found.pass_at_1 == rate
-    assert found.num_queries == len(queries)
+    assert found.pass_at_1.mean == rate
+    assert found.pass_at_1.num_questions == len(queries)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_a_response_the_function_fails_on_is_left_out_and_one_it_does_not_apply_to_counts_as_not_passed(
+def test_a_response_the_function_fails_on_counts_as_not_passed_and_one_that_none_applies_to_is_left_out(
     new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe], weight: float
 ) -> None:
     seen: list[str] = []
@@ -68,25 +70,87 @@ def test_a_response_the_function_fails_on_is_left_out_and_one_it_does_not_apply_
     some = [replace(query, prompt=name) for query, name in zip(queries, ["first", "second", *"abcd"], strict=True)]
     functions = [replace(function, weight=weight) for function in load_functions((), fails_on_the_first_query)]
     found = evaluate(new_policy(), some, functions, recipe_of(samples=2))
-    assert found.num_queries == 5 and found.pass_at_1 == 4 / 5
+    assert found.pass_at_1.num_questions == 5 and found.pass_at_1.mean == 4 / 5
     assert len(seen) == 4  # the group's two, and each of them by itself
+    assert (found.num_responses, found.num_failed, found.num_unjudged) == (12, 2, 2)
+    assert found.num_masked == (2 if weight else 0)
+    assert "fails_on_the_first_query: it raises ValueError: unreadable" in found.first_failure
+    assert found.first_failure.endswith(f"(row {some[0].id})")
+
+
+def test_however_many_fail_an_evaluation_goes_on_and_counts_them(
+    new_policy: Callable[..., Policy], query_of: Callable[..., Query], recipe_of: Callable[..., Recipe]
+) -> None:
+    def sixty_right_twenty_fail(prompts: Sequence[str], **columns: Any) -> list[float]:
+        if int(prompts[0]) >= 80:
+            raise TimeoutError("too slow")
+        return [float(int(prompts[0]) < 60)] * len(prompts)
+
+    hundred = [replace(query_of([3, 5], number), prompt=str(number)) for number in range(100)]
+    functions = load_functions((), [sixty_right_twenty_fail])
+    found = evaluate(new_policy(), hundred, functions, recipe_of(max_new_tokens=1))
+    assert found.pass_at_1.mean == 0.6 and found.num_failed == 20
+    assert found.reward.mean == 0.75 and found.reward.num_questions == 80  # a response without a reward has none
+    most = evaluate(new_policy(), hundred[50:], functions, recipe_of(max_new_tokens=1))
+    assert most.pass_at_1.mean == 0.2 and most.num_failed == 20  # 40 %, which would end training
+
+
+def test_on_data_of_two_kinds_each_response_is_judged_by_the_function_that_applies(
+    new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
+) -> None:
+    def first(prompts: Sequence[str], **columns: Any) -> list[float | None]:
+        return [0.0 if prompt == "for the first" else None for prompt in prompts]
+
+    def second(prompts: Sequence[str], **columns: Any) -> list[float | None]:
+        return [1.0 if prompt == "for the second" else None for prompt in prompts]
+
+    kinds = ["for the first", *["for the second"] * 3, "for neither", "for neither"]
+    some = [replace(query, prompt=kind) for query, kind in zip(queries, kinds, strict=True)]
+    found = evaluate(new_policy(), some, load_functions((), [first, second]), recipe_of())
+    assert found.pass_at_1.mean == 3 / 4 and found.pass_at_1.num_questions == 4 and found.num_unjudged == 2
+    assert found.function_means == {"first": 0.0, "second": 1.0}
+    assert found.num_judged_by == {"first": 1, "second": 3}
+    only_second = evaluate(new_policy(), some[1:4], load_functions((), [first, second]), recipe_of())
+    assert only_second.pass_at_1.mean == only_second.reward.mean == 1.0
+    neither = evaluate(new_policy(), some[4:], load_functions((), [first, second]), recipe_of())
+    assert math.isnan(neither.pass_at_1.mean) and neither.num_unjudged == neither.num_responses == 2
+
+
+def test_the_reward_is_the_functions_weighted_sum_with_its_error(
+    new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
+) -> None:
+    def marks(prompts: Sequence[str], **columns: Any) -> list[float]:
+        return [float(prompt) for prompt in prompts]
+
+    some = [replace(query, prompt=str(mark)) for query, mark in zip(queries, [0, 2, 4, 6, 8, 10], strict=True)]
+    functions = [
+        replace(function, weight=weight)
+        for function, weight in zip(load_functions((), [marks, giving(3.0), giving(7.0)]), (1.0, 0.5, 0.0), strict=True)
+    ]
+    found = evaluate(new_policy(), some, functions, recipe_of())
+    assert found.reward.mean == pytest.approx(5 + 1.5)
+    assert found.reward.error_over_questions == pytest.approx(statistics.stdev([0, 2, 4, 6, 8, 10]) / math.sqrt(6))
+    assert found.function_means == {"marks": 5.0, "giving": 3.0, "giving_2": 7.0}  # of weight 0 too: measured
 
 
 def test_the_threshold_is_the_recipes(
     new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
 ) -> None:
     functions = load_functions((), giving(0.5))
-    assert evaluate(new_policy(), queries, functions, recipe_of(pass_threshold=0.5)).pass_at_1 == 1
+    assert evaluate(new_policy(), queries, functions, recipe_of(pass_threshold=0.5)).pass_at_1.mean == 1
 
 
-def test_the_first_function_alone_decides_and_the_others_are_not_called(
+def test_of_functions_that_apply_the_first_alone_decides_what_passes(
     new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
 ) -> None:
     def never(completions: Sequence[str], **columns: Any) -> list[float]:
         raise AssertionError("called")
 
-    functions = load_functions((), [giving(1.0), never])
-    assert evaluate(new_policy(), queries, functions, recipe_of()).pass_at_1 == 1
+    found = evaluate(new_policy(), queries, load_functions((), [giving(1.0), never]), recipe_of())
+    assert found.pass_at_1.mean == 1 and found.num_failed == 0
+    assert found.num_masked == found.num_responses and math.isnan(found.reward.mean)
+    wrong = evaluate(new_policy(), queries, load_functions((), [giving(0.0), giving(1.0)]), recipe_of())
+    assert wrong.pass_at_1.mean == 0 and wrong.reward.mean == 1
 
 
 def test_the_same_policy_gets_the_same_number_and_training_randomness_is_not_touched(
@@ -100,7 +164,8 @@ def test_the_same_policy_gets_the_same_number_and_training_randomness_is_not_tou
     first = evaluate(policy, queries, functions, recipe)
     assert evaluate(policy, queries, functions, recipe.model_copy(update={"seed": 5})) == first
     assert torch.equal(torch.get_rng_state(), before)
-    assert 0 < first.pass_at_1 < 1 and first.standard_error > 0
+    assert 0 < first.pass_at_1.mean < 1
+    assert first.pass_at_1.error_over_questions > 0 and first.pass_at_1.error_over_samples > 0
 
 
 def test_every_query_gets_its_samples_at_the_evaluations_own_temperature(
@@ -115,8 +180,8 @@ def test_every_query_gets_its_samples_at_the_evaluations_own_temperature(
     functions = load_functions((), counting)
     cold = evaluate(new_policy(), queries, functions, recipe_of(samples=5, temperature=1e-4))
     assert sizes == [5] * len(queries)
-    assert cold.pass_at_1 == 1  # at nearly no temperature all samples of a query are the same
-    assert evaluate(new_policy(), queries, functions, recipe_of(samples=5, temperature=5.0)).pass_at_1 < 1
+    assert cold.pass_at_1.mean == 1  # at nearly no temperature all samples of a query are the same
+    assert evaluate(new_policy(), queries, functions, recipe_of(samples=5, temperature=5.0)).pass_at_1.mean < 1
 
 
 def test_lengths_and_cut_responses_are_reported(

@@ -12,7 +12,7 @@ from tests.faults.laboratory import SECONDS, Laboratory, differing
 
 Unbroken = Callable[..., dict[str, Any]]
 WIDE = "rollout.queries_per_step=8"  # a group of 4 is an eighth of a step
-ALONE = "evaluation.num_queries=0"  # which would end the run first, with so few queries
+ALONE = "evaluation.num_queries=0"  # it counts failures and goes on: the training is to meet them first
 LIMIT = "reward.0.time_limit_seconds=0.5"
 KINDS = ("raised", "crashed", "timed_out", "invalid")
 # What goes wrong for one query, whose first letter may differ from one response to the next.

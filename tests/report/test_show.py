@@ -41,10 +41,12 @@ def test_a_group_is_shown_whole_as_plain_text() -> None:
     ]
 
 
-def test_the_first_function_decides_what_passes_from_the_recipes_threshold_on() -> None:
+def test_the_first_function_that_applies_decides_what_passes_from_the_recipes_threshold_on() -> None:
     parts = [0.5, 0.49, None, 1.0]
     write("evaluation: {pass_threshold: 0.5}\n", s1=[sample(rewards={"f": part, "g": 1.0}) for part in parts])
-    assert "2 of 4 pass" in shown()
+    assert "3 of 4 pass" in shown()
+    write(s1=[sample(rewards={"f": None, "g": 1.0}, failure=f"reward function {name}: no") for name in "fg"])
+    assert "1 of 2 pass" in shown()
     write("evaluation: 3\n", s1=[sample(rewards={"f": 0.99}), sample(rewards={})])
     assert "0 of 2 pass" in shown()
 

@@ -1,5 +1,6 @@
 """The words at the end of a run: scores before and after, where the model lies, how to load it."""
 
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def test_the_table_has_before_and_after_of_the_first_and_the_last_evaluation() -
     assert "0.400 → 0.800 in 3 steps" in text
     assert "17.0 → 26.0" in text
     assert "2 min 5 s" in text
+
+
+def test_what_does_not_exist_of_an_evaluation_is_not_told_as_a_number() -> None:
+    text = shown([evaluated(0, math.nan, math.nan), *LINES[1:3], {**LINES[3], **evaluated(3, 1.0, math.nan)}])
+    assert "pass@1 (held_out)  – before → 1.000 after\n" in text
+
+
+def test_the_held_out_reward_is_in_the_table_where_it_is_another_number_than_pass_at_1() -> None:
+    rewards = ({f"{PREFIX}/reward_mean": mean, f"{PREFIX}/reward_standard_error": 0.25} for mean in (6.0, 7.0))
+    told = shown([{**line, **next(rewards)} for line in (LINES[0], LINES[-1])])
+    assert "reward (held_out)  6.000 ± 0.250 before → 7.000 ± 0.250 after" in told
+    same = [{**line, f"{PREFIX}/reward_mean": line[f"{PREFIX}/pass_at_1"]} for line in (LINES[0], LINES[-1])]
+    assert "reward (held_out)" not in shown(same)
+
+
+def test_a_set_may_be_called_as_its_metrics_are() -> None:
+    rates = (
+        {"evaluation/pass_at_1/pass_at_1": 0.5, "evaluation/pass_at_1/standard_error": error} for error in (0.25, 0.5)
+    )
+    told = shown([{**line, **next(rates)} for line in ({"step": 0}, trained(1, 0.4, 17.0))])
+    assert "pass@1 (pass_at_1)  0.500 ± 0.250 before → 0.500 ± 0.500 after" in told
 
 
 def test_the_table_says_where_the_model_lies_and_how_to_load_it() -> None:

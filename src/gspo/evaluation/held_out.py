@@ -1,12 +1,16 @@
 """Score the policy on queries it is not trained on."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 
 from gspo.config import Recipe
-from gspo.evaluation.pass_at_1 import PassRate, pass_at_1
+from gspo.evaluation.estimate import Estimate, estimate
+from gspo.evaluation.verdict import passes, verdict
 from gspo.policy.model import Policy
-from gspo.records import Query
+from gspo.records import Failure, Query
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
 from gspo.rollout.source import sample_groups
@@ -14,27 +18,55 @@ from gspo.rollout.source import sample_groups
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 
 
-def evaluate(policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe) -> PassRate:
-    """pass@1 of the policy; a response passes if the first reward function gives at least the threshold.
+@dataclass(frozen=True, kw_only=True)
+class HeldOutScore:
+    """What the policy's responses to the held-out queries come to."""
 
-    A response that function does not apply to counts as not passed. One that it failed on, or a query without any
-    other, is left out.
-    """
+    pass_at_1: Estimate  # over the responses that a function judges
+    reward: Estimate  # over those that have one: weighted sum of the functions, without a penalty for length
+    function_means: Mapping[str, float]  # unweighted, over what each applies to; NaN where that is nothing
+    num_responses: int
+    num_judged_by: Mapping[str, int]  # by function, of those that judge any
+    num_unjudged: int  # no function applies: left out of pass@1
+    num_failed: int  # the judging function failed: not passed
+    num_masked: int  # a function of weight other than 0 failed: no reward
+    first_failure: str  # of either: its message and row; empty where there is none
+    mean_response_tokens: float
+    truncated_fraction: float
+
+
+def evaluate(
+    policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
+) -> HeldOutScore:
+    """pass@1 and mean reward of the policy; functions that fail are counted, and never end the run."""
+    num_samples = recipe.evaluation.samples
     sampling = recipe.rollout.model_copy(update={"temperature": recipe.evaluation.temperature})
-    groups = sample_groups(
-        policy, queries, sampling, group_size=recipe.evaluation.samples, seed=_SEED, policy_version=0
-    )
-    verifier = replace(functions[0], weight=1.0)  # weight 0, measured only, would make its failures pass unnoticed
-    scores = iter(score(groups, [verifier]).scores)
-    by_query = [[one for one in (next(scores) for _ in group.rollouts) if one.failure is None] for group in groups]
-    threshold = recipe.evaluation.pass_threshold
-    passed = [[one.reward is not None and one.reward >= threshold for one in some] for some in by_query if some]
-    rate, error = pass_at_1(passed)
+    groups = sample_groups(policy, queries, sampling, group_size=num_samples, seed=_SEED, policy_version=0)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return PassRate(
-        pass_at_1=rate,
-        standard_error=error,
-        num_queries=len(passed),
-        mean_response_tokens=sum(len(rollout.response_ids) for rollout in rollouts) / len(rollouts),
-        truncated_fraction=sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts),
+    scores = score(groups, functions, max_masked_fraction=1.0).scores
+    verdicts = [verdict(one) for one in scores]
+    rows = [group.query.id for group in groups for _ in group.rollouts]
+    failed = [one.value if one and isinstance(one.value, Failure) else None for one in verdicts]
+    masked = [one.failure for one in scores]
+    causes = [one or two for one, two in zip(failed, masked, strict=True)]
+    judges = Counter(one.function for one in verdicts if one)
+    over_questions = partial(_estimate, num_samples=num_samples)
+    return HeldOutScore(
+        pass_at_1=over_questions([passes(one, recipe.evaluation.pass_threshold) for one in verdicts]),
+        reward=over_questions([one.reward for one in scores]),
+        function_means={f.name: over_questions([one.parts[f.name] for one in scores]).mean for f in functions},
+        num_responses=len(rollouts),
+        num_judged_by={f.name: judges[f.name] for f in functions if judges[f.name]},
+        num_unjudged=sum(one is None for one in verdicts),
+        num_failed=sum(one is not None for one in failed),
+        num_masked=sum(one is not None for one in masked),
+        first_failure=next((f"{one.message} (row {row})" for one, row in zip(causes, rows, strict=True) if one), ""),
+        mean_response_tokens=fmean(len(rollout.response_ids) for rollout in rollouts),
+        truncated_fraction=fmean(rollout.finish_reason == "length" for rollout in rollouts),
     )
+
+
+def _estimate(values: Sequence[float | None], *, num_samples: int) -> Estimate:
+    """Of as many values a question, one after another; None takes no part."""
+    starts = range(0, len(values), num_samples)
+    return estimate([[one for one in values[at : at + num_samples] if one is not None] for at in starts])

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 def numbers(line: dict[str, Any]) -> dict[str, Any]:
     """A line of metrics; null, and what is too large to be a number, read as NaN."""
     return {key: _number(value) for key, value in line.items()}
+
+
+def is_number(line: Mapping[str, Any], name: str) -> bool:
+    """Whether a line has a finite number of that name."""
+    value = line.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _number(value: Any) -> Any:

@@ -76,10 +76,14 @@ def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
 
 
 def _verdict(sample: Sample) -> float:
-    """What decides whether a response passes, as in an evaluation: the first reward function."""
-    parts = sample.get("rewards")
-    first = next(iter(parts.values()), None) if isinstance(parts, Mapping) else sample.get("reward")
-    return first if isinstance(first, int | float) else -math.inf
+    """What decides whether a response passes, as in an evaluation: the first reward function that applies."""
+    parts, failure = sample.get("rewards"), str(sample.get("failure"))
+    for function, part in parts.items() if isinstance(parts, Mapping) else [("", sample.get("reward"))]:
+        if isinstance(part, int | float):
+            return part
+        if failure.startswith(f"reward function {function}: "):
+            break
+    return -math.inf
 
 
 def _legend(largest: float | None, *, colours: bool) -> Text:

@@ -8,6 +8,7 @@ from typing import Any
 from gspo.config import Recipe
 from gspo.policy.model import Policy
 from gspo.queries.source import QuerySet
+from gspo.report.evaluated import measured, measures
 from gspo.reward.functions import RewardFunction
 
 
@@ -98,10 +99,9 @@ def _scores(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
     if len(evaluated) > 1:
         first, last = evaluated[0], evaluated[-1]
-        for key in (key for key in first if key.endswith("/pass_at_1")):
-            error = key.replace("pass_at_1", "standard_error")
-            score = f"{first[key]:.3f} ± {first[error]:.3f} before → {last[key]:.3f} ± {last[error]:.3f} after"
-            rows.append((f"pass@1 ({key.split('/')[1]})", score))
+        for measure in measures(evaluated):
+            score = f"{measured(first, measure)} before → {measured(last, measure)} after"
+            rows.append((measure.label, score))
     steps = [line for line in lines if line["step"] > 0]
     if steps:
         first, last = steps[0], steps[-1]

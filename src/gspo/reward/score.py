@@ -11,7 +11,7 @@ from gspo.errors import UserError
 from gspo.records import Group, Query, Score
 from gspo.reward.calls import Call, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
-from gspo.reward.tally import Job, Tally
+from gspo.reward.tally import MAX_MASKED_FRACTION, Job, Tally
 from gspo.rollout.turns import split_turns
 
 
@@ -23,16 +23,22 @@ class Scored:
     seconds: Mapping[str, float]  # by function, summed over its calls, which overlap
 
 
-def score(groups: Sequence[Group], functions: Sequence[RewardFunction], *, strict: bool = False) -> Scored:
+def score(
+    groups: Sequence[Group],
+    functions: Sequence[RewardFunction],
+    *,
+    strict: bool = False,
+    max_masked_fraction: float = MAX_MASKED_FRACTION,
+) -> Scored:
     """What the functions say of every rollout; a function is called once a group.
 
     A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
     part is the mean over its tokens, where a function gives them, or the turns, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
-    it fails. Raises UserError where a function needs what is not there, and where more than a fifth of the rollouts
-    are masked; where `strict`, for the first call that fails.
+    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
+    the rollouts are masked; where `strict`, for the first call that fails.
     """
-    tally = Tally(groups, functions, strict=strict)
+    tally = Tally(groups, functions, strict=strict, max_masked_fraction=max_masked_fraction)
     jobs = [
         Job(group, function, range(len(its.rollouts)))
         for group, its in enumerate(groups)

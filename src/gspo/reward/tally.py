@@ -36,13 +36,21 @@ class Job(NamedTuple):
 class Tally:
     """The parts and failures of a step's rollouts.
 
-    Where it is strict every failure is a UserError, else more than MAX_MASKED_FRACTION of the rollouts masked.
+    Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the rollouts masked.
     """
 
-    def __init__(self, groups: Sequence[Group], functions: Sequence[RewardFunction], *, strict: bool) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        functions: Sequence[RewardFunction],
+        *,
+        strict: bool,
+        max_masked_fraction: float,
+    ) -> None:
         self._groups = groups
         self._functions = functions
         self._strict = strict
+        self._max_masked_fraction = max_masked_fraction
         self._parts: dict[tuple[int, int, int], Part] = {}  # by group, function, rollout
         self._masked: set[tuple[int, int]] = set()  # group, rollout
         self._first_mask: UserError | None = None
@@ -95,8 +103,8 @@ class Tally:
         if self._strict:
             raise first
         masked, total = len(self._masked), sum(len(group.rollouts) for group in self._groups)
-        if masked > MAX_MASKED_FRACTION * total:
-            what = f"{first.what}; so with {masked} of {total} responses, over {MAX_MASKED_FRACTION:.0%}"
+        if masked > self._max_masked_fraction * total:
+            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
             mend = f"{first.mend or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, mend=mend)
 
@@ -104,16 +112,17 @@ class Tally:
         said = [self._parts[group, number, rollout] for number in range(len(self._functions))]
         pairs = list(zip(self._functions, said, strict=True))
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
+        failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
         weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
-        if failures := [part for _, part in weighed if isinstance(part, Failure)]:
-            return Score(reward=None, parts=parts, failure=failures[0])
+        if masking := [part for _, part in weighed if isinstance(part, Failure)]:
+            return Score(reward=None, parts=parts, failure=masking[0], failures=failures)
         applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
         if not applying:
-            return Score(reward=None, parts=parts)
+            return Score(reward=None, parts=parts, failures=failures)
         reward = sum(weight * _total(part) for weight, part in applying)
         finer = {function.per for function in self._functions if function.weight != 0} - {"response"}
         if not finer:
-            return Score(reward=reward, parts=parts)
+            return Score(reward=reward, parts=parts, failures=failures)
         its = self._groups[group].rollouts[rollout]
         by_token, last = torch.zeros(2, len(its.response_ids), dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
@@ -121,7 +130,7 @@ class Tally:
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         turns = None if "token" in finer else torch.tensor(its.turns)
         places = None if turns is None else torch.arange(len(turns)).repeat_interleave(turns)
-        return Score(reward=reward, parts=parts, token_rewards=by_token, places=places)
+        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
 
 
 def _total(part: float | Tensor) -> float:

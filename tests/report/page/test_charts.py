@@ -146,6 +146,15 @@ def test_each_evaluated_set_has_its_curve_with_its_own_errors() -> None:
     assert [trace["error_y"]["array"] for trace in chart.traces] == [[0.125], [None]]
 
 
+def test_the_held_out_reward_has_a_curve_where_it_is_another_number_than_pass_at_1() -> None:
+    reward, error = "evaluation/held_out/reward_mean", "evaluation/held_out/reward_standard_error"
+    log = [{"step": step, PASS: 0.0, reward: 6.0 + step, error: 0.5} for step in (0, 3)]
+    trace = named(titled([seeds_of(log)], "Reward and pass@1"), reward)
+    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([0, 3], [6.0, 9.0], [0.5, 0.5])
+    same = titled([seeds_of([{**line, reward: line[PASS]} for line in log])], "Reward and pass@1")
+    assert list(same.metrics) == [PASS]
+
+
 def test_the_stack_has_every_stage_but_never_the_total() -> None:
     chart = titled([seeds_of(whole())], "Seconds a step, by stage")
     assert [trace["name"] for trace in chart.traces] == [f"time/{stage}_seconds" for stage in STAGES]

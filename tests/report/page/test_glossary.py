@@ -60,6 +60,7 @@ def test_the_package_has_the_documentation_itself() -> None:
         ("evaluation/pass_at_1/standard_error", "evaluation/<set>/standard_error"),
         ("evaluation/a b.c-é/mean_tokens", "evaluation/<set>/mean_tokens"),
         ("evaluation/x/y_z", "evaluation/<set>/y_z"),
+        ("evaluation/x/my_fn/mean", "evaluation/<set>/<function>/mean"),
         ("reward/my_fn/mean", "reward/<function>/mean"),
         ("reward/a.b:c d/seconds", "reward/<function>/seconds"),
         ("reward/mean/mean", "reward/<function>/mean"),

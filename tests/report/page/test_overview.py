@@ -50,6 +50,17 @@ def test_each_evaluated_set_is_told_with_its_own_error() -> None:
     ]
 
 
+def test_the_held_out_reward_is_told_where_it_is_another_number_than_pass_at_1() -> None:
+    def line(step: int, rate: float, reward: float | None) -> dict[str, Any]:
+        numbers = {"pass_at_1": rate, "standard_error": None, "reward_mean": reward, "reward_standard_error": 0.5}
+        return {"step": step, **{f"evaluation/a/{name}": value for name, value in numbers.items()}}
+
+    told = scores(run_of([line(0, 0.0, 6.0), line(3, 0.0, 7.25)]))
+    assert told == [("pass@1 (a)", "0.000 → 0.000"), ("reward (a)", "6.000 ± 0.500 → 7.250 ± 0.500")]
+    assert scores(run_of([line(0, 0.0, 0.0), line(3, 1.0, 1.0)])) == [("pass@1 (a)", "0.000 → 1.000")]
+    assert scores(run_of([line(0, 1.0, None)])) == [("pass@1 (a)", "1.000 after step 0")]
+
+
 def test_a_run_without_an_evaluation_tells_reward_and_length_alone() -> None:
     log = [{"step": step, "reward/mean": step / 10, "response/mean_tokens": 7.26} for step in (1, 2, 3)]
     assert scores(run_of(log)) == [("reward", "0.100 → 0.300"), ("response tokens", "7.3 → 7.3")]
@@ -60,7 +71,7 @@ def test_a_number_that_is_none_is_not_told() -> None:
     log = steps_of("reward/mean", [None, 0.5, 0.75, None, "x"])
     log[1] |= {"evaluation/a/pass_at_1": None}
     log[2] |= {"evaluation/a/pass_at_1": 0.5}  # of another version: without an error
-    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 ± nan after step 3"), ("reward", "0.500 → 0.750")]
+    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3"), ("reward", "0.500 → 0.750")]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo.report.evaluated import Measure, measures
 from gspo.report.page.arms import Arm
 from gspo.report.page.series import Series, length_of, places_of, series_of
 from gspo.report.page.traces import COLOURS, Trace, area, band, curve, heat_map, rounded
@@ -28,7 +29,7 @@ class Chart:
 
 def charts_of(arms: Sequence[Arm]) -> list[Chart]:
     """Every chart that the runs have numbers for, in the order in which they are read."""
-    evaluations = _names(arms, lambda name: name.startswith("evaluation/") and name.endswith("/pass_at_1"))
+    evaluations = measures(line for arm in arms for run in arm.runs for line in run.lines)
     of_size: dict[str, Any] = {"rangemode": "tozero", "autorangeoptions": {"minallowed": 0}}
     few = {"minallowed": 0, "include": 0.01}  # or a fraction that is always 0 would be drawn from -1 to 1
     fraction: dict[str, Any] = {"tickformat": ".2~%", "rangemode": "tozero", "autorangeoptions": few}
@@ -113,21 +114,21 @@ def _dash(number: int, place: int, num_metrics: int) -> int:
     return place + number // COLOURS * num_metrics
 
 
-def _reward(arms: Sequence[Arm], evaluations: Sequence[str]) -> Chart | None:
+def _reward(arms: Sequence[Arm], evaluations: Sequence[Measure]) -> Chart | None:
     rewards = _lines(arms, "Reward and pass@1", ["reward/mean"], {}, num_more=len(evaluations))
     traces, captions = list(rewards.traces if rewards else []), list(rewards.captions if rewards else [])
     shown: list[str] = []
     for number, arm in enumerate(arms):
-        for place, metric in enumerate(evaluations, start=1):
-            series = series_of(arm, metric)
+        for place, measure in enumerate(evaluations, start=1):
+            series = series_of(arm, measure.name)
             if series is not None:
-                errors = series_of(arm, metric.removesuffix("pass_at_1") + "standard_error") or _NOTHING
-                label = _label(arms, arm, metric, several_metrics=True)
+                errors = series_of(arm, measure.error) or _NOTHING
+                label = _label(arms, arm, measure.name, several_metrics=True)
                 colour = place if len(arms) == 1 else number
                 dash = _dash(number, place, 1 + len(evaluations))
                 traces += curve(series, label, colour=colour, dash=dash, errors=errors)
                 captions.append(_caption(label, series))
-                shown.append(metric)
+                shown.append(measure.name)
     metrics = [*(rewards.metrics if rewards else []), *dict.fromkeys(shown)]
     return Chart(title="Reward and pass@1", metrics=metrics, traces=traces, captions=captions) if traces else None
 

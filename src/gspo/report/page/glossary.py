@@ -35,7 +35,8 @@ def glossary() -> Mapping[str, Entry]:
 
 def general_name(metric: str) -> str:
     """The glossary's name of a metric: an evaluation's set and a reward's function are any."""
-    metric = re.sub(r"^evaluation/.+/([^/]+)$", r"evaluation/<set>/\1", metric)
+    metric = re.sub(r"^evaluation/.+/[^/]+/mean$", "evaluation/<set>/<function>/mean", metric)
+    metric = re.sub(r"^evaluation/.+?(/<function>/mean|/[^/]+)$", r"evaluation/<set>\1", metric)
     return re.sub(r"^reward/.+/(mean|seconds)$", r"reward/<function>/\1", metric)
 
 

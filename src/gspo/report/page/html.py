@@ -9,6 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from gspo.report.evaluated import measures
 from gspo.report.page.arms import Arm, differences
 from gspo.report.page.charts import Chart
 from gspo.report.page.glossary import anchor, general_name, glossary
@@ -71,8 +72,8 @@ def arms_part(arms: Sequence[Arm]) -> str:
     """Of arms with seeds the first and last numbers as mean ± sd; nothing where none has any."""
     if all(len(arm.runs) == 1 for arm in arms):
         return ""
-    evaluated = dict.fromkeys(name for arm in arms for run in arm.runs for line in run.lines for name in line)
-    names = [*(name for name in evaluated if name.endswith("/pass_at_1")), "reward/mean", "response/mean_tokens"]
+    evaluated = measures(line for arm in arms for run in arm.runs for line in run.lines)
+    names = [*(measure.name for measure in evaluated), "reward/mean", "response/mean_tokens"]
     rows = [
         [escape(arm.label), escape(", ".join(str(run.recipe.get("seed", "?")) for run in arm.runs))]
         + [escape(from_to(arm, name)) for name in names]

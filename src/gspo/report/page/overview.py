@@ -1,6 +1,5 @@
 """What a run was and what came of it, in words and a few numbers: the top of the page."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,9 @@ from pydantic import ValidationError
 
 from gspo.config import Actor
 from gspo.report.diagnoses import WINDOW, diagnoses
-from gspo.report.page.told import history_told, is_number, seconds_of, state_told
+from gspo.report.evaluated import measured, measures
+from gspo.report.json_lines import is_number
+from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
 
 
@@ -42,17 +43,15 @@ def overview(run: RunFiles) -> Overview:
 
 
 def scores(run: RunFiles) -> list[tuple[str, str]]:
-    """pass@1 of each evaluated set with its standard error, reward, response length: first → last."""
+    """pass@1 and reward of each evaluated set with their standard errors, reward, response length: first → last."""
     rows = []
-    names = dict.fromkeys(name for line in run.lines for name in line if is_number(line, name))
-    for name in (name for name in names if name.endswith("/pass_at_1")):
-        lines, error = [line for line in run.lines if is_number(line, name)], name.removesuffix("pass_at_1")
-        told = [f"{line[name]:.3f} ± {line.get(f'{error}standard_error', math.nan):.3f}" for line in lines]
-        about = f"pass@1 ({name.removeprefix('evaluation/').removesuffix('/pass_at_1')})"
+    for measure in measures(run.lines):
+        lines = [line for line in run.lines if is_number(line, measure.name)]
+        told = [measured(line, measure) for line in lines]
         if len(lines) > 1:
-            rows.append((about, f"{told[0]} → {told[-1]}"))
-        else:
-            rows.append((about, f"{told[0]} after step {lines[0]['step']}"))
+            rows.append((measure.label, f"{told[0]} → {told[-1]}"))
+        elif lines:
+            rows.append((measure.label, f"{told[0]} after step {lines[0]['step']}"))
     for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
         known = [line[name] for line in run.steps if is_number(line, name)]
         if known:

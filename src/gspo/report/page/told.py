@@ -1,6 +1,5 @@
 """What became of a run, in words: whether it goes on, how it ended, where it would be taken up, how long it took."""
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -8,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gspo.checkpoint.position import position_of
+from gspo.report.json_lines import is_number
 from gspo.report.run_files import RunFiles
 
 
@@ -59,12 +59,6 @@ def seconds_of(run: RunFiles) -> float:
 def history_told(run: RunFiles) -> list[str]:
     """A sentence for each line of the history, and for each end that there is no line of."""
     return list(_events(run))
-
-
-def is_number(line: Mapping[str, Any], name: str) -> bool:
-    """Whether a line has a finite number of that name."""
-    value = line.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _events(run: RunFiles) -> Iterator[str]:

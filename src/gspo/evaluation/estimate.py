@@ -1,0 +1,48 @@
+"""A mean over questions, and how far chance may have moved it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over Q questions; NaN stands for what does not exist."""
+
+    mean: float
+    error_over_questions: float  # standard error, had other questions been drawn; of the samples' chance, too
+    error_over_samples: float  # standard error, had these questions been sampled again
+    num_questions: int
+
+
+def estimate(values: Sequence[Sequence[float]]) -> Estimate:
+    """(1/Q) Σ_q of the mean of each question's n_q values; a question without any is left out.
+
+    Over questions: the standard deviation (Q − 1) of the questions' means / √Q. It does not exist where those are all
+    equal, as they are of a single question: a deviation of 0 would be read as certainty. Over samples:
+    (1/Q) √Σ_q s_q²/n_q, which is (1/Q) √Σ_q p̂_q (1 − p̂_q)/(n_q − 1) of values 0 and 1; every n_q must be 2 or more.
+    """
+    known = [its for its in values if its]
+    means = [_mean(its) for its in known]
+    size = len(means)
+    over_questions = over_samples = math.nan
+    if len(set(means)) > 1:
+        over_questions = math.sqrt(_variance(means) / size)
+    if known and min(map(len, known)) > 1:
+        over_samples = math.sqrt(sum(_variance(its) / len(its) for its in known)) / size
+    return Estimate(
+        mean=_mean(means) if means else math.nan,
+        error_over_questions=over_questions,
+        error_over_samples=over_samples,
+        num_questions=size,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """With n - 1. Infinite, or NaN, of numbers whose sums are: `statistics` and `**` raise there."""
+    mean = _mean(values)
+    return sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)

@@ -1,0 +1,55 @@
+"""What the data and the reward functions make of a recipe's evaluation, where it is not what one would expect."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from gspo.config import Recipe
+from gspo.evaluation.verdict import verdict
+from gspo.records import Score
+from gspo.reward.probe import JUNK
+
+
+def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[str, Score]]) -> list[str]:
+    """Sentences about an evaluation on few queries, and about a threshold that cannot tell right from wrong.
+
+    `probed` are the scores of a row's own answer, where it has one, and of junk, by text.
+    """
+    if not num_held_out:
+        return []
+    return [*_few_queries(recipe, num_held_out), *_threshold(probed, recipe.evaluation.pass_threshold)]
+
+
+def _few_queries(recipe: Recipe, num_held_out: int) -> Iterator[str]:
+    wanted = recipe.evaluation.num_queries
+    is_a_tenth = recipe.evaluation.path is None and recipe.queries.procedural is None
+    if is_a_tenth and num_held_out < wanted:
+        yield (
+            f"{num_held_out} {'row is' if num_held_out == 1 else 'rows are'} held out for evaluation, not the {wanted} "
+            "of evaluation.num_queries: at most a tenth of the data is. For more, give evaluation.path or more data; "
+            f"else set evaluation.num_queries={num_held_out}"
+        )
+
+
+def _threshold(probed: Sequence[tuple[str, Score]], threshold: float) -> Iterator[str]:
+    """An answer that gets no more than junk is not known in its bare form, which says nothing of the threshold.
+
+    Without an answer, junk may be as right as anything: only a number above the threshold is worth a word.
+    """
+    (gold_by, gold), (junk_by, junk) = (_judged(score) for _, score in probed)
+    has_answer = probed[0][0] != JUNK
+    if has_answer and gold < threshold and not gold <= junk:
+        yield (
+            f"{gold_by} gives the row's own answer {gold:g}, and evaluation.pass_threshold is {threshold:g}: if no "
+            "response gets more, pass@1 stays 0; set evaluation.pass_threshold to what a right answer gets"
+        )
+    if junk > threshold or (has_answer and junk == threshold):
+        yield (
+            f"{junk_by} gives junk {junk:g}, and evaluation.pass_threshold is {threshold:g}: such a response passes; "
+            "set evaluation.pass_threshold to what a right answer gets"
+        )
+
+
+def _judged(score: Score) -> tuple[str, float]:
+    """The function that judges and its number; NaN, which is above and below nothing, where there is none."""
+    found = verdict(score)
+    return (found.function, found.value) if found and isinstance(found.value, float) else ("", math.nan)
