@@ -18,6 +18,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.reward.named import find_function
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
+from gspo.reward.verifier_process import VERIFIERS
 
 Function = Callable[..., Any]
 Request = tuple[Any, ...]  # ("call", number, size, pickled arguments, time limit in seconds) or ("cancel", number)
@@ -44,6 +45,8 @@ def main(handle: int, mark: str) -> None:
     threading.Thread(target=_read, args=(link, server.deliver, mark), daemon=True).start()
     try:
         function = find_function(setup["name"])
+        if setup["name"] in VERIFIERS:
+            VERIFIERS[setup["name"]].start()  # no call has to wait for it
     except UserError as error:
         _send(link, "refused", [error.what, error.mend])
         return
