@@ -1,6 +1,7 @@
 """Mathematics in Python's spelling, read from its syntax tree: nothing is evaluated as code."""
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -46,27 +47,27 @@ def parse_expression(text: str, local_dict: Mapping[str, Any] | None = None) -> 
 
     It stands in for sympy.parse_expr, which evaluates the text as Python.
     """
-    return _expression(_tree(text), {**_CONSTANTS, **(local_dict or {})})
+    return _read(lambda tree: _expression(tree, {**_CONSTANTS, **(local_dict or {})}), text)
 
 
 def integer_value(text: str) -> int:
     """The value of an expression of integers and operators on their bits; ValueError for all else."""
-    return _integer(_tree(text))
+    return int(_read(_integer, text))
 
 
-def _tree(text: str) -> ast.expr:
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"longer than {MAX_CHARACTERS} characters")
+def _read(read: Callable[[ast.expr], Any], text: str) -> Any:
+    if len(text) > MAX_CHARACTERS or re.search(rf"[0-9A-Fa-f_]{{{MAX_DIGITS},}}", text):
+        raise ValueError(f"longer than {MAX_CHARACTERS} characters, or with a number of {MAX_DIGITS} digits")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return read(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"no expression: {error}") from None
+        raise ValueError(f"no expression: {type(error).__name__}") from None
 
 
 def _expression(node: ast.expr, names: Mapping[str, Any]) -> Any:
     match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return _number(number)
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool) and math.isfinite(number):
+            return sympy.sympify(number)  # no text
         case ast.Name(id=name) if not name.startswith("_"):
             return names[name] if name in names else sympy.Symbol(name)
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _OPERATORS:
@@ -81,14 +82,6 @@ def _expression(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_expression(argument, names) for argument in arguments))
     raise ValueError(f"{type(node).__name__} is no mathematics")
-
-
-def _number(number: int | float) -> Any:
-    if isinstance(number, float):
-        return sympy.Float(number)
-    if abs(number) >= 10**MAX_DIGITS:
-        raise ValueError("a number that large")
-    return sympy.Integer(number)
 
 
 def _integer(node: ast.expr) -> int:

@@ -4,6 +4,7 @@ Requests come pickled, for arguments may be anything; replies go as JSON, which 
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import json
 import os
@@ -144,7 +145,7 @@ _sending = threading.Lock()
 
 
 def _send(link: Connection, kind: str, content: Any = None) -> None:
-    with _sending:
+    with _sending, contextlib.suppress(OSError):  # the reading thread sees that the trainer is gone
         link.send_bytes(json.dumps([kind, content]).encode())
 
 

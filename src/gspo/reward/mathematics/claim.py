@@ -17,8 +17,9 @@ _NUMBER = re.compile(
 # A sentence with one of these commits itself to nothing, or denies what it says.
 _UNCOMMITTED = re.compile(
     r"(?i)\b(?:not|never|neither|nor|cannot|unsure|uncertain|maybe|perhaps|possibly|probably|guess|either|or|if|unless|"
+    r"could|might|doubt|suspect|tried|fail(?:s|ed)?|"
     r"wrong|incorrect|approximately|approx|about|roughly|around|almost|nearly|between|at (?:least|most)|"
-    r"(?:more|less|fewer|greater) than|unknown|impossible|instead of|rather than|could|might|doubt|suspect|tried|fail(?:s|ed)?|"
+    r"(?:more|less|fewer|greater) than|unknown|impossible|instead of|rather than|"
     r"(?:over|under|above|below|up to|exceeds?)(?=\s+\$?[0-9]))\b|n't\b|\?|≈|≠"
     r"|\\(?:approx|neq?|sim)\b"
 )
@@ -64,7 +65,7 @@ def _boxed(text: str, start: int) -> str | None:
 
 def _first_sentence(text: str) -> str:
     """Without what follows the answer: a further sentence, or a reason."""
-    text = re.split(r"(?<=\S)\.(?=\s|\*|$)", text.strip("* \t"), maxsplit=1)[0]
+    text = re.split(r"(?<=\S)\.(?=\s|\*|$)", text.strip("* \t"), maxsplit=1)[0].strip("* ")
     return re.split(r",?\s+(?:because|since|as|which|so|where)\s", text, maxsplit=1)[0]
 
 

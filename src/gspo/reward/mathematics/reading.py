@@ -64,9 +64,9 @@ _CURRENCY_BEHIND = re.compile(r"(?P<number>.*[0-9])\s*(?P<unit>USD|[$€£¥])")
 
 def read(text: str) -> Reading:
     """The one reading of a text."""
+    if len(text) > MAX_CHARACTERS:
+        return Words(text=comparable(text))
     plain = plain_spelling(unwrapped(text))
-    if len(plain) > MAX_CHARACTERS:
-        return Words(text=comparable(plain))
     try:
         return _read(plain)
     except (Unreadable, RecursionError):
