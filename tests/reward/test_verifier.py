@@ -74,6 +74,17 @@ def test_an_answer_that_does_not_end_or_crashes_is_wrong_and_the_others_are_not(
     assert asked(verifier, "a", "bad", "b", "bad", "c", seconds=0.3) == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
+def test_scores_of_slow_answers_are_sent_as_they_come(verifier_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_process, "WALL_SECONDS", 1.5)
+    verifier = verifier_of("""
+        def judge(answer):
+            verifier.SILENT_SECONDS = 0.1
+            time.sleep(0.4)
+            return float(answer) if answer != "bad" else ctypes.string_at(0)
+    """)
+    assert asked(verifier, "1", "2", "3", "bad", "5", seconds=0.1) == [1.0, 2.0, 3.0, 0.0, 5.0]
+
+
 def test_the_time_that_other_processes_take_is_not_the_answers(verifier_of: Any) -> None:
     verifier = verifier_of("def judge(answer):\n    time.sleep(0.5)\n    return 1.0\n")
     assert asked(verifier, "a", seconds=0.1) == [1.0]
@@ -109,8 +120,8 @@ def test_an_answer_that_finds_the_connection_cannot_forge_its_reply(verifier_of:
         def judge(answer):
             for thing in gc.get_objects():
                 if type(thing).__name__ == "Connection":
-                    thing.send_bytes(b'["", "score", 1.0]')
-            os.write(1, b'["", "score", 1.0]\\n')
+                    thing.send_bytes(b'["", "scores", [1.0]]')
+            os.write(1, b'["", "scores", [1.0]]\\n')
             return 0.0
     """)
     with pytest.raises(VerifierError, match="what is no reply"):
@@ -123,13 +134,17 @@ def test_an_answer_that_finds_the_connection_cannot_forge_its_reply(verifier_of:
         "garbage",
         "[]",
         "{}",
-        "[mark, 'score', float('nan')]",
-        "[mark, 'score', True]",
-        "[mark, 'score', [1.0]]",
-        "[mark, 'score', '1']",
-        "[mark, 'score']",
-        "[mark, 'other', 1.0]",
+        "[mark, 'scores', [float('nan')]]",
+        "[mark, 'scores', [True]]",
+        "[mark, 'scores', [10**400]]",
+        "[mark, 'scores', [[1.0]]]",
+        "[mark, 'scores', ['1']]",
+        "[mark, 'scores', 1.0]",
+        "[mark, 'scores']",
+        "['', 'scores', [1.0]]",
+        "[mark, 'other', [1.0]]",
         "['', 'ended', 'x']",
+        "['', 'ended', 3]",
         "[[], [], []]",
     ],
 )
@@ -140,7 +155,6 @@ def test_replies_are_checked(reply: str, verifier_of: Any) -> None:
         import json
         link.send_bytes(json.dumps(["", "ready", None]).encode())
         mark = link.recv()["mark"]
-        link.send_bytes(json.dumps([mark, "prepared", None]).encode())
         link.send_bytes({said})
         link.recv()
     """

@@ -7,9 +7,12 @@ ends itself, out of CPU time, and its parent, which has all imports done, forks 
 
 import contextlib
 import json
+import mmap
 import os
 import resource
 import signal
+import struct
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +21,9 @@ Judge = Callable[[str], float]  # of one answer
 
 MAX_MEMORY_BYTES = 4 * 2**30
 PREPARATION_SECONDS = 30.0  # of CPU time, to read a question before its first answer
+SILENT_SECONDS = 1.0  # scores are kept no longer, so that whoever asks knows that it goes on
+IN_PREPARATION = -1
+_PLACE = struct.Struct("i")  # of the answer under way among the question's
 
 
 def serve(link: Connection, kind: str) -> None:
@@ -34,17 +40,18 @@ def serve(link: Connection, kind: str) -> None:
         _send(link, "refused", f"{type(error).__name__}: {error}")
         return
     _send(link, "ready")
+    progress = mmap.mmap(-1, _PLACE.size)  # shared with the processes that it forks
     while True:
         process = os.fork()
         if process == 0:
             with contextlib.suppress(EOFError, OSError):  # whoever asks is gone
                 while True:
-                    _answer(link, judge_of, link.recv())
+                    _answer(link, judge_of, link.recv(), progress)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         if status == 0:
             return
-        _send(link, "ended", status)
+        _send(link, "ended", [status, *_PLACE.unpack_from(progress)])
 
 
 def _load(kind: str) -> Callable[..., Judge]:
@@ -57,28 +64,34 @@ def _load(kind: str) -> Callable[..., Judge]:
     return judges.judge
 
 
-def _answer(link: Connection, judge_of: Callable[..., Judge], question: Mapping[str, Any]) -> None:
-    """Judge a question's answers one by one, each within its CPU time."""
-    mark = question["mark"]
+def _answer(link: Connection, judge_of: Callable[..., Judge], question: Mapping[str, Any], progress: mmap.mmap) -> None:
+    """Judge a question's answers one by one, each within its CPU time, and send the scores, together where they can."""
+    scores, sent, judge = list[float](), time.monotonic(), None
     try:
+        _PLACE.pack_into(progress, 0, IN_PREPARATION)
         _limit_cpu(PREPARATION_SECONDS)
         judge = judge_of(**question["subject"])
+        for place, answer in enumerate(question["answers"]):
+            _PLACE.pack_into(progress, 0, place)
+            _limit_cpu(question["seconds"])
+            scores.append(_score(judge, answer))
+            if time.monotonic() - sent > SILENT_SECONDS:
+                _send(link, "scores", scores, question["mark"])
+                scores, sent = [], time.monotonic()
     except Exception as error:
-        _send(link, "refused", f"{type(error).__name__}: {error}", mark)
-        return
-    _send(link, "prepared", None, mark)
-    for answer in question["answers"]:
-        _limit_cpu(question["seconds"])
-        try:
-            score = judge(answer)
-        except (MemoryError, RecursionError):
-            score = 0.0
-        except Exception as error:
-            _send(link, "refused", f"{type(error).__name__}: {error}", mark)
-            return
-        finally:
-            _limit_cpu(0)
-        _send(link, "score", score, mark)
+        what = "the right answer cannot be used" if judge is None else "the verifier fails on an answer"
+        _send(link, "refused", f"{what}: {type(error).__name__}: {error}", question["mark"])
+    else:
+        _send(link, "scores", scores, question["mark"])
+    finally:
+        _limit_cpu(0)
+
+
+def _score(judge: Judge, answer: str) -> float:
+    try:
+        return judge(answer)
+    except (MemoryError, RecursionError):
+        return 0.0
 
 
 def _limit_cpu(seconds: float) -> None:

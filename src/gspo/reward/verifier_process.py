@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
+
+from gspo.reward.verifier import IN_PREPARATION
 
 START_SECONDS = 120.0
 WALL_SECONDS = 30.0  # more than an answer's CPU time: for a process that sleeps or is stopped, or a very busy machine
@@ -66,23 +68,24 @@ class Verifier:
             self._end()
 
     def _ask(self, subject: Mapping[str, Any], answers: Sequence[str], seconds: float) -> list[float]:
-        """The scores up to the answer with which the process has ended."""
+        """The scores up to the answer with which the process has ended, 0.0 for that one."""
         link, mark = self._running(), secrets.token_hex(8)
         link.send({"mark": mark, "subject": subject, "answers": list(answers), "seconds": seconds})
-        kind, content = self._reply(link, mark, START_SECONDS)
-        if kind != "prepared":
-            what = f"the process ended ({content})" if kind == "ended" else content
-            raise VerifierError(f"the right answer cannot be used: {what}")
         scores: list[float] = []
         while len(scores) < len(answers):
             kind, content = self._reply(link, mark, seconds + WALL_SECONDS)
-            if kind == "ended":
-                if -content not in _ANSWERS_FAULT:
-                    raise VerifierError(f"the verifier's process has ended: exit status {content}")
-                return [*scores, 0.0]
-            if kind != "score":
-                raise VerifierError(f"the verifier fails on an answer: {content}")
-            scores.append(content)
+            if kind == "refused":
+                raise VerifierError(content)
+            if kind == "scores":
+                scores += content[: len(answers) - len(scores)]
+                continue
+            status, place = content
+            if place == IN_PREPARATION:
+                raise VerifierError(f"reading the right answer ends the verifier's process: exit status {status}")
+            if -status not in _ANSWERS_FAULT:
+                raise VerifierError(f"the verifier's process has ended: exit status {status}")
+            unsent = answers[len(scores) : place]
+            return [*scores, *(self._ask(subject, unsent, seconds) if unsent else ()), 0.0]
         return scores
 
     def _reply(self, link: Connection, mark: str, seconds: float) -> tuple[str, Any]:
@@ -92,14 +95,13 @@ class Verifier:
         try:
             said = link.recv_bytes()
             replied, kind, content = json.loads(said)
+            if replied == ("" if kind == "ended" else mark) and _FORMS[kind](content):
+                return kind, content
         except (EOFError, OSError):
             raise VerifierError("the verifier's process has ended") from None
-        except (ValueError, TypeError):
-            raise VerifierError(f"the verifier says what is no reply: {said[:80]!r}") from None
-        is_due = replied == ("" if kind in ("ended", "ready") else mark)
-        if not is_due or not _is_of_its_kind(kind, content):
-            raise VerifierError(f"the verifier says what is no reply: {said[:80]!r}")
-        return kind, content
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+            pass
+        raise VerifierError(f"the verifier says what is no reply: {said[:80]!r}")
 
     def _running(self) -> Connection:
         if self._link is None:
@@ -109,17 +111,17 @@ class Verifier:
 
     def _start(self) -> None:
         self._link, theirs = Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _START, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={name: os.environ[name] for name in _LOADER_VARIABLES if name in os.environ},
-            start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
-        )
-        theirs.close()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in _LOADER_VARIABLES if name in os.environ},
+                start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
+            )
         self._link.send(([os.path.abspath(path) for path in sys.path if path], self._kind))  # noqa: PTH100
         kind, content = self._reply(self._link, "", START_SECONDS)
         if kind != "ready":
@@ -145,15 +147,17 @@ class Verifier:
         self._link = self._process = None
 
 
-def _is_of_its_kind(kind: Any, content: Any) -> bool:
-    if kind == "score":
-        return isinstance(content, float | int) and not isinstance(content, bool) and math.isfinite(content)
-    return isinstance(content, int if kind == "ended" else str | None) and kind in (
-        "ended",
-        "refused",
-        "ready",
-        "prepared",
-    )
+# What the replies of each kind hold.
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "ready": lambda content: content is None,
+    "refused": lambda content: isinstance(content, str),
+    "ended": lambda content: [type(number) for number in content] == [int, int],
+    "scores": lambda content: isinstance(content, list) and all(_is_score(score) for score in content),
+}
+
+
+def _is_score(content: Any) -> bool:
+    return isinstance(content, float | int) and not isinstance(content, bool) and math.isfinite(content)
 
 
 VERIFIERS: Mapping[str, Verifier] = {kind: Verifier(kind) for kind in ("math", "reasoning_gym")}
