@@ -20,7 +20,7 @@ from typing import Any
 Judge = Callable[[str], float]  # of one answer
 
 MAX_MEMORY_BYTES = 4 * 2**30
-PREPARATION_SECONDS = 30.0  # of CPU time, to read a question before its first answer
+PREPARATION_SECONDS = 15.0  # of CPU time, to read a question before its first answer
 SILENT_SECONDS = 1.0  # scores are kept no longer, so that whoever asks knows that it goes on
 IN_PREPARATION = -1
 _PLACE = struct.Struct("i")  # of the answer under way among the question's

@@ -104,6 +104,8 @@ class Verifier:
         raise VerifierError(f"the verifier says what is no reply: {said[:80]!r}")
 
     def _running(self) -> Connection:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # somebody has ended it while nothing was asked
         if self._link is None:
             self._start()
         assert self._link is not None

@@ -6,17 +6,17 @@ from gspo.reward.answer import tagged_answer
 from gspo.reward.mathematics.reading import Words, read
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-_LAST_LINE_MARK = re.compile(r"####[ \t]*(.+)")
+_MARKED = re.compile(r"####[ \t]*(.+)")
 _ANNOUNCED = re.compile(r"(?i)\banswer(?:\s+(?:is|equals)\b:?|\s*[:=])\**\s*(.+)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
 _NUMBER = re.compile(
-    r"(?<![\w.,/:^*+\-−\\])[-−+]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\s*%|"
+    r"(?<![\w.,/:^*+\-−\\])(?<![0-9]\s)[-−+]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\s*%|"
     r"\s+(?:hundred|thousand|million|billion|trillion|dozen|percent|squared|cubed|factorial)\b)?"
     r"(?![\w!^({\\]|\s*[-+*/×÷=<>≈±](?=\s*[\w(\\])|[.,:][0-9])"
 )
 # A sentence with one of these commits itself to nothing, or denies what it says.
 _UNCOMMITTED = re.compile(
-    r"(?i)\b(?:not|never|neither|nor|cannot|unsure|uncertain|maybe|perhaps|possibly|probably|guess|either|or|if|unless|"
+    r"(?i)\b(?:not|never|neither|nor|cannot|unsure|uncertain|maybe|perhaps|possibly|probably|guess|either|or|"
     r"could|might|doubt|suspect|tried|fail(?:s|ed)?|"
     r"wrong|incorrect|approximately|approx|about|roughly|around|almost|nearly|between|at (?:least|most)|"
     r"(?:more|less|fewer|greater) than|unknown|impossible|instead of|rather than|"
@@ -27,7 +27,7 @@ _UNCOMMITTED = re.compile(
 _NAMED = re.compile(
     r"(?i)(?:\b(?:steps?|questions?|problems?|pages?|lines?|cases?|chapters?|sections?|equations?|eq|figures?|tables?|parts?|"
     r"examples?|exercises?|theorems?|lemmas?|options?|versions?|numbers?|no|rules?|attempts?|try|rooms?|items?|points?|notes?|"
-    r"rows?|columns?|levels?|rounds?|trials?|chapters?|hints?|tasks?|since|in|of|year|years)\.?\s*|#|[([])$"
+    r"rows?|columns?|levels?|rounds?|trials?|chapters?|hints?|tasks?|year)\.?\s*|#|[([])$"
 )
 _DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\s+(?:be|equal(?:\s+to)?|in))?[\s$:*(]*$")
 
@@ -39,15 +39,21 @@ def claimed_answer(completion: str) -> str | None:
     if "<answer>" in completion:
         return None
     if boxes := list(_BOX.finditer(completion)):
-        return (
-            None
-            if _DENIED.search(completion[max(0, boxes[-1].start() - 40) : boxes[-1].start()])
-            else (_boxed(completion, boxes[-1].end()))
-        )
-    for announcement in (_LAST_LINE_MARK, _ANNOUNCED):
-        if found := announcement.findall(completion):
-            return _first_sentence(found[-1])
+        before = completion[max(0, boxes[-1].start() - 40) : boxes[-1].start()]
+        return None if _DENIED.search(before) else _boxed(completion, boxes[-1].end())
+    if marked := _MARKED.findall(completion):
+        answer = _first_sentence(marked[-1])
+        if not isinstance(read(answer), Words) or completion.rstrip().endswith(marked[-1].rstrip()):
+            return answer  # else it is a heading
+    if announced := _ANNOUNCED.findall(completion):
+        return _announced(_first_sentence(announced[-1]))
     return _last_claim(completion)
+
+
+def _announced(answer: str) -> str:
+    """The answer, or the number in it where it is a sentence: the answer is that she has 64 apples."""
+    is_sentence = answer[:1].isalpha() and isinstance(read(answer), Words) and not _UNCOMMITTED.search(answer)
+    return (_last_value(answer) if is_sentence else None) or answer
 
 
 def _boxed(text: str, start: int) -> str | None:
