@@ -22,6 +22,7 @@ from gspo.report.run_directory import check_absent
 from gspo.report.summary import arithmetic, objective
 from gspo.report.trackers.tracker import check_trackers
 from gspo.reward.functions import RewardFunction, load_functions
+from gspo.reward.origin import check_origin
 from gspo.reward.probe import JUNK, probe
 
 NUM_ROWS = 8  # rendered
@@ -33,6 +34,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     separator = recipe.rollout.turn_separator
     functions = load_functions(recipe.reward, turn_separator=separator)
     rows = load_rows(recipe)
+    check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
         config = load_config(recipe.model)

@@ -23,6 +23,7 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
 from gspo.resume import Saved, check_rows, rows_digest
 from gspo.reward.functions import RewardFunction, load_functions
+from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
 
 
@@ -54,6 +55,7 @@ def prepare(
     separator = recipe.rollout.turn_separator
     functions = load_functions(recipe.reward, reward, turn_separator=separator)
     rows = load_rows(recipe, queries)
+    check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, rows, pairs)

@@ -13,7 +13,7 @@ from gspo.policy.model import Policy
 from gspo.reward.functions import RewardFunction
 from gspo.rollout.one_token import decoder_of
 
-_LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "math-verify")
+_LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "sympy")
 
 
 def environment(policy: Policy, functions: Sequence[RewardFunction]) -> dict[str, str]:

@@ -50,7 +50,8 @@ def _distinct_rows(procedural: Procedural, *, source: str, slot: int, size: int,
             continue
         seen.add(entry["question"])
         columns = {"answer": entry["answer"], "task": procedural.task, "task_options": options, "entry": entry}
-        rows.append(Row(id=f"{source}:{len(rows) + 1}", prompt=entry["question"], columns=columns))
+        row_id = f"{source}:{len(rows) + 1}"
+        rows.append(Row(id=row_id, prompt=entry["question"], columns=columns, is_procedural=True))
         if len(rows) == size:
             break
     return rows

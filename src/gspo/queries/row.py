@@ -14,6 +14,7 @@ class Row:
     id: str  # "<source>:<row number>", counted from 1
     prompt: str | Messages
     columns: Mapping[str, Any] = field(default_factory=dict)
+    is_procedural: bool = False  # made by reasoning-gym itself, not read from data
 
     @property
     def prompt_key(self) -> str:

@@ -1,5 +1,6 @@
 """The answer within a completion: the last <answer>…</answer>, else all of it."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,13 @@ def answer_text(completion: Any) -> str:
     text = completion_text(completion)
     tagged = tagged_answer(text)
     return text.strip() if tagged is None else tagged
+
+
+def is_blank(gold: Any) -> bool:
+    """Whether a column's cell holds no answer: nothing, white space, NaN (an empty cell of Parquet), an empty list."""
+    if isinstance(gold, float):
+        return math.isnan(gold)
+    return gold is None or (isinstance(gold, str) and not gold.strip()) or gold in ([], ())
 
 
 def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:

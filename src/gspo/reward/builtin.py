@@ -3,22 +3,36 @@
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.reward.answer import answer_text, completion_text, gold_answers
+from gspo.reward.answer import answer_text, completion_text, gold_answers, is_blank
+from gspo.reward.verifier_process import VERIFIERS
 
 
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], *, answer_column: str = "answer", **columns: Any
 ) -> list[float | None]:
-    """1.0 where the answer (last <answer> tag, else the completion) is the column's text, None where that is empty."""
+    """1.0 where the answer (last <answer> tag, else the completion) is the column's text, None where that is empty.
+
+    Of a list in the column any entry is right; a whole number that is stored as 42.0 may be written 42 too.
+    """
     golds = gold_answers(columns, answer_column, function="exact_match")
     return [
-        None if gold is None else float(answer_text(completion) == str(gold).strip())
+        float(answer_text(completion) in right) if (right := _texts(gold)) else None
         for completion, gold in zip(completions, golds, strict=True)
     ]
+
+
+def _texts(gold: Any) -> set[str]:
+    """All texts that are right; none where the cell is empty."""
+    if is_blank(gold):
+        return set()
+    if isinstance(gold, list | tuple):
+        return {text for entry in gold for text in _texts(entry)}
+    is_whole = isinstance(gold, float) and gold.is_integer()
+    return {str(gold).strip(), str(int(gold))} if is_whole else {str(gold).strip()}
 
 
 def format_match(
@@ -44,29 +58,21 @@ def reasoning_gym(
     task: Sequence[str],
     entry: Sequence[dict[str, Any]],
     task_options: Sequence[dict[str, Any] | None] | None = None,
+    seconds_per_answer: float = 10.0,
     **columns: Any,
 ) -> list[float]:
     """The score the task's own verifier gives the answer (last <answer> tag, else the completion), mostly 0.0 to 1.0.
 
-    Some tasks (binary_matrix, n_queens) evaluate the answer as Python: train on those in a sandbox only.
+    0.0 for one that takes more than the seconds of CPU time. Raises VerifierError where the process that judges fails.
     """
-    options = task_options or [None] * len(task)
-    return [
-        _verified(name, json.dumps(option or {}, sort_keys=True), item, answer_text(completion))
-        for name, option, item, completion in zip(task, options, entry, completions, strict=True)
-    ]
-
-
-def _verified(task: str, options: str, entry: dict[str, Any], answer: str) -> float:
-    verifier = _verifier(task, options)
-    try:
-        return float(verifier.score_answer(answer, entry))
-    except Exception:  # some verifiers raise on text they cannot read; such an answer is wrong
-        return 0.0
-
-
-@lru_cache(maxsize=32)
-def _verifier(task: str, options: str) -> Any:
-    from reasoning_gym.factory import create_dataset
-
-    return create_dataset(task, **json.loads(options), seed=0, size=1)
+    texts = [answer_text(completion) for completion in completions]
+    options = [json.dumps(option or {}, sort_keys=True) for option in task_options or [None] * len(task)]
+    rows = zip(task, options, entry, texts, strict=True)
+    scores: list[float] = []
+    for _, same in groupby(rows, key=lambda row: (row[0], row[1], id(row[2]))):
+        answers = list(same)
+        name, option, item, _ = answers[0]
+        subject = {"task": name, "options": option, "entry": item}
+        answers_texts = [text for *_, text in answers]
+        scores += VERIFIERS["reasoning_gym"].scores(subject, answers_texts, seconds=seconds_per_answer)
+    return scores

@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.reward.calls import Call, Events
-from gspo.reward.reply import Reply
+from gspo.reward.reply import Reply, read_reply
 from gspo.reward.worker_process import WorkerProcess, how_it_ended
 
 MAX_PROCESSES = 8
@@ -69,13 +69,14 @@ class Processes:
         worker, done = event
         if done is not None:
             number, fields = done
-            return [(number, Reply(**fields))] if worker.running.pop(number, None) else []
+            call = worker.running.pop(number, None)
+            return [(number, read_reply(fields, call.size))] if call else []
         if worker not in self._workers or not worker.ended or not worker.running:
             return []
-        lost = list(worker.running)
-        what = how_it_ended(self._drop(worker))
+        lost, status = list(worker.running), self._drop(worker)
+        reply = Reply(kind="crashed", what=worker.garbled or how_it_ended(status))
         # One of several has ended the process, and nothing says which.
-        return [(number, Reply(kind="crashed", what=what) if len(lost) == 1 else None) for number in lost]
+        return [(number, reply if len(lost) == 1 else None) for number in lost]
 
     def cancel(self, number: int) -> float:
         """Kill the call's process at once, or ask an event loop to cancel it."""

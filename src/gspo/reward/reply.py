@@ -25,6 +25,23 @@ class Reply:
     user_error: Sequence[str | None] | None = None  # what, where, mend: the recipe is at fault, not a completion
 
 
+def read_reply(fields: Any, size: int) -> Reply:
+    """The reply that a process sends about a call for `size` completions; an invalid one where it is no reply."""
+    try:
+        reply = Reply(**fields)
+        kinds = [type(text) for text in reply.user_error or ()]
+        is_error = len(kinds) in (0, 3) and set(kinds) <= {str, type(None)}
+        if is_error and reply.kind in (None, "raised", "invalid") and isinstance(reply.what, str):
+            return reply if reply.kind or reply.user_error else _returned(reply.values, size, read=_sent_score)
+    except (TypeError, OverflowError):
+        pass
+    return Reply(kind="invalid", what=f"its process says what is no reply: {repr(fields)[:80]}")
+
+
+def _sent_score(value: Any) -> float | list[float] | str | None:
+    return value if isinstance(value, str) else _score(value)  # a text says what the function has returned
+
+
 def reply_of(call: Callable[[], Any], function: Callable[..., Any], size: int) -> Reply:
     """Make a call of the function for `size` completions; whatever it raises is in the reply."""
     try:
@@ -41,12 +58,12 @@ async def reply_of_coroutine(call: Callable[[], Awaitable[Any]], function: Calla
         return _raised(error, function)
 
 
-def _returned(returned: Any, size: int) -> Reply:
+def _returned(returned: Any, size: int, read: Callable[[Any], Any] | None = None) -> Reply:
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple) or len(values) != size:
         count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
         return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
-    return Reply(values=[_score(value) for value in values])
+    return Reply(values=[(read or _score)(value) for value in values])
 
 
 def _score(value: Any) -> float | list[float] | str | None:

@@ -4,6 +4,7 @@ Requests come pickled, for arguments may be anything; replies go as JSON, which 
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.reward.named import find_function
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
+from gspo.reward.verifier_process import VERIFIERS
 
 Function = Callable[..., Any]
 Request = tuple[Any, ...]  # ("call", number, size, pickled arguments, time limit in seconds) or ("cancel", number)
@@ -44,6 +46,8 @@ def main(handle: int, mark: str) -> None:
     threading.Thread(target=_read, args=(link, server.deliver, mark), daemon=True).start()
     try:
         function = find_function(setup["name"])
+        if setup["name"] in VERIFIERS:
+            VERIFIERS[setup["name"]].start()  # no call has to wait for it
     except UserError as error:
         _send(link, "refused", [error.what, error.mend])
         return
@@ -141,7 +145,7 @@ _sending = threading.Lock()
 
 
 def _send(link: Connection, kind: str, content: Any = None) -> None:
-    with _sending:
+    with _sending, contextlib.suppress(OSError):  # the reading thread sees that the trainer is gone
         link.send_bytes(json.dumps([kind, content]).encode())
 
 

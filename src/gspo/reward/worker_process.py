@@ -35,6 +35,7 @@ class WorkerProcess:
     def __init__(self, setup: Mapping[str, Any], directory: Path, listener: Listener) -> None:
         self.ready = False
         self.ended = False  # its end of the connection is closed
+        self.garbled = ""  # what it said last, where that is no message
         self.refusal: UserError | None = None  # why it cannot start
         self.blocked_by: int | None = None  # the call that holds up its event loop
         self.running: dict[int, Call] = {}
@@ -91,19 +92,40 @@ class WorkerProcess:
                 self.refusal = UserError(f"its process is not ready after {START_SECONDS:g} s")
                 self._listener(self, None)
             while True:
-                kind, content = json.loads(self._link.recv_bytes())
+                kind, content = self._message()
                 if kind == "refused":
                     self.refusal = UserError(content[0], mend=content[1])
                 elif kind == "blocked":
                     self.blocked_by = content
                 self.ready = self.ready or kind == "ready"
                 self._listener(self, content if kind == "done" else None)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):
             self.ended = True
             self._listener(self, None)
         self._outgoing.put(None)
         sender.join()  # closed before, the connection's number could be another's while it is written to
         self._link.close()
+
+    def _message(self) -> tuple[str, Any]:
+        """The next message; ValueError, and the text of it noted, where it is none."""
+        said = self._link.recv_bytes()
+        try:
+            kind, content = json.loads(said)
+            if _FORMS[kind](content):
+                return kind, content
+        except (ValueError, TypeError, KeyError, RecursionError):
+            pass
+        self.garbled = f"its process says what is no message: {said[:80]!r}"
+        raise ValueError(self.garbled)
+
+
+# What the messages of each kind hold: the function may have written into the connection.
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "ready": lambda content: content is None,
+    "blocked": lambda content: isinstance(content, int),
+    "refused": lambda content: [type(text) for text in content] in ([str, str], [str, type(None)]),
+    "done": lambda content: isinstance(content[0], int) and isinstance(content[1], dict) and len(content) == 2,
+}
 
 
 def _send(link: Connection, outgoing: "SimpleQueue[Any]") -> None:

@@ -1,0 +1,54 @@
+"""The math reward takes every spelling of the right answer, and nothing else; what it costs, only itself pays."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.reward.math_pairs import RIGHT_PAIRS, WRONG_PAIRS
+
+from gspo.reward.math import math
+from gspo.reward.mathematics.verdict import judge
+
+
+@pytest.mark.parametrize(("gold", "completion"), RIGHT_PAIRS)
+def test_right_answers_are_right_however_they_are_written(gold: str, completion: str) -> None:
+    assert judge(gold)(completion) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "completion"), WRONG_PAIRS)
+def test_what_is_not_the_one_right_answer_is_wrong(gold: str, completion: str) -> None:
+    assert judge(gold)(completion) == 0.0
+
+
+@pytest.mark.parametrize("gold", sorted({gold for gold, _ in (*RIGHT_PAIRS, *WRONG_PAIRS)}))
+def test_every_gold_answer_is_its_own(gold: str) -> None:
+    for completion in (f"<answer>{gold}</answer>", f"\\boxed{{{gold}}}", f"so\n\\[\\boxed{{{gold}}}\\]"):
+        assert judge(gold)(completion) == 1.0
+
+
+@pytest.mark.parametrize("gold", [None, "", " \n", float("nan"), []])
+def test_an_empty_cell_is_no_right_answer(gold: object) -> None:
+    assert math(["q"] * 2, ["", "<answer></answer>"], answer=[gold] * 2) == [None, None]
+
+
+def test_golds_that_are_no_texts() -> None:
+    completions = ["\\boxed{42}", "\\boxed{42}", "\\boxed{0.5}", "\\boxed{[1, 2]}", "\\boxed{43}"]
+    assert math(["q"] * 5, completions, answer=[42, 42.0, 0.5, [1, 2], 42]) == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_in_many_threads_it_gives_what_one_gives() -> None:
+    pairs = [(str(number), f"\\boxed{{{number + number % 3}}}") for number in range(60)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda pair: math(["q"], [pair[1]], answer=[pair[0]])[0], pairs))
+    assert found == [float(number % 3 == 0) for number in range(60)]
+
+
+@pytest.mark.parametrize("hostile", ["9^{9^{9^9}}", "\\sqrt{" * 600 + "2" + "}" * 600, "(" * 5000, "1e999999999"])
+def test_a_completion_that_never_ends_costs_only_itself(hostile: str) -> None:
+    completions = ["\\boxed{7}", f"\\boxed{{{hostile}}}", "\\boxed{7}"]
+    assert math(["q"] * 3, completions, answer=["7"] * 3, seconds_per_answer=0.5) == [1.0, 0.0, 1.0]
+
+
+def test_it_reads_all_of_a_long_completion() -> None:
+    long = "1+" * 10_000
+    completions = [f"{long} so \\boxed{{7}}", f"\\boxed{{7}} {long}.", f"<answer>7</answer>{long}"]
+    assert math(["q"] * 3, completions, answer=["7"] * 3) == [1.0] * 3
