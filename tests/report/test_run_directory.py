@@ -76,10 +76,10 @@ def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
 
     def spy(value: Any) -> Any:
         gone_through.append(value)
-        return finite(value)
+        return writable(value)
 
-    finite = run_directory._finite
-    monkeypatch.setattr(run_directory, "_finite", spy)
+    writable = run_directory.writable
+    monkeypatch.setattr(run_directory, "writable", spy)
     lines: list[dict[str, Any]] = [{"a": [0.1 + 0.2, None], "b": {"c": "NaN é"}}, {"a": [[math.nan]], "b": 1.5}]
     for line in lines:
         before = len(gone_through)
