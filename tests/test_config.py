@@ -112,7 +112,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 NO_YAML = {
-    "a value of no kind": ("steps: !!int abc", "line 4"),
+    "a value of no kind": ("seed: !!int abc", "line 4"),
     "a bool of no kind": ("seed: !!bool abc", "line 4"),
     "a tag of a date": ("seed: !!timestamp x", "line 4"),
     "a tag of bytes": ("seed: !!binary /w==", "line 4"),
