@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,16 @@ def short(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def check_depth(path: str) -> None:
+    """UserError where the config.json of a directory or hub id asks for a number of layers that no model has."""
+    from transformers import PreTrainedConfig
+
+    with suppress(OSError):  # there need not be one where a tokenizer is
+        _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
+
+
 def _read_config(path: str, *, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
 
     place = Path(path)
     if not place.exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
@@ -70,7 +79,7 @@ def _read_config(path: str, *, trust_remote_code: bool) -> Any:
             mend="finish the download, or train a new model of this shape with model.architecture",
         )
     try:
-        _check_depth(PreTrainedConfig.get_config_dict(path)[0], where=path)
+        check_depth(path)
         # Not left out: transformers would ask on standard input, and take whatever is there for an answer.
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except UserError:
@@ -79,11 +88,11 @@ def _read_config(path: str, *, trust_remote_code: bool) -> Any:
         raise unloadable(path, error) from None
 
 
-def _check_depth(tree: Mapping[str, Any], *, where: str) -> None:
-    """UserError for a number of layers that no model has: making them would take all memory, and hours."""
+def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:
+    """UserError for a number that no model has: its configuration alone would take all memory, and hours."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            _check_depth(value, where=where)
+            _check_layers(value, where=where)
         elif name in _DEPTHS and isinstance(value, int) and value > MAX_LAYERS:
             raise UserError(f"{name} {value:,} is more than {MAX_LAYERS:,}", where=where, mend="correct the number")
 
@@ -97,7 +106,7 @@ def _made_config(architecture: dict[str, Any]) -> Any:
         near = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=3)
         mend = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
         raise UserError(f"unknown model_type {kind!r}", where=where, mend=mend)
-    _check_depth(architecture, where=where)
+    _check_layers(architecture, where=where)
     try:
         known = AutoConfig.for_model(kind)
         for key in architecture.keys() - {"model_type"}:

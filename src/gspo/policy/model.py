@@ -180,27 +180,34 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def _pretrained(path: str, **how: Any) -> Any:
+def _pretrained(path: str, config: Any, **how: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **how)
+        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, output_loading_info=True, **how)
     except Exception as error:
         raise unloadable(path, error) from None
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
-    if report["unexpected_keys"]:  # less those that this kind of model says it leaves out
-        unexpected = sorted(report["unexpected_keys"])
-        what = f"{len(unexpected)} weights of the files have no place in the model that config.json describes, "
+    if left := _left_out(report["unexpected_keys"], model, config):
+        what = f"{len(left)} weights of the files have no place in the model that config.json describes, such as "
         mend = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
-        raise UserError(f"{what}such as {', '.join(unexpected[:3])}", where=path, mend=mend)
+        raise UserError(f"{what}{', '.join(left[:3])}", where=path, mend=mend)
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise UserError(f"weight {name} holds NaN or infinity", where=path, mend="use a copy that is whole")
         # Loaded ones lie in the file's pages, wherever its header ends: kernels round by how memory is aligned.
         parameter.data = parameter.data.clone()
     return model
+
+
+def _left_out(names: Iterable[str], model: Any, config: Any) -> list[str]:
+    """Those of the weights that a model has not taken, less the other parts of a checkpoint of text and images."""
+    if config.get_text_config() is config:
+        return sorted(names)
+    parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
+    return sorted(name for name in names if name.partition(".")[0] in parts)
 
 
 def _fitting_config(recipe: Model, tokenizer: Any) -> Any:
@@ -216,7 +223,7 @@ def _untrained(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
             parameter.data = parameter.data.to(dtype)
         model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit show only here

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.policy.architecture import own_code_refused, short
+from gspo.policy.architecture import check_depth, own_code_refused, short
 
 # Digits stand alone, so that arithmetic is learnable; a word or a mark takes the blanks beside it along.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
@@ -15,7 +15,10 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
+        check_depth(path)  # of the model beside it, which transformers looks at
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
     except Exception as error:  # the tokenizers library raises Exception itself
         if "trust_remote_code" in str(error):
             raise own_code_refused(path) from None
