@@ -90,6 +90,17 @@ def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
     assert "é" in first
 
 
+def test_a_line_of_any_numbers_and_text_can_be_written_and_read(directory: RunDirectory) -> None:
+    lines = [
+        {"columns": {"a": math.nan, "b": [{"c": -math.inf}], "é\ud800": 1}},
+        {"failure": "half of a pair: \ud83d", "columns": {"a": "é"}},
+    ]
+    path = directory.write_rollouts(1, lines)
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    assert strict(first) == {"columns": {"a": None, "b": [{"c": None}], "é\\ud800": 1}}
+    assert strict(second) == {"failure": "half of a pair: \\ud83d", "columns": {"a": "é"}}
+
+
 def small_batch(reward: float | None = 1.0) -> Batch:
     query = Query(id="rows:1", prompt="p", text="rendered p", prompt_ids=(1,), columns={})
     rollouts = tuple(
