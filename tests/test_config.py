@@ -158,6 +158,11 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
         (f"seed={2**64}", "seed: should be less than"),
         (f"steps={10**100}", "steps: should be less than"),
         ("rollout.group_size=1000000000000", "rollout.group_size: should be less than or equal to 65536"),
+        (
+            "queries={procedural: {task: chain_sum, size: 1000000000000}}",
+            "queries.procedural.size: should be less than",
+        ),
+        ("evaluation.num_queries=1000000000000", "evaluation.num_queries: should be less than or equal to 1048576"),
         ("evaluation.samples=1000000000000", "evaluation.samples: should be less than or equal to 65536"),
         ("rollout.temperature=1e-320", "rollout.temperature: should be greater than or equal to 0.000001"),
         ("reward.0.weight=1e308", "reward.0.weight: should be less than or equal to 1000000"),

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from gspo.combinations import impossible
 from gspo.config_actor import Actor, Critic
 from gspo.config_section import (
+    MAX_DRAWN,
     BelowOne,
     Finite,
     Fraction,
@@ -88,7 +89,7 @@ class Procedural(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     task: str
-    size: Positive = 20_000  # distinct training queries drawn
+    size: Annotated[int, Field(gt=0, le=MAX_DRAWN)] = 20_000  # distinct training queries drawn
 
 
 class Queries(Section):
@@ -148,7 +149,7 @@ class Checkpoint(Section):
 
 class Evaluation(Section):
     every: Natural = 0  # steps between evaluations; 0: before and after training only
-    num_queries: Natural = 512  # held out from training; 0: no evaluation
+    num_queries: Annotated[int, Field(ge=0, le=MAX_DRAWN)] = 512  # held out from training; 0: no evaluation
     path: PathText | None = None  # a file, or a hub id, of its own; default: held out from the queries
     split: str = "test"  # the hub data set's split
     samples: NumResponses = 1  # responses a query

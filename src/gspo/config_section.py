@@ -12,6 +12,7 @@ from gspo.writable import writable
 
 MAX_NAME_BYTES = 255  # of a file; what file systems take
 MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
+MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]

@@ -91,7 +91,7 @@ def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
 
 
 def test_a_line_of_any_numbers_and_text_can_be_written_and_read(directory: RunDirectory) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"columns": {"a": math.nan, "b": [{"c": -math.inf}], "é\ud800": 1}},
         {"failure": "half of a pair: \ud83d", "columns": {"a": "é"}},
     ]
