@@ -132,7 +132,7 @@ class Rollout(Section):
 
 class Reward(Section):
     function: PathText  # built-in name, module:name, or file.py:name
-    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # times a reward of at most 1e12, its square is a float32
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # a sum that is weighted with more may be no number
     per: Per = "response"  # what the function gives a number for
     time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
     concurrent_calls: Positive | None = None  # at the same time; default: a process a core, at most 8; async: 32 in one

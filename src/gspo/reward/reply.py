@@ -11,7 +11,7 @@ from gspo.errors import UserError
 if TYPE_CHECKING:  # it imports torch, which a worker must not wait for
     from gspo.records import FailureKind
 
-MAX_REWARD = 1e12  # its square, times a weight's, is still a number in float32
+MAX_REWARD = 1e100  # so that weighted sums, and the squares of them that a deviation takes, are still numbers
 MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
 
 
