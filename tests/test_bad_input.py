@@ -1,5 +1,6 @@
 """Input that cannot be used: one clear message that names the thing, exit code 2, nothing left on disk."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -248,6 +249,44 @@ def test_a_reward_file_that_cannot_be_imported_is_named_with_its_line(failing: F
     data = [*OWN_DATA, "queries.path=rows.jsonl"]
     message = failing("train", TINY, *data, "reward.0.function=my_reward.py:score")
     assert "my_reward.py, line 2" in message and "no_such_module" in message
+
+
+def test_a_reward_file_that_ends_the_program_is_an_error_and_nothing_is_written(failing: Failing) -> None:
+    source = "import sys\ndef score(completions, **columns):\n    return [1.0] * len(completions)\nsys.exit(0)\n"
+    Path("my_reward.py").write_text(source, encoding="utf-8")
+    for command in ("train", "check"):
+        message = failing(command, TINY, "reward.0.function=my_reward.py:score")
+        assert "my_reward.py, line 4 raises SystemExit: 0" in message and "__name__" in message
+
+
+def test_whatever_ends_a_command_before_its_time_is_an_error_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, code in ((SystemExit(0), 2), (SystemExit(), 2), (KeyboardInterrupt(), 130)):
+        monkeypatch.setattr("gspo.config_file.load_recipe", raising(error))
+        assert cli.main(["check", str(TINY)]) == code
+        assert capsys.readouterr().err
+
+
+def raising(error: BaseException) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
+
+
+def test_a_path_that_cannot_be_is_refused_on_the_command_line(failing: Failing) -> None:
+    assert "File name too long" in failing("train", f"{'c' * 300}.yaml")
+    for path in ("c" * 300, "a\0b"):
+        assert "this path" in failing("resume", path)
+
+
+def test_a_recipe_that_may_not_be_read_says_so(failing: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", forbidden)
+    assert "cannot be read: Permission denied" in failing("train", TINY)
 
 
 def test_sequence_token_is_accepted_and_said_to_equal_sequence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Taking a run up: what is taken up and what is refused, what is said, and that a refusal changes nothing."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from gspo import cli
 from gspo.checkpoint.files import MANIFEST, seal, verified
 from gspo.config import Recipe
 from gspo.config_file import load_recipe
+from gspo.queries.layouts import lay_out
+from gspo.queries.source import RowSet
 from gspo.report.display import Display
+from gspo.resume import rows_digest
 
 TINY = Path(__file__).with_name("tiny.yaml")
 RUN = Path("runs/tiny")
@@ -135,6 +139,56 @@ def test_other_data_is_refused(change: str, refused: Any) -> None:
     assert message.startswith("queries: ") and f"model.path={newest()}/model" in message
     write_rows(ROWS)
     train(recipe_of("cold_start.steps=0", "steps=3"), resume=True)
+
+
+ODD = [{**row, "score": math.nan, "entry": {"a": [-math.inf, "\ud83d"]}, "te\ud800xt": 1} for row in ROWS]
+
+
+def test_data_and_messages_that_no_file_can_hold_train_and_resume(named_reward: str) -> None:
+    write_rows(ODD)
+    odd = [f"reward=[{{function: '{named_reward}'}}]", "rollout.queries_per_step=8", "cold_start.steps=0"]
+    train(recipe_of(*odd, "steps=1"))
+    train(recipe_of(*odd, "steps=2"), resume=True)
+    lines = [json.loads(line) for path in RUN.glob("rollouts/*") for line in path.read_text("utf-8").splitlines()]
+    assert len(lines) == 2 * 8 * 4
+    assert {line["columns"]["score"] for line in lines} == {None}
+    assert {line["columns"]["te\\ud800xt"] for line in lines} == {1}
+    assert {line["failure"] for line in lines if line["columns"]["answer"] == "6"} == {
+        f"reward function f: it raises ValueError: half \\ud83d, at {Path('mine.py').resolve()}:3"
+    }
+
+
+@pytest.fixture
+def named_reward() -> str:
+    source = "def f(completions, score, entry, answer, **columns):\n    if answer[0] == '6':\n"
+    source += "        raise ValueError('half \\ud83d')\n"
+    source += "    assert (score[0], entry[0]) == (None, {'a': [None, '\\\\ud83d']})\n"
+    Path("mine.py").write_text(source + "    return [float(len(text)) for text in completions]\n")
+    return "mine.py:f"
+
+
+@pytest.mark.parametrize(
+    ("row", "digest"),
+    [
+        ({"score": 0.5, "nested": {"a": [1, "é"]}}, "cdbf9d46eb5b7469205d00b6adadf25ff588557ab5ecda6622c7567e6279d664"),
+        (
+            {"score": math.nan, "nested": {"a": [math.inf, "\ud800"]}},
+            "a7f937148a60542d0046b6b3300f0d21b93481260cffffec1b9489b91928816c",
+        ),
+    ],
+)
+def test_data_has_the_digest_that_checkpoints_of_earlier_versions_hold(row: dict[str, Any], digest: str) -> None:
+    rows = lay_out([{"prompt": "1 + 1 =", "answer": "2", **row}], source="rows.jsonl")
+    assert rows_digest(RowSet(train=tuple(rows), held_out=()), []) == digest
+
+
+def test_a_run_from_before_the_key_for_foreign_code_goes_on() -> None:
+    train(recipe_of("steps=1"))
+    for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
+        path.write_text(path.read_text().replace("  trust_remote_code: false\n", ""))
+    reseal(newest())
+    said = train(recipe_of("steps=2"), resume=True)
+    assert "resumed from" in said and "trust_remote_code" not in said
 
 
 def test_other_demonstrations_are_refused(refused: Any) -> None:

@@ -4,9 +4,11 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,10 +60,11 @@ def _load_file(path: Path, *, where: str) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        specification.loader.exec_module(module)
-    except Exception as error:
+        with _surviving():
+            specification.loader.exec_module(module)
+    except BaseException as error:
         del sys.modules[name]
-        raise UserError(_import_failure(error, path), where=where) from None
+        raise _import_failure(error, str(path), where=where) from None
     return module
 
 
@@ -70,17 +73,40 @@ def _load_module(name: str, *, where: str) -> ModuleType:
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise UserError(f"importing {name} raises {type(error).__name__}: {error}", where=where) from None
-        mend = "install it, run from its folder, or name its file: path/file.py:name"
-        raise UserError(f"there is no module {error.name!r}", where=where, mend=mend) from None
-    except Exception as error:
-        raise UserError(f"importing {name} raises {type(error).__name__}: {error}", where=where) from None
+        with _surviving():
+            return importlib.import_module(name)
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            mend = "install it, run from its folder, or name its file: path/file.py:name"
+            raise UserError(f"there is no module {error.name!r}", where=where, mend=mend) from None
+        raise _import_failure(error, name, where=where) from None
 
 
-def _import_failure(error: Exception, path: Path) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+@contextmanager
+def _surviving() -> Iterator[None]:
+    """Have code that ends the program with os._exit raise SystemExit, as sys.exit does.
+
+    Else the program would end with the code's own exit status, 0 perhaps, and nothing said.
+    """
+    process, leave = os.getpid(), os._exit
+
+    def stay(status: int) -> Any:
+        if os.getpid() != process:
+            leave(status)  # a process that the code has forked
+        raise SystemExit(status)
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _import_failure(error: BaseException, name: str, *, where: str) -> BaseException:
+    """What to raise for an error of imported code: a UserError; Ctrl-C stays Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
     line = f", line {lines[-1]}" if lines else ""
-    return f"importing {path}{line} raises {type(error).__name__}: {error}"
+    mend = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
+    return UserError(f"importing {name}{line} raises {type(error).__name__}: {error}", where=where, mend=mend)

@@ -40,7 +40,7 @@ def check(recipe: Recipe) -> Iterator[str]:
         config = load_config(recipe.model)
         check_declared(recipe.actor, config)
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
-        check_reference(recipe.actor.kl, tokenizer)
+        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
     if recipe.model.path is not None:
         check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=recipe.model.path)

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         return _said(f"failed: {error}", 1)
     except KeyboardInterrupt:
-        return _SIGNALLED + signal.SIGINT
+        return _said("ended by Ctrl-C", _SIGNALLED + signal.SIGINT)
+    except SystemExit as error:  # of code that is not gspo's: an exit with 0 would say that all is done
+        return _said(f"error: code that the recipe names ended the program: SystemExit: {error}", 2)
     except BrokenPipeError:  # whoever read along, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return _SIGNALLED + signal.SIGPIPE
@@ -127,7 +129,10 @@ def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.config_file import load_recipe
+    from gspo.config_section import path_fault
 
+    if fault := path_fault(options.target):
+        raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
     if (directory / "manifest.json").is_file():
         mend = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"

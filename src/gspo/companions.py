@@ -35,7 +35,7 @@ def _settle_reference(run: Run, reference: Policy) -> None:
         reference.model.load_state_dict(run.parts.policy.model.state_dict())
         run.directory.save_reference(reference)
     elif named is None:
-        _load(reference, run.directory.reference)
+        _load(reference, run.directory.reference, trust_remote_code=run.recipe.model.trust_remote_code)
     digest = digest_of(reference.weights())
     if begun_with not in (None, digest):
         where = named or str(run.directory.reference)
@@ -46,14 +46,14 @@ def _settle_reference(run: Run, reference: Policy) -> None:
 _MEND = "restore it from a copy: every update so far was made against it"
 
 
-def _load(reference: Policy, path: Path) -> None:
+def _load(reference: Policy, path: Path, *, trust_remote_code: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     if not path.is_dir():
         raise UserError("the reference model is not there", where=str(path), mend=_MEND)
     dtype = next(reference.model.parameters()).dtype
     try:
-        saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
         reference.model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"the reference model cannot be read: {error}", where=str(path), mend=_MEND) from None

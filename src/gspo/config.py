@@ -8,14 +8,18 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from gspo.combinations import impossible
 from gspo.config_actor import Actor, Critic
 from gspo.config_section import (
+    MAX_DRAWN,
     BelowOne,
     Finite,
     Fraction,
     Natural,
+    NumResponses,
     Optimizer,
+    PathText,
     Positive,
     PositiveFloat,
     Section,
+    Temperature,
 )
 
 __all__ = [
@@ -41,9 +45,10 @@ Per = Literal["response", "turn", "token"]
 
 
 class Model(Section):
-    path: str | None = None  # a directory or a hub id
+    path: PathText | None = None  # a directory or a hub id
     architecture: dict[str, Any] | None = None  # any transformers config with a model_type: a new, untrained model
-    tokenizer: str | None = None  # directory or hub id, or "fit": a small one from the queries; default: model.path
+    tokenizer: PathText | None = None  # directory, hub id, or "fit": a small one from the queries; default: model.path
+    trust_remote_code: bool = False  # run the Python code that model and tokenizer directories bring along
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU; bfloat16 with fp32 masters on GPU
     device: str = "auto"  # auto: the first GPU, else the CPU
 
@@ -66,8 +71,8 @@ class ColdStartOptimizer(Optimizer):
 
 class ColdStart(Section):
     steps: Natural = 0  # supervised optimiser steps before RL; 0: none
-    path: str | None = None  # a file with a prompt and a completion a row
-    demonstrations: str | None = None  # module:name or file.py:name of f(row, rng) -> completion, over the queries
+    path: PathText | None = None  # a file with a prompt and a completion a row
+    demonstrations: PathText | None = None  # module:name or file.py:name of f(row, rng) -> completion, over the queries
     rows: Positive = 20_000  # demonstrations drawn (procedural queries) or read at most (path)
     rows_per_step: Positive = 64
     optimizer: ColdStartOptimizer = ColdStartOptimizer()
@@ -84,11 +89,11 @@ class Procedural(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     task: str
-    size: Positive = 20_000  # distinct training queries drawn
+    size: Annotated[int, Field(gt=0, le=MAX_DRAWN)] = 20_000  # distinct training queries drawn
 
 
 class Queries(Section):
-    path: str | None = None  # .jsonl, .json, .csv, .parquet, or a hub id
+    path: PathText | None = None  # .jsonl, .json, .csv, .parquet, or a hub id
     config: str | None = None  # the hub data set's configuration
     split: str = "train"  # the hub data set's split
     prompt: str | None = None  # the column with text or chat messages; default: known layouts are recognised
@@ -111,9 +116,9 @@ class Queries(Section):
 class Rollout(Section):
     engine: Literal["embedded"] = "embedded"
     queries_per_step: Positive = 64
-    group_size: Positive = 8
+    group_size: NumResponses = 8
     max_new_tokens: Positive = 1024
-    temperature: PositiveFloat = 1.0
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Natural = 0  # 0: all tokens
     stop_tokens: tuple[str, ...] = ()  # besides the model's own end tokens
@@ -126,8 +131,8 @@ class Rollout(Section):
 
 
 class Reward(Section):
-    function: str  # built-in name, module:name, or file.py:name
-    weight: Finite = 1.0
+    function: PathText  # built-in name, module:name, or file.py:name
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # a sum that is weighted with more may be no number
     per: Per = "response"  # what the function gives a number for
     time_limit_seconds: PositiveFloat = 60.0  # for one call (one group of completions)
     concurrent_calls: Positive | None = None  # at the same time; default: a process a core, at most 8; async: 32 in one
@@ -144,11 +149,11 @@ class Checkpoint(Section):
 
 class Evaluation(Section):
     every: Natural = 0  # steps between evaluations; 0: before and after training only
-    num_queries: Natural = 512  # held out from training; 0: no evaluation
-    path: str | None = None  # a file, or a hub id, of its own; default: held out from the queries
+    num_queries: Annotated[int, Field(ge=0, le=MAX_DRAWN)] = 512  # held out from training; 0: no evaluation
+    path: PathText | None = None  # a file, or a hub id, of its own; default: held out from the queries
     split: str = "test"  # the hub data set's split
-    samples: Positive = 1  # responses a query
-    temperature: PositiveFloat = 1.0
+    samples: NumResponses = 1  # responses a query
+    temperature: Temperature = 1.0
     pass_threshold: Finite = 1.0  # a response passes if its reward reaches this
 
 
@@ -159,13 +164,20 @@ class Report(Section):
     tokens: bool = True  # with the log ratio of every token
 
 
+def listed_rewards(value: Any) -> Any:
+    """A list of mappings for every way to write `reward:`; what is none of them stays as it is."""
+    rewards = [value] if isinstance(value, dict | str) else value
+    is_list = isinstance(rewards, list | tuple)
+    return [{"function": one} if isinstance(one, str) else one for one in rewards] if is_list else rewards
+
+
 class Recipe(Section):
     """A complete run (docs/guide.md explains every key)."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    seed: Natural = 0
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]  # a directory's, too
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     steps: Positive
-    output_dir: str | None = None  # default: runs/<name>
+    output_dir: PathText | None = None  # default: runs/<name>
     model: Model
     cold_start: ColdStart = ColdStart()
     queries: Queries = Queries()
@@ -180,9 +192,7 @@ class Recipe(Section):
     @field_validator("reward", mode="before")
     @classmethod
     def _one_reward_is_a_list_of_one(cls, value: Any) -> Any:
-        rewards = [value] if isinstance(value, dict | str) else value
-        is_list = isinstance(rewards, list | tuple)
-        return [{"function": one} if isinstance(one, str) else one for one in rewards] if is_list else rewards
+        return listed_rewards(value)
 
     @model_validator(mode="after")
     def _means_something(self) -> Self:

@@ -10,6 +10,7 @@ from gspo.config_section import (
     Fraction,
     NonNegativeFloat,
     Optimizer,
+    PathText,
     Positive,
     PositiveFloat,
     Section,
@@ -43,7 +44,7 @@ class Kl(Section):
     coefficient: NonNegativeFloat = 0.0
     estimator: Literal["k1", "k2", "k3"] = "k3"
     place: Literal["loss", "reward"] = "loss"
-    reference: str | None = None  # a directory or a hub id; default: the policy as RL begins
+    reference: PathText | None = None  # a directory or a hub id; default: the policy as RL begins
 
 
 class Actor(Section):

@@ -1,37 +1,21 @@
 """From YAML text and dotted overrides to a Recipe, with errors a person can act on."""
 
 import difflib
-import re
 import typing
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from gspo.config import Recipe
+from gspo.config import Recipe, listed_rewards
 from gspo.errors import UserError
+from gspo.recipe_yaml import read_yaml, write_yaml
 
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-4 as a number (YAML 1.2) and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # what << brings in may be overridden
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key) if isinstance(key, str | int) else None
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_SHOWN = Repr()  # of a value in a message
+_SHOWN.maxstring = _SHOWN.maxother = 100
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -40,14 +24,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises UserError where the file, a key or a value cannot be used.
     """
     path = Path(path)
-    if not path.is_file():
-        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise UserError("no such recipe file", where=str(path), mend=f"there are: {', '.join(near)}" if near else None)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text: {error}", where=str(path), mend="save the file as UTF-8") from None
-    tree = _parse_yaml(text, where=str(path))
+    tree = read_yaml(_read_text(path), where=str(path))
     if not isinstance(tree, dict):
         raise UserError("a recipe is a mapping of sections, such as 'model:' and 'queries:'", where=str(path))
     for override in overrides:
@@ -66,18 +43,20 @@ def make_recipe(tree: Mapping[str, Any], *, where: str = "recipe") -> Recipe:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML with every default written out."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return write_yaml(recipe.model_dump(mode="json"))
 
 
-def _parse_yaml(text: str, *, where: str) -> Any:
+def _read_text(path: Path) -> str:
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"not valid YAML: {place}{error.problem}", where=where) from None
-    except yaml.YAMLError as error:
-        raise UserError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from None
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text: {error}", where=str(path), mend="save the file as UTF-8") from None
+    except OSError as error:
+        mend = "name a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), mend=mend) from None
+    raise UserError("no such recipe file", where=str(path), mend=f"there are: {', '.join(near)}" if near else None)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -85,33 +64,36 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise UserError(f"override {override!r} is not of the form key.subkey=value", where="command line")
     *parents, last = key.split(".")
-    reward = tree.get("reward")
-    if [*parents, last][:2] == ["reward", "0"] and isinstance(reward, str | dict):  # one stands for a list of one
-        tree["reward"] = [{"function": reward} if isinstance(reward, str) else reward]
+    if parents[:1] == ["reward"] and (isinstance(tree.get("reward"), list) or _is_index([*parents, last][1])):
+        tree["reward"] = listed_rewards(tree.get("reward"))
     node: Any = tree
     for position, name in enumerate(parents):
         node = _descend(node, name, where=".".join(parents[: position + 1]))
-    value = _parse_yaml(text, where=f"override {override!r}")
-    if isinstance(node, list):
-        node[_index(node, last, where=key)] = value
-    else:
-        node[last] = value
+    value = read_yaml(text, where=f"override {override!r}")
+    node[_place(node, last, where=key)] = value
 
 
 def _descend(node: Any, name: str, *, where: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, name, where=where)]
-    if not isinstance(node.get(name), dict | list):
-        node[name] = {}
-    return node[name]
+    """The list or mapping in a place of one, a copy of its own: an alias of it, elsewhere, is not to change with it."""
+    place = _place(node, name, where=where)
+    below = node[place] if isinstance(node, list) else node.get(place)
+    node[place] = copy(below) if isinstance(below, dict | list) else {}
+    return node[place]
 
 
-def _index(node: list[Any], name: str, *, where: str) -> int:
-    if not name.isdigit() or int(name) >= len(node):
+def _place(node: Any, name: str, *, where: str) -> Any:
+    """The index of a list, or the key of a mapping, that a part of an override means."""
+    if not isinstance(node, list):
+        return name
+    if not _is_index(name) or int(name) >= len(node):
         raise UserError(
             f"{where}: a list of {len(node)} takes an index from 0 to {len(node) - 1}", where="command line"
         )
     return int(name)
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
 
 
 def _describe(item: Any) -> str:
@@ -129,10 +111,19 @@ def _describe(item: Any) -> str:
         return f"{where}: this key is needed and missing"
     if item["type"] == "value_error":
         return str(item["msg"].removeprefix("Value error, "))
+    if item["type"] == "fault":
+        return f"{where}: {item['msg']}"
     wanted = next((words for start, words in _WANTED.items() if item["type"].startswith(start)), None)
     if item["type"].startswith("model_") and (section := _section_at(location)):
         wanted = f"a section with keys such as {', '.join(list(section.model_fields)[:3])}"
-    return f"{where}: should be {wanted or item['msg'].removeprefix('Input should be ')}, not {item['input']!r}"
+    return f"{where}: should be {wanted or item['msg'].removeprefix('Input should be ')}, not {_shown(item['input'])}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _SHOWN.repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 _WANTED = {  # the beginnings of pydantic's error types, in a person's words
@@ -140,7 +131,7 @@ _WANTED = {  # the beginnings of pydantic's error types, in a person's words
     "float_": "a number",
     "bool_": "true or false",
     "string_type": "text",
-    "string_pattern": "made of letters, digits and . _ - only",
+    "string_pattern": "made of at most 255 letters, digits and . _ - only",
     "dict_": "a mapping",
     "tuple_": "a list",
     "too_long": "empty: nothing can be listed here yet",

@@ -62,7 +62,7 @@ def prepare(
     with quiet_transformers():
         check_declared(recipe.actor, load_config(recipe.model))  # the cheapest first: a wrong path, a dense model
         tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
-        check_reference(recipe.actor.kl, tokenizer)
+        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
         policy = load_policy(
             recipe.model,
             tokenizer,
@@ -103,7 +103,8 @@ def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tup
 
     weights = None if saved is None else saved.path / "model"
     if kl.coefficient and kl.reference is not None:
-        reference = like(Model(path=kl.reference, dtype=recipe.model.dtype, device=recipe.model.device), None)
+        other = {"path": kl.reference, "architecture": None, "tokenizer": None}
+        reference = like(recipe.model.model_copy(update=other), None)
     elif kl.coefficient:
         reference = like(recipe.model, weights)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":

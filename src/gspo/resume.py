@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from gspo.policy.model import Policy
 from gspo.progress import Progress
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
+from gspo.recipe_yaml import read_yaml
 from gspo.report.run_directory import RunDirectory, is_unused
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
@@ -187,7 +187,8 @@ def _newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved | None
 
 def _checked(recipe: Recipe, saved: Path, note: Note) -> Sequence[str]:
     """The changes of the recipe that cost exactness; UserError for those that may not be made."""
-    changed = changes(yaml.safe_load(saved.read_text(encoding="utf-8")), yaml.safe_load(dump_recipe(recipe)))
+    then = read_yaml(saved.read_text(encoding="utf-8"), where=str(saved))
+    changed = changes(then, read_yaml(dump_recipe(recipe), where="recipe"))
     if changed.refused:
         lines = "".join(f"\n    {line}" for line in changed.refused)
         mend = "set these keys back"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gspo.config import Model
 from gspo.errors import UserError
+from gspo.policy.architecture import load_config
 from gspo.policy.head import Head
 from gspo.policy.model import Policy, load_policy, make_tokenizer
 from gspo.policy.tokenizer import fit_tokenizer, load_tokenizer
@@ -175,6 +176,80 @@ def test_a_missing_weight_is_named(saved: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in tensors.items() if name != gone}, path, {"format": "pt"})
     with pytest.raises(UserError, match=gone):
         load(saved)
+
+
+def edit(path: Path, **changed: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def test_weights_beyond_the_configs_layers_are_named_and_counted(saved: Path) -> None:
+    num_weights = sum("layers.1." in name for name in load_file(saved / "model.safetensors"))
+    layer_types = json.loads((saved / "config.json").read_text())["layer_types"]
+    edit(saved / "config.json", num_hidden_layers=1, layer_types=layer_types[:1])
+    with pytest.raises(UserError, match=rf"{num_weights} weights .* such as model\.layers\.1\.") as caught:
+        load(saved)
+    assert str(saved) in str(caught.value) and "config.json" in str(caught.value)
+
+
+def test_weights_that_this_kind_of_model_leaves_out_may_be_there(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}  # as checkpoints of some years ago have it
+    save_file({**load_file(path), **old}, path, {"format": "pt"})
+    load(saved)
+
+
+def test_of_a_checkpoint_of_text_and_images_the_text_model_is_loaded(saved: Path, tmp_path: Path) -> None:
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    tokenizer = load_tokenizer(str(saved))
+    text = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    text |= {"num_local_experts": 2, "max_position_embeddings": 64, "eos_token_id": 1, "pad_token_id": 0}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    vision |= {"vision_output_dim": 16, "image_size": 28, "patch_size": 14}
+    vision |= {"projector_input_dim": 16, "projector_output_dim": 16}
+    config = Llama4Config(text_config=text, vision_config=vision)
+    Llama4ForConditionalGeneration(config).save_pretrained(tmp_path / "both")
+    tokenizer.save_pretrained(tmp_path / "both")
+    assert type(load(tmp_path / "both").model).__name__ == "Llama4ForCausalLM"
+    edit(tmp_path / "both" / "config.json", text_config={**text, "num_hidden_layers": 1})
+    with pytest.raises(UserError, match=r"such as language_model\.model\.layers\.1\."):
+        load(tmp_path / "both")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named(value: float, saved: Path) -> None:
+    path = saved / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN or infinity"):
+        load(saved)
+
+
+@pytest.mark.parametrize("index", ["</s>", 10**9, -1, [2, "x"]])
+def test_an_end_token_that_is_none_of_the_models_is_refused(index: Any, saved: Path) -> None:
+    edit(saved / "generation_config.json", eos_token_id=index)
+    with pytest.raises(UserError):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["[1, 2]", '{"model": {"type": "NoSuchKind"}}', '"text"', "3"])
+def test_tokenizer_files_of_another_kind_are_refused(name: str, text: str, saved: Path) -> None:
+    (saved / name).write_text(text)
+    if (name, text[0]) != ("tokenizer_config.json", "{"):  # which is a mapping without anything that is known
+        with pytest.raises(UserError, match="tokenizer"):
+            load_tokenizer(str(saved))
+
+
+def test_a_number_of_layers_that_no_model_has_is_refused_before_any_is_made(saved: Path) -> None:
+    edit(saved / "config.json", num_hidden_layers=10**9, layer_types=None)
+    with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
+        load(saved)
+    architecture = {"model_type": "qwen3", "num_hidden_layers": 10**9}
+    with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
+        load_config(Model(architecture=architecture, tokenizer="fit"))
 
 
 def test_a_damaged_weight_file_is_refused(saved: Path) -> None:

@@ -68,7 +68,11 @@ def test_a_demonstrator_of_ones_own_gets_the_row_with_its_prompt(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [("return row['gold']", r"KeyError: 'gold', at .*mine\.py:2"), ("return None", "None and not a text")],
+    [
+        ("return row['gold']", r"KeyError: 'gold', at .*mine\.py:2"),
+        ("return None", "None and not a text"),
+        ("raise SystemExit(0)", "raises SystemExit: 0"),
+    ],
 )
 def test_a_demonstrator_that_fails_is_named_with_the_row(
     body: str, said: str, tmp_path: Path, recipe_of: RecipeOf

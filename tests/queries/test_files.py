@@ -1,6 +1,7 @@
 """Every kind of file gives the same rows, and a file that cannot be read says where and why."""
 
 import csv
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,52 @@ def test_nested_values_survive(suffix: str, tmp_path: Path) -> None:
         ("a.csv", b"prompt,answer\n1,2\n1,2,3\n", "line 3"),
         ("a.csv", b"prompt,answer\n", "no rows"),
         ("a.parquet", b"not parquet", "not a readable Parquet"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "x", "a": 1, "a": 2}\n', "line 2: 'a' is given twice"),
+        ("a.jsonl", b'{"prompt": "x", "entry": {"b": 1, "b": 2}}\n', "line 1: 'b' is given twice"),
+        ("a.json", b'[{"prompt": "x", "prompt": "y"}]', "'prompt' is given twice"),
+        ("a.csv", b"prompt,answer,answer\n1,2,3\n", "line 1: 'answer' is given twice"),
+        ("a.jsonl", b'{"prompt": "x", "a": ' + b"9" * 5000 + b"}\n", "line 1: not usable JSON"),
+        ("a.jsonl", b'{"prompt": "x", "a": ' + b"[" * 100_000 + b"}\n", "line 1: not usable JSON: nested too deeply"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_unreadable_data_says_where_and_why(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said) as caught:
         read_rows(str(tmp_path / name))
     assert name in str(caught.value)
+
+
+def test_a_parquet_file_with_a_column_twice_or_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = str(tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table([["x"], ["2"], ["3"]], names=["prompt", "answer", "answer"]), path)
+    with pytest.raises(UserError, match=r"a\.parquet: 'answer' is given twice"):
+        read_rows(path)
+    bad = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(b"\0\0\0\0\x01\0\0\0"), pyarrow.py_buffer(b"\xff"))
+    parquet.write_table(pyarrow.table({"prompt": bad}), path)
+    with pytest.raises(UserError, match=r"a\.parquet: not a readable Parquet file"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_file_that_may_not_be_read_says_so(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / f"a{suffix}", ROWS)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", forbidden)
+    with pytest.raises(UserError, match=rf"a\{suffix}: .*Permission denied"):
+        read_rows(path)
+
+
+def test_a_name_that_no_file_can_have_is_no_file() -> None:
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_rows(f"{'c' * 300}.jsonl")
 
 
 def test_a_missing_file_lists_those_near(tmp_path: Path) -> None:

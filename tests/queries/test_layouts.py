@@ -1,5 +1,6 @@
 """Known layouts need no mapping; anything else names the columns there are."""
 
+import math
 from typing import Any
 
 import pytest
@@ -63,6 +64,51 @@ def test_a_missing_prompt_column_names_those_there(wanted: str | None) -> None:
 def test_what_is_no_prompt_is_refused_with_its_row(prompt: Any) -> None:
     with pytest.raises(UserError, match="data:2"):
         lay_out([{"prompt": "fine"}, {"prompt": prompt}], source="data")
+
+
+def test_a_column_that_differs_in_case_replaces_none() -> None:
+    (row,) = lay_out([{"Answer": "wrong", "prompt": "p", "Prompt": "q", "answer": "right"}], source="data")
+    assert row.prompt == "p"
+    assert row.columns == {"Answer": "wrong", "Prompt": "q", "answer": "right"}
+
+
+@pytest.mark.parametrize("raw", [{"prompt": "p", "Answer": "1", "ANSWER": "2"}, {"Prompt": "p", "PROMPT": "q"}])
+def test_columns_that_differ_in_case_alone_are_refused_where_either_could_be_meant(raw: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="cannot be told"):
+        lay_out([raw], source="data")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["half \ud83d", [{"role": "user", "content": "half \ud83d"}], [{"role": "user", "content": "a", "n": math.nan}]],
+)
+def test_a_prompt_that_no_tokenizer_reads_is_refused_with_its_row_and_column(prompt: Any) -> None:
+    with pytest.raises(UserError, match=r"data:2: column 'prompt' holds half of a surrogate pair"):
+        lay_out([{"prompt": "fine é"}, {"prompt": prompt}], source="data")
+
+
+def test_a_prompt_nested_without_end_is_refused() -> None:
+    deep: Any = "x"
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(UserError, match=r"data:1: column 'prompt'"):
+        lay_out([{"prompt": deep}], source="data")
+
+
+def test_functions_get_columns_as_they_can_be_written_and_a_resume_compares_them_as_they_are() -> None:
+    raw = {"prompt": "p", "score": math.nan, "entry": {"a": [math.inf, 1.5]}, "te\ud800xt": "a\ud800"}
+    (row,) = lay_out([raw], source="data")
+    assert row.clean_columns == {"score": None, "entry": {"a": [None, 1.5]}, "te\\ud800xt": "a\\ud800"}
+    assert row.columns == {name: value for name, value in raw.items() if name != "prompt"}
+
+
+def test_columns_nested_without_end_are_refused_with_their_row() -> None:
+    deep: Any = 1
+    for _ in range(10_000):
+        deep = {"a": deep}
+    (row,) = lay_out([{"prompt": "p", "deep": deep}], source="data")
+    with pytest.raises(UserError, match="data:1: its columns are nested too deeply"):
+        _ = row.clean_columns
 
 
 def test_every_row_gets_every_column() -> None:

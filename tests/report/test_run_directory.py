@@ -76,10 +76,10 @@ def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
 
     def spy(value: Any) -> Any:
         gone_through.append(value)
-        return finite(value)
+        return writable(value)
 
-    finite = run_directory._finite
-    monkeypatch.setattr(run_directory, "_finite", spy)
+    writable = run_directory.writable
+    monkeypatch.setattr(run_directory, "writable", spy)
     lines: list[dict[str, Any]] = [{"a": [0.1 + 0.2, None], "b": {"c": "NaN é"}}, {"a": [[math.nan]], "b": 1.5}]
     for line in lines:
         before = len(gone_through)
@@ -88,6 +88,17 @@ def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
     first, second = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert strict(first) == lines[0] and strict(second) == {"a": [[None]], "b": 1.5}
     assert "é" in first
+
+
+def test_a_line_of_any_numbers_and_text_can_be_written_and_read(directory: RunDirectory) -> None:
+    lines: list[dict[str, Any]] = [
+        {"columns": {"a": math.nan, "b": [{"c": -math.inf}], "é\ud800": 1}},
+        {"failure": "half of a pair: \ud83d", "columns": {"a": "é"}},
+    ]
+    path = directory.write_rollouts(1, lines)
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    assert strict(first) == {"columns": {"a": None, "b": [{"c": None}], "é\\ud800": 1}}
+    assert strict(second) == {"failure": "half of a pair: \\ud83d", "columns": {"a": "é"}}
 
 
 def small_batch(reward: float | None = 1.0) -> Batch:

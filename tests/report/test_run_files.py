@@ -283,7 +283,13 @@ def test_yaml_of_something_else_is_no_recipe(recipe: str, written: Writing) -> N
     assert found.value.where == "runs/a/recipe.yaml" and found.value.mend
 
 
-@pytest.mark.parametrize("recipe", ["a: [1\nb: 2", "name: 2026-13-45", "\x07", "a: !thing {}", "[" * 5000])
+ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+BROKEN = ["a: [1\nb: 2", "name: !!int x", "\x07", "a: !thing {}", "[" * 5000, ALIASES, "a: &a [*a]"]
+
+
+@pytest.mark.parametrize("recipe", BROKEN, ids=lambda text: text[:20])
 def test_yaml_that_is_broken_is_one_line_and_a_checkpoint_has_a_copy(recipe: str, written: Writing) -> None:
     with pytest.raises(UserError, match=r"cannot be read: .+") as found:
         written(recipe)

@@ -68,6 +68,7 @@ def test_an_edited_file_is_read_anew(home: Path) -> None:
         ("my_rewards.py:strict", {"limits": 3}, "no option 'limits'(.|\n)*it takes: limit"),
         ("my_rewards.py:short", {"completions": 3}, "no option 'completions'"),
         ("format", {"pattern": "x", "patern": "y"}, "no option 'patern'(.|\n)*pattern, full_match"),
+        ("reasoning_gym", {"task": "chain_sum"}, "no option 'task'(.|\n)*it takes: seconds_per_answer"),
     ],
 )
 def test_what_cannot_be_found_or_used_says_what_is_there(

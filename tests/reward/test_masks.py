@@ -192,3 +192,13 @@ def test_strictly_every_failure_ends_the_run(weight: float, groups: Any) -> None
     function = RewardFunction(name="f", call=counts_wrong, weight=weight)
     with pytest.raises(UserError, match=r"f, row data:10: it returns 1 values for 10 completions\n"):
         score(groups(*[["a"]] * 9, ["a"] * 10), [function], strict=True)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e101, 10**101])
+def test_a_number_that_no_sum_of_squares_could_hold_is_no_score(value: float, groups: Any, functions: Any) -> None:
+    def huge(completions: Any) -> list[float]:
+        return [1.0 if text == "good" else value for text in completions]
+
+    scored = score(groups(*TWENTY), functions(huge))
+    assert rewards(scored) == GOOD_BUT_ONE
+    assert only_failure(scored).kind == "invalid"

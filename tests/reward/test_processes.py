@@ -157,8 +157,11 @@ def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(gr
         UserError, match=r"reward function mine_0\.py:f: importing .*mine_0\.py, line 4 raises .*no licence"
     ):
         score(groups(["a"]), [named(source)])
-    dies = source.replace('raise RuntimeError("no licence")', "import os; os._exit(4)")
-    with pytest.raises(UserError, match="its process ended with exit status 4 while it started"):
+    leaves = source.replace('raise RuntimeError("no licence")', "import os; os._exit(4)")
+    with pytest.raises(UserError, match=r"mine_1\.py, line 4 raises SystemExit: 4"):
+        score(groups(["a"]), [named(leaves)])
+    dies = source.replace('raise RuntimeError("no licence")', "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(UserError, match=r"its process was ended by signal 9 \(SIGKILL\) while it started"):
         score(groups(["a"]), [named(dies)])
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from gspo.config import Reward
 from gspo.errors import UserError
-from gspo.reward.functions import RewardFunction
+from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.score import score
 
 
@@ -69,6 +70,33 @@ def test_options_arrive_as_they_are(groups: Any, functions: Any) -> None:
         return [factor * len(text) for text in completions]
 
     assert rewards(score(groups(["ab", "c"]), functions(scaled, options={"factor": 3.0}))) == [6.0, 3.0]
+
+
+@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids", "turns"])
+def test_a_column_in_the_place_of_what_the_run_gives_is_refused(column: str, groups: Any, functions: Any) -> None:
+    def takes(completions: Any, **columns: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+    per_turn = functions(takes, per="turn", turn_separator=";")
+    with pytest.raises(UserError, match=f"row data:1: a column is named {column}"):
+        score(groups(["x"], **{column: ["theirs"]}), per_turn)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "column"),
+    [
+        ("format", {"pattern": "x"}, "full_match"),
+        ("format", {"pattern": "x"}, "pattern"),
+        ("exact_match", {}, "answer_column"),
+    ],
+)
+def test_a_column_sets_no_option_of_a_built_in(name: str, options: Any, column: str, groups: Any) -> None:
+    loaded = load_functions([Reward(function=name, options=options)])
+    columns = {"answer": ["an x"], column: [True]}
+    try:
+        assert rewards(score(groups(["an x"], **columns), loaded)) == [1.0]
+    finally:
+        close_functions(loaded)
 
 
 def test_a_parameter_that_is_no_column_names_those_there(groups: Any, functions: Any) -> None:

@@ -12,6 +12,9 @@ _SAFE = re.compile(
 # How the work is cut to fit the memory: equal but for rounding, and for which of the sampler's numbers a row gets.
 _ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)")
 
+# Keys that recipes of earlier versions do not have, with the value that says what was done then.
+_ABSENT = {"model.trust_remote_code": False}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
@@ -24,7 +27,7 @@ class Changes:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """What differs between two recipes given as nested mappings."""
-    before, after = dict(_leaves(then)), dict(_leaves(now))
+    before, after = {**_ABSENT, **dict(_leaves(then))}, {**_ABSENT, **dict(_leaves(now))}
     safe: list[str] = []
     rounding: list[str] = []
     refused: list[str] = []

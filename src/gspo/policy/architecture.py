@@ -2,16 +2,24 @@
 
 import difflib
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gspo.config import Model
 from gspo.errors import UserError
 
+MAX_LAYERS = 10_000
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+
 
 def load_config(recipe: Model) -> Any:
     """The transformers configuration of the recipe's model, dropout and jitter off; UserError where there is none."""
-    config = _made_config(recipe.architecture) if recipe.architecture is not None else _read_config(str(recipe.path))
+    if recipe.architecture is not None:
+        config = _made_config(recipe.architecture)
+    else:
+        config = _read_config(str(recipe.path), trust_remote_code=recipe.trust_remote_code)
     # Dropout, and the jitter of some routers, make π_θ ≠ π_old before any update: the first ratio would not be 1.
     for name, value in vars(config).items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop") or "jitter" in name):
@@ -26,6 +34,8 @@ def max_positions(config: Any) -> int | None:
 
 def unloadable(path: str, error: Exception) -> UserError:
     """What to say of a place that transformers can load nothing from."""
+    if "trust_remote_code" in str(error):
+        return own_code_refused(path)
     if Path(path).exists():
         return UserError(f"no model can be loaded: {short(error)}", where=path)
     return UserError(
@@ -35,12 +45,26 @@ def unloadable(path: str, error: Exception) -> UserError:
     )
 
 
+def own_code_refused(path: str) -> UserError:
+    """What to say of a place whose model or tokenizer is made by Python code that it brings along."""
+    what = "it brings Python code of its own, which is run only where the recipe allows it"
+    return UserError(what, where=path, mend="read that code; to run it, set model.trust_remote_code: true")
+
+
 def short(error: Exception) -> str:
     """An error's text on one line of bounded length."""
     return " ".join(str(error).split())[:300]
 
 
-def _read_config(path: str) -> Any:
+def check_depth(path: str) -> None:
+    """UserError where the config.json of a directory or hub id asks for a number of layers that no model has."""
+    from transformers import PreTrainedConfig
+
+    with suppress(OSError):  # there need not be one where a tokenizer is
+        _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
+
+
+def _read_config(path: str, *, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     place = Path(path)
@@ -55,9 +79,22 @@ def _read_config(path: str) -> Any:
             mend="finish the download, or train a new model of this shape with model.architecture",
         )
     try:
-        return AutoConfig.from_pretrained(path)
+        check_depth(path)
+        # Not left out: transformers would ask on standard input, and take whatever is there for an answer.
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
     except Exception as error:
         raise unloadable(path, error) from None
+
+
+def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:
+    """UserError for a number that no model has: its configuration alone would take all memory, and hours."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            _check_layers(value, where=where)
+        elif name in _DEPTHS and isinstance(value, int) and value > MAX_LAYERS:
+            raise UserError(f"{name} {value:,} is more than {MAX_LAYERS:,}", where=where, mend="correct the number")
 
 
 def _made_config(architecture: dict[str, Any]) -> Any:
@@ -69,6 +106,7 @@ def _made_config(architecture: dict[str, Any]) -> Any:
         near = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=3)
         mend = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
         raise UserError(f"unknown model_type {kind!r}", where=where, mend=mend)
+    _check_layers(architecture, where=where)
     try:
         known = AutoConfig.for_model(kind)
         for key in architecture.keys() - {"model_type"}:

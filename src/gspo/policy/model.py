@@ -83,7 +83,7 @@ def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
         if recipe.path is not None:
             raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
         return fit_tokenizer(texts)
-    return load_tokenizer(recipe.tokenizer or str(recipe.path))
+    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
 
 
 def load_policy(
@@ -99,7 +99,13 @@ def load_policy(
     torch.manual_seed(seed)
     config = load_config(recipe) if recipe.path else _fitting_config(recipe, tokenizer)
     if weights or recipe.path:
-        model = _pretrained(str(weights or recipe.path), config, dtype, only_safetensors=True if weights else None)
+        model = _pretrained(
+            str(weights or recipe.path),
+            config=config,
+            dtype=dtype,
+            trust_remote_code=recipe.trust_remote_code,
+            use_safetensors=True if weights else None,
+        )
     else:
         model = _untrained(config, dtype)
     model = model.to(device).eval()
@@ -174,22 +180,34 @@ def _device(name: str) -> torch.device:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
 
 
-def _pretrained(path: str, config: Any, dtype: torch.dtype, *, only_safetensors: bool | None) -> Any:
+def _pretrained(path: str, config: Any, **how: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=only_safetensors
-        )
+        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, output_loading_info=True, **how)
     except Exception as error:
         raise unloadable(path, error) from None
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
-    for parameter in model.parameters():
+    if left := _left_out(report["unexpected_keys"], model, config):
+        what = f"{len(left)} weights of the files have no place in the model that config.json describes, such as "
+        mend = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
+        raise UserError(f"{what}{', '.join(left[:3])}", where=path, mend=mend)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"weight {name} holds NaN or infinity", where=path, mend="use a copy that is whole")
         # Loaded ones lie in the file's pages, wherever its header ends: kernels round by how memory is aligned.
         parameter.data = parameter.data.clone()
     return model
+
+
+def _left_out(names: Iterable[str], model: Any, config: Any) -> list[str]:
+    """Those of the weights that a model has not taken, less the other parts of a checkpoint of text and images."""
+    if config.get_text_config() is config:
+        return sorted(names)
+    parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
+    return sorted(name for name in names if name.partition(".")[0] in parts)
 
 
 def _fitting_config(recipe: Model, tokenizer: Any) -> Any:
@@ -205,7 +223,7 @@ def _untrained(config: Any, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
             parameter.data = parameter.data.to(dtype)
         model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit show only here
@@ -216,8 +234,14 @@ def _untrained(config: Any, dtype: torch.dtype) -> Any:
 
 def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found = set(declared if isinstance(declared, list) else [declared]) | {tokenizer.eos_token_id}
-    stop_ids = tuple(sorted(index for index in found if index is not None)) + named_stop_ids(tokenizer, stop_tokens)
+    found = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]
+    ids = [index for index in found if index is not None]
+    num_embeddings = model.get_input_embeddings().weight.shape[0]
+    for index in ids:
+        if not isinstance(index, int) or not 0 <= index < num_embeddings:
+            mend = "correct it in generation_config.json or config.json"
+            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", mend=mend)
+    stop_ids = (*ids, *named_stop_ids(tokenizer, stop_tokens))
     if not stop_ids:
         raise UserError(
             "neither the model nor its tokenizer names an end token: no response could ever end",

@@ -4,20 +4,26 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.policy.architecture import check_depth, own_code_refused, short
 
 # Digits stand alone, so that arithmetic is learnable; a word or a mark takes the blanks beside it along.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        check_depth(path)  # of the model beside it, which transformers looks at
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
+    except Exception as error:  # the tokenizers library raises Exception itself
+        if "trust_remote_code" in str(error):
+            raise own_code_refused(path) from None
         raise UserError(
-            f"no tokenizer can be loaded: {_first_line(error)}",
+            f"no tokenizer can be loaded: {short(error)}",
             where=path,
             mend="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
         ) from None
@@ -52,10 +58,6 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from gspo.queries.files import read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.row import Row
 from gspo.queries.source import RowSet
+from gspo.writable import writable
 
 WHERE = "cold_start.demonstrations"
 
@@ -45,7 +46,7 @@ def _completion(row: Row) -> str:
     completion = row.columns.get("completion")
     if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], dict):
         completion = completion[0].get("content")
-    if not isinstance(completion, str) or not completion:
+    if not isinstance(completion, str) or not completion or writable(completion) is not completion:
         what = f"no text in column 'completion'; the other columns there are: {', '.join(row.columns)}"
         raise UserError(what, where=row.id, mend="give every row of cold_start.path a prompt and a completion")
     return completion
@@ -53,13 +54,13 @@ def _completion(row: Row) -> str:
 
 def _demonstration(demonstrate: Any, row: Row, rng: random.Random) -> str:
     try:
-        completion = demonstrate({"prompt": row.prompt, **row.columns}, rng)
-    except UserError:
+        completion = demonstrate({"prompt": row.prompt, **row.clean_columns}, rng)
+    except (UserError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit too, which would end the program with nothing said
         what = f"the function raises {type(error).__name__}: {error}{error_line(error, demonstrate)}"
         raise UserError(what, where=f"{WHERE}, row {row.id}", mend="it is called as f(row, rng)") from None
-    if not isinstance(completion, str) or not completion:
-        what = f"the function returns {completion!r} and not a text"
+    if not isinstance(completion, str) or not completion or writable(completion) is not completion:
+        what = f"the function returns {repr(completion)[:80]} and not a text"
         raise UserError(what, where=f"{WHERE}, row {row.id}")
     return completion

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,20 @@ RawRow = dict[str, Any]
 def read_rows(path: str, *, config: str | None = None, split: str = "train", limit: int | None = None) -> list[RawRow]:
     """The first `limit` rows of a .jsonl, .json, .csv or .parquet file, or of a hub data set's `split`.
 
-    Raises UserError for a missing file, an unreadable line (with its number), empty data and a hub that fails.
+    Raises UserError for a missing file, an unreadable line (with its number), a column given twice, empty data and a
+    hub that fails.
     """
-    if not names_file(path):
-        rows = _read_hub(path, config=config, split=split, limit=limit)
-    elif config is not None:
-        mend = "remove queries.config, or give a hub id as the path"
-        raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, mend=mend)
-    else:
-        rows = list(islice(_reader(Path(path))(Path(path)), limit))
+    try:
+        if not names_file(path):
+            rows = _read_hub(path, config=config, split=split, limit=limit)
+        elif config is not None:
+            mend = "remove queries.config, or give a hub id as the path"
+            raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, mend=mend)
+        else:
+            rows = list(islice(_reader(Path(path))(Path(path)), limit))
+    except OSError as error:
+        mend = "make it a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path, mend=mend) from None
     if not rows:
         raise UserError("the data has no rows", where=path, mend="give a file with at least one row")
     return rows
@@ -32,7 +38,8 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
 def names_file(path: str) -> bool:
     """Whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
-    return looks_local or Path(path).suffix.lower() in _READERS or Path(path).is_file()
+    is_file = os.path.isfile(path)  # noqa: PTH113 - False, not an error, where it may not be looked at
+    return looks_local or Path(path).suffix.lower() in _READERS or is_file
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[RawRow]]:
@@ -67,12 +74,30 @@ def _read_json(path: Path) -> Iterator[RawRow]:
 
 def _parse(data: bytes, *, where: str) -> Any:
     try:
-        return json.loads(data.decode("utf-8-sig"))
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=lambda pairs: _mapping(pairs, where=where))
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: {error.reason} at byte {error.start}", where=where) from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise UserError(f"not valid JSON: {error.msg} at {place}", where=where) from None
+    except RecursionError:
+        raise UserError("not usable JSON: nested too deeply", where=where) from None
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise UserError(f"not usable JSON: {error}", where=where) from None
+
+
+def _mapping(pairs: Sequence[tuple[str, Any]], *, where: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _check_distinct([key for key, _ in pairs], where=where)
+    return found
+
+
+def _check_distinct(names: Sequence[str], *, where: str) -> None:
+    """UserError for a column or key that is there twice, of which one would be lost."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{twice!r} is given twice", where=where, mend="remove or rename one of the two")
 
 
 def _object(row: Any, *, where: str) -> RawRow:
@@ -85,6 +110,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            _check_distinct(reader.fieldnames or (), where=f"{path}, line 1")
             for row in reader:
                 if None in row or None in row.values():
                     what = f"the header has {len(reader.fieldnames or ())} columns and this row has more or fewer"
@@ -100,9 +126,10 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
     try:
         file = parquet.ParquetFile(path)
+        _check_distinct(file.schema_arrow.names, where=str(path))
         for batch in file.iter_batches():
             yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"not a readable Parquet file: {error}", where=str(path)) from None
 
 

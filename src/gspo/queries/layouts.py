@@ -6,6 +6,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
+from gspo.writable import writable
 
 # By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -16,11 +17,12 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
     """Rows with their prompt found and the other columns ready for the reward; every row gets every column.
 
     GSM8K: `answer` becomes the number behind ####, `solution` the worked text. verl: `answer` is the ground truth.
-    Raises UserError where the prompt column is missing (naming the columns there are) or a prompt is not one.
+    Raises UserError where the prompt column is missing (naming the columns there are), a prompt is not one, or columns
+    that differ in case leave open which is meant.
     """
     names = list(dict.fromkeys(name for row in raw_rows for name in row))
     prompt_name = _prompt_column(names, source=source, wanted=prompt_column)
-    answer_name = next((name for name in names if name.lower() == "answer"), None)
+    answer_name = _spelling(names, "answer", source=source)
     is_gsm8k = prompt_name.lower() == "question" and _gsm8k_number(raw_rows[0].get(answer_name or "")) is not None
     rows = []
     for number, raw in enumerate(raw_rows, start=1):
@@ -43,11 +45,21 @@ def _prompt_column(names: Sequence[str], *, source: str, wanted: str | None) -> 
             raise UserError(what, where=source, mend="set queries.prompt to one of them")
         return wanted
     for known in PROMPT_COLUMNS:
-        for name in names:
-            if name.lower() == known:
-                return name
+        if (name := _spelling(names, known, source=source)) is not None:
+            return name
     what = f"no column {', '.join(PROMPT_COLUMNS)}; the columns there are: {', '.join(names)}"
     raise UserError(what, where=source, mend="set queries.prompt to the column with the text or chat messages")
+
+
+def _spelling(names: Sequence[str], known: str, *, source: str) -> str | None:
+    """The column of this name, else the one that differs in case only; UserError where several do."""
+    spelled = [name for name in names if name.lower() == known]
+    if known in spelled:
+        return known
+    if len(spelled) > 1:
+        what = f"columns {' and '.join(spelled)}: which of them is {known!r} cannot be told"
+        raise UserError(what, where=source, mend="rename them")
+    return spelled[0] if spelled else None
 
 
 def _gsm8k_number(answer: Any) -> str | None:
@@ -65,7 +77,17 @@ def _split_gsm8k_answer(columns: dict[str, Any], *, where: str) -> None:
     columns["answer"] = number
 
 
+def _is_readable(prompt: Any) -> bool:
+    try:
+        return writable(prompt) is prompt
+    except RecursionError:
+        return False
+
+
 def _checked_prompt(prompt: Any, name: str, row_id: str) -> Any:
+    if not _is_readable(prompt):
+        what = f"column {name!r} holds half of a surrogate pair, a number that is not finite, or levels without end"
+        raise UserError(what, where=row_id, mend="mend the row: no tokenizer reads such a prompt")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Iterable) and not isinstance(prompt, Mapping):

@@ -6,16 +6,17 @@ from dataclasses import fields
 from typing import Any
 
 from gspo.config import Procedural
+from gspo.config_section import MAX_DRAWN
 from gspo.errors import UserError
 from gspo.queries.row import Row
 
 WHERE = "queries.procedural"
 # reasoning-gym draws item i of a data set from Random(seed + i), so that seeds 0 and 1 share all items but one.
 # Seeds are therefore spaced further apart than any data set is long; numpy, used by some tasks, ends at 2**32.
-SEED_SPACING = 2**22
+SEED_SPACING = 4 * MAX_DRAWN
 NUM_SEEDS = 2**32 // SEED_SPACING
 # A small task repeats itself: this many times the wanted rows are drawn before fewer are accepted.
-MAX_DRAWS_PER_ROW = 4
+MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
 
 
 def training_rows(procedural: Procedural, *, seed: int, held_out: Collection[Row] = ()) -> list[Row]:

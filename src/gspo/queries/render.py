@@ -32,7 +32,7 @@ def render_all(
     if max_prompt_tokens is not None:
         _check_lengths(rows, token_ids, max_prompt_tokens)
     return tuple(
-        Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=ids, columns=row.columns)
+        Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=ids, columns=row.clean_columns)
         for row, text, ids in zip(rows, texts, token_ids, strict=True)
     )
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.records import Messages
+from gspo.writable import writable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +15,16 @@ class Row:
 
     id: str  # "<source>:<row number>", counted from 1
     prompt: str | Messages
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)  # what a resume compares
     is_procedural: bool = False  # made by reasoning-gym itself, not read from data
+
+    @property
+    def clean_columns(self) -> Mapping[str, Any]:
+        """The columns as functions get them and files hold them (see `writable`); UserError where they are too deep."""
+        try:
+            return dict(writable(self.columns))
+        except RecursionError:
+            raise UserError("its columns are nested too deeply", where=self.id, mend="flatten them") from None
 
     @property
     def prompt_key(self) -> str:

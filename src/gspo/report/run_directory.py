@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from gspo.errors import RunError, UserError
 from gspo.lock import Lock
 from gspo.policy.model import Policy
 from gspo.report.json_lines import numbers, read_json_lines
+from gspo.writable import writable
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
@@ -191,12 +191,8 @@ def how_to_resume(recipe: Recipe) -> str:
 def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:
     dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=separators)
     try:
-        return dump(dict(line)) + "\n"
-    except ValueError:  # some number is not finite, for which a line is rarely worth going through
-        return dump({key: _finite(value) for key, value in line.items()}) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        text = dump(dict(line))
+        text.encode()
+    except ValueError:  # a number that is not finite, or text without bytes: too rare to go through every line
+        text = dump(writable(dict(line)))
+    return text + "\n"

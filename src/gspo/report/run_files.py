@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from gspo.errors import UserError
+from gspo.recipe_yaml import read_yaml
 from gspo.report.json_lines import numbers, read_json_lines
 from gspo.report.process_identity import process_identity
 
@@ -90,13 +89,13 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         mend = f"name the run: {run}" if run else _NAME_A_RUN
         raise UserError("this is a file, not a run's directory", where=str(path), mend=mend)
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = read_yaml(file.read_text(encoding="utf-8"), where=str(file))
     except FileNotFoundError:
         found = _runs_in(path)
         mend = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN
         raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8; a 13th month
-        why = " ".join(str(error).split())
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        why = error.what if isinstance(error, UserError) else " ".join(str(error).split())
         raise UserError(f"cannot be read: {why}", where=str(file), mend="copy it from a checkpoint") from None
     if not (isinstance(tree, dict) and {"name", "steps", "model"} <= tree.keys()):
         raise UserError(

@@ -8,7 +8,7 @@ from typing import Any
 from gspo.config import Per, Reward
 from gspo.errors import UserError
 from gspo.reward.calls import Host
-from gspo.reward.named import BUILT_IN, find_function
+from gspo.reward.named import BUILT_IN, built_in_options, find_function
 from gspo.reward.processes import Processes
 from gspo.reward.threads import Threads
 
@@ -24,6 +24,7 @@ class RewardFunction:
     weight: float = 1.0
     time_limit_seconds: float = Reward.model_fields["time_limit_seconds"].default
     options: Mapping[str, Any] = field(default_factory=dict)
+    only_options: tuple[str, ...] = ()  # parameters that no column of the data sets
     host: Host = field(default_factory=Threads)  # where calls are made
     per: Per = "response"  # what it gives a number for
     turn_separator: str | None = None  # that the rollouts' turns end with, where it is called per turn
@@ -81,6 +82,7 @@ def _named_function(reward: Reward, turn_separator: str | None) -> RewardFunctio
         weight=reward.weight,
         time_limit_seconds=reward.time_limit_seconds,
         options=reward.options,
+        only_options=built_in_options(reward.function),
         host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
         per=reward.per,
         turn_separator=turn_separator,
@@ -97,9 +99,9 @@ def _check_options(reward: Reward, call: Function) -> None:
     parameters = inspect.signature(call).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    # A built-in's **columns take the data's columns; an option that lands there would be ignored in silence.
-    takes_any = takes_any and reward.function not in BUILT_IN
     known = [name for name in named if name not in ("prompts", "completions")]
+    if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
+        takes_any, known = False, list(built_in_options(reward.function))
     for option in reward.options:
         if option not in known and not (takes_any and option not in named):
             mend = f"it takes: {', '.join(known)}" if known else "it takes none"

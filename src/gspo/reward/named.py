@@ -1,6 +1,7 @@
 """From a function's name in the recipe to the function, in the trainer and in its workers alike."""
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,16 @@ BUILT_IN: Mapping[str, Function] = {
     "math": math,
     "reasoning_gym": reasoning_gym,
 }
+
+# What built-ins take of the data by a parameter's name; their other keyword arguments are options, the recipe's alone.
+_DATA = {"reasoning_gym": ("task", "entry", "task_options")}
+
+
+def built_in_options(name: str) -> tuple[str, ...]:
+    """The options of a built-in function; none for a function that is not built in."""
+    parameters = inspect.signature(BUILT_IN[name]).parameters.values() if name in BUILT_IN else ()
+    keyword_only = (parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    return tuple(parameter for parameter in keyword_only if parameter not in _DATA.get(name, ()))
 
 
 def find_function(name: str) -> Function:

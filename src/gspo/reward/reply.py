@@ -1,6 +1,5 @@
 """What came of one call of a reward function, as plain data that passes between processes."""
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -12,6 +11,7 @@ from gspo.errors import UserError
 if TYPE_CHECKING:  # it imports torch, which a worker must not wait for
     from gspo.records import FailureKind
 
+MAX_REWARD = 1e100  # so that weighted sums, and the squares of them that a deviation takes, are still numbers
 MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
 
 
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(plain: Any) -> float | None:
-    return float(plain) if isinstance(plain, Real) and math.isfinite(plain) else None
+    return float(plain) if isinstance(plain, Real) and abs(float(plain)) <= MAX_REWARD else None
 
 
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:

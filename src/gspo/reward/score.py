@@ -82,19 +82,24 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     size, query = len(group.rollouts), group.query
     is_text = isinstance(query.prompt, str)
     texts = [rollout.text for rollout in group.rollouts]
-    there: dict[str, Any] = {name: [value] * size for name, value in query.columns.items()}
-    there |= function.options
-    there["prompts"] = [query.prompt] * size
-    there["completions"] = texts if is_text else [[{"role": "assistant", "content": text}] for text in texts]
-    there["completion_ids"] = [rollout.response_ids.tolist() for rollout in group.rollouts]  # TRL hands them over too
+    own: dict[str, Any] = {
+        "prompts": [query.prompt] * size,
+        "completions": texts if is_text else [[{"role": "assistant", "content": text}] for text in texts],
+        "completion_ids": [rollout.response_ids.tolist() for rollout in group.rollouts],  # TRL hands them over too
+    }
     if function.per == "turn":
         assert function.turn_separator is not None
-        there["turns"] = [split_turns(text, function.turn_separator) for text in texts]
+        own["turns"] = [split_turns(text, function.turn_separator) for text in texts]
+    if taken := [name for name in query.columns if name in own]:
+        what = f"a column is named {taken[0]}, which is what a reward function gets of the run"
+        raise UserError(what, where=f"row {query.id}", mend="rename the column")
+    columns = {name: [value] * size for name, value in query.columns.items() if name not in function.only_options}
+    there = {**columns, **function.options, **own}
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in there]
     if missing:
-        columns = ", ".join(query.columns) or "none"  # what is there besides is not the data's
-        what = f"it needs {', '.join(missing)}; the columns there are: {columns}"
+        names = ", ".join(query.columns) or "none"  # what is there besides is not the data's
+        what = f"it needs {', '.join(missing)}; the columns there are: {names}"
         mend = "rename the column or the parameter, or give it under the reward's options"
         if "turns" in missing:
             mend = "set per: turn beside the function, or rename the parameter"
