@@ -97,7 +97,7 @@ def _add_check(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     parser = _add(commands, "report", _report, "write one HTML page with the curves and samples of one run, or several")
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=_A_RUN)
-    text = "the file to write; default: report.html in the first run's directory"
+    text = "the file to write; default: report.html in the run's directory, of several runs compared.html in this one"
     parser.add_argument("--out", metavar="FILE", type=Path, help=text)
     text = "write it again whenever a run has gone on, until all have ended"
     parser.add_argument("--watch", action="store_true", help=text)

@@ -13,8 +13,10 @@ from rich.style import Style
 from rich.text import Text
 
 from gspo.report.find_group import Found, find_group, in_words, some, steps_with
+from gspo.report.json_lines import content_of
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.samples import Sample, cut_into_tokens
+from gspo.report.shapes import is_number, section
 from gspo.report.visible import visible
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
@@ -44,7 +46,7 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
     group = found.groups[found.query]
     title = f"{run.name} · step {found.step} of {run.recipe['steps']} · query {found.query}"
     yield Text(visible(title), style="bold")
-    if not run.rollout_files[found.step].read_bytes().endswith(b"\n"):
+    if not content_of(run.rollout_files[found.step]).endswith(b"\n"):
         yield Text("the step's file is not written to its end: this is what there is so far")
     yield _quoted([(str(group[0].get("prompt", "")), "")])
     columns = group[0].get("columns")
@@ -58,6 +60,8 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
         yield Text(visible(f"{number}/{len(group)}  {_numbers(sample)}"), style="bold")
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
+        if sample.get("not_read"):
+            yield Text(visible(f"left out, not being what they should be: {sample['not_read']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
             yield Text(f"not trained: {_why_not(sample)}")
         yield _quoted(_coloured(sample, largest or 0.0))
@@ -68,9 +72,8 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
 def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
     rewards = [sample["reward"] for sample in group if isinstance(sample.get("reward"), int | float)]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "none scored"
-    evaluation = run.recipe.get("evaluation")
-    threshold = evaluation.get("pass_threshold", 1.0) if isinstance(evaluation, Mapping) else 1.0
-    passed = sum(_verdict(sample) >= threshold for sample in group)
+    threshold = section(run.recipe, "evaluation").get("pass_threshold")
+    passed = sum(_verdict(sample) >= (threshold if is_number(threshold) else 1.0) for sample in group)
     shown = ", ".join(_number(sample.get("reward")) for sample in group)
     return f"rewards {shown}: {mean}, {passed} of {len(group)} pass"
 

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from gspo.config import Actor
 from gspo.report.diagnoses import WINDOW, diagnoses
-from gspo.report.page.told import history_told, is_number, seconds_of, state_told
+from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
+from gspo.report.shapes import is_number, section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,17 @@ def overview(run: RunFiles) -> Overview:
 def scores(run: RunFiles) -> list[tuple[str, str]]:
     """pass@1 of each evaluated set with its standard error, reward, response length: first → last."""
     rows = []
-    names = dict.fromkeys(name for line in run.lines for name in line if is_number(line, name))
+    names = dict.fromkeys(name for line in run.lines for name in line if is_number(line[name]))
     for name in (name for name in names if name.endswith("/pass_at_1")):
-        lines, error = [line for line in run.lines if is_number(line, name)], name.removesuffix("pass_at_1")
-        told = [f"{line[name]:.3f} ± {line.get(f'{error}standard_error', math.nan):.3f}" for line in lines]
+        lines, error = [line for line in run.lines if is_number(line.get(name))], name.removesuffix("pass_at_1")
+        told = [f"{line[name]:.3f} ± {_number(line, f'{error}standard_error'):.3f}" for line in lines]
         about = f"pass@1 ({name.removeprefix('evaluation/').removesuffix('/pass_at_1')})"
         if len(lines) > 1:
             rows.append((about, f"{told[0]} → {told[-1]}"))
         else:
             rows.append((about, f"{told[0]} after step {lines[0]['step']}"))
     for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if is_number(line, name)]
+        known = [line[name] for line in run.steps if is_number(line.get(name))]
         if known:
             rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
     return rows
@@ -93,15 +94,14 @@ def _introduction(run: RunFiles) -> list[str]:
     """The run's own words; for want of them, its recipe's."""
     if told := run.last("begun", "resumed").get("introduction"):
         return str(told).splitlines()
-    model, queries = _section(run.recipe, "model"), _section(run.recipe, "queries")
-    architecture, task = _section(model, "architecture").get("model_type"), _section(queries, "procedural").get("task")
+    model, queries = section(run.recipe, "model"), section(run.recipe, "queries")
+    architecture, task = section(model, "architecture").get("model_type"), section(queries, "procedural").get("task")
     return [
         f"model: {model.get('path') or architecture}",
         f"queries: {queries.get('path') or task or 'from Python'}",
     ]
 
 
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Empty where a recipe of another version has something else there."""
-    found = tree.get(name)
-    return found if isinstance(found, Mapping) else {}
+def _number(line: Mapping[str, Any], name: str) -> float:
+    value = line.get(name)
+    return value if is_number(value) else math.nan

@@ -12,6 +12,7 @@ from typing import Any
 
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, cut_into_tokens, read_groups
+from gspo.report.shapes import section
 
 _DIGITS = 3  # of a number a token: finer than any colour, and half the page
 _LONGEST = 4000  # tokens of a response that are shown; of a longer one the first and the last of them
@@ -154,8 +155,7 @@ def _without_middle(sample: Sample) -> Sample:
 def _told(run: RunFiles, found: Sequence[StepSamples], num_steps: int, most: int | None) -> str:
     """`most`: how many groups a step has; None where all are kept."""
     if not num_steps:
-        report = run.recipe.get("report")
-        off = isinstance(report, Mapping) and report.get("rollouts") is False
+        off = section(run.recipe, "report").get("rollouts") is False
         return "The recipe has report.rollouts: false: no samples were kept." if off else "There are no samples yet."
     where = run.path / "rollouts"
     if not found:
