@@ -84,7 +84,9 @@ def test_a_missing_a_truncated_an_emptied_and_a_longer_file_are_found(name: str,
         verified(sealed)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "3", '{"sha256": 1, "content": {}}', '{"content": 0}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", "3", '{"sha256": 1, "content": {}}', '{"content": 0}', "\0", "[" * 10**5]
+)
 def test_a_manifest_that_is_none_is_damage_and_no_other_error(text: str, sealed: Path) -> None:
     (sealed / MANIFEST).write_text(text)
     with pytest.raises(DamagedError, match=MANIFEST):

@@ -1,5 +1,6 @@
 """The responses of a run, read back from rollouts/step_*.jsonl."""
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -7,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo.report.json_lines import read_json_lines
+from gspo.report.shapes import is_number
 from gspo.report.shapes import sample as sample_of
 
 _NAME = re.compile(r"step_([0-9]{6,15})\.jsonl")
+_WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
 
 
@@ -30,6 +33,18 @@ def read_groups(path: Path) -> dict[str, list[Sample]]:
         sample = sample_of(line)
         groups.setdefault(str(sample.get("query")), []).append(sample)
     return groups
+
+
+def colour_floor(line: Mapping[str, Any]) -> float:
+    """The log ratio that a scale of colours reaches at least, from the step's line of metrics: the clip range's.
+
+    Of its nearer end, and 0.2 where that is wider; 0 where the line does not say. Without it the noise of rounding
+    would have the colours of what an update does.
+    """
+    low, high = line.get("clip/low"), line.get("clip/high")
+    if not (is_number(low) and is_number(high) and low > 0 and high > 0):
+        return 0.0
+    return min(_WIDEST, math.log1p(high), -math.log1p(-low) if low < 1 else math.inf)
 
 
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
