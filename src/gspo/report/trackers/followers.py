@@ -14,6 +14,7 @@ from pathlib import Path
 from gspo.errors import UserError
 from gspo.plain_files import for_writing, read_plain
 from gspo.report.json_lines import read_json_lines
+from gspo.report.shapes import is_step
 from gspo.report.trackers.sender import home_of_trackers
 from gspo.report.trackers.sent import read_sent
 from gspo.report.trackers.track import log_of
@@ -135,7 +136,7 @@ def _is_behind(name: str, path: Path) -> bool:
 def _last_step(path: Path) -> int:
     """-1 where there is none yet, not even the evaluation before training."""
     lines, _ = read_json_lines(path / "metrics.jsonl")
-    return max((int(line.get("step", 0)) for line in lines), default=-1)
+    return max((line["step"] for line in lines if is_step(line.get("step"))), default=-1)
 
 
 def _last_line(log: Path) -> str:
