@@ -9,6 +9,8 @@ Shape = Callable[[Any], Any]  # the value itself; without what in it is of anoth
 
 _LARGEST = 1e100  # sums and squares of numbers below it are numbers, too
 _LARGEST_WHOLE = 2**53  # that every reader of JSON has exactly
+_NUMBERS = frozenset((int, float))
+_NUMBERS_OR_NULL = _NUMBERS | {NoneType}
 _DEPTH = 3  # of lists in lists: a number a layer a mini-batch, and one to spare
 
 
@@ -28,14 +30,16 @@ def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def event(line: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def event(line: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """A line of the history, null for what is not what it should be, and the names of that."""
     return _shaped(line, _EVENT)
 
 
-def sample(line: Mapping[str, Any]) -> dict[str, Any]:
+def sample(line: Mapping[str, Any]) -> Mapping[str, Any]:
     """A line of the rollouts, without what is not what it should be; `not_read` then names that."""
     found, odd = _shaped(line, _SAMPLE)
+    if not odd and None not in map(line.get, _NEVER_NULL):
+        return line
     found = {name: value for name, value in found.items() if value is not None or name not in _NEVER_NULL}
     return {**found, "not_read": ", ".join(odd)} if odd else found
 
@@ -46,9 +50,11 @@ def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _shaped(line: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], list[str]]:
-    found = {name: None if value is None else shapes.get(name, _plain)(value) for name, value in line.items()}
-    return found, [name for name, value in line.items() if found[name] is not value]
+def _shaped(line: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Any], list[str]]:
+    """The line with what is left of each value, and the names of those of which something is missing."""
+    found = {name: shapes.get(name, _plain)(value) for name, value in line.items() if value is not None}
+    odd = [name for name, value in found.items() if value is not line[name]]
+    return ({**line, **found} if odd else line), odd
 
 
 def _numbers(value: Any, depth: int) -> Any:
@@ -61,7 +67,7 @@ def _numbers(value: Any, depth: int) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    return value if not isinstance(value, bool) and is_number(value) else None
+    return value if type(value) in _NUMBERS and abs(value) < _LARGEST else None
 
 
 def _whole(value: Any) -> int | None:
@@ -73,7 +79,7 @@ def _text(value: Any) -> str | None:
 
 
 def _list_of_numbers(value: Any) -> list[float | None] | None:
-    if not (isinstance(value, list) and set(map(type, value)) <= {int, float, NoneType}):
+    if not (isinstance(value, list) and set(map(type, value)) <= _NUMBERS_OR_NULL):
         return None
     try:  # lists of a number a token are long: the whole at once
         is_plain = is_number(sum(map(abs, filter(None, value))))
