@@ -223,6 +223,16 @@ def test_a_beginning_that_cannot_be_written_ends_the_run_before_it_trains() -> N
     assert read_run(RUN).num_steps == 1
 
 
+def test_a_history_that_is_a_link_is_not_written_through() -> None:
+    run("steps=1")
+    (RUN / "history.jsonl").rename("mine")
+    before = Path("mine").read_text()
+    (RUN / "history.jsonl").symlink_to(Path("mine").absolute())
+    with pytest.raises(UserError, match=r"history\.jsonl: this is a link"):
+        run("steps=2", resume=True)
+    assert Path("mine").read_text() == before
+
+
 @pytest.mark.parametrize("rest", ["", '{"time": "2026', '{"event": "ended"}\n'])
 def test_a_line_that_a_killed_process_has_begun_does_not_spoil_the_next(rest: str) -> None:
     run("steps=1")

@@ -1,5 +1,6 @@
 """One run a directory: while one process has it no other gets it, and once that has ended, however, it is free."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.errors import UserError
+from gspo.errors import RunError, UserError
 from gspo.lock import Lock
 
 HOLD = """
@@ -79,6 +80,49 @@ def test_another_directory_is_another_lock(tmp_path: Path) -> None:
         locks.append(Lock(tmp_path / name))
     for lock in locks:
         lock.release()
+
+
+def test_a_link_in_its_place_is_named_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "lock").symlink_to("precious")
+    with pytest.raises(UserError, match="lock: this is a link"):
+        Lock(tmp_path)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_lock_that_was_removed_is_made_again_before_anybody_comes(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    lock.check()
+    (tmp_path / "lock").unlink()
+    lock.check()
+    with pytest.raises(UserError, match=f"process {os.getpid()} "):
+        Lock(tmp_path)
+    lock.release()
+    Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_where_another_has_come_after_a_removal_nothing_more_may_be_written(is_over: bool, tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    (tmp_path / "lock").unlink()
+    other = Lock(tmp_path)
+    if is_over:  # what it has written is there all the same
+        other.release()
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"was removed, and another process is writing(.|\n)*mend: "):
+            lock.check()
+    other.release()
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removing(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        (tmp_path / "lock").unlink()
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", removing)
+    with pytest.raises(UserError, match="is writing to this directory"):
+        Lock(tmp_path)
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gspo import cli
 from gspo.checkpoint.files import MANIFEST, seal, verified
 from gspo.config import Recipe
 from gspo.config_file import load_recipe
+from gspo.lock import Lock
 from gspo.queries.layouts import lay_out
 from gspo.queries.source import RowSet
 from gspo.report.display import Display
@@ -235,8 +237,6 @@ def test_a_directory_that_is_no_runs_is_refused(refused: Any, capsys: pytest.Cap
 
 
 def test_a_run_that_another_process_goes_on_with_is_refused(refused: Any) -> None:
-    from gspo.lock import Lock
-
     train(recipe_of())
     lock = Lock(RUN)
     assert "is writing to this directory" in refused(recipe_of("steps=3"))
@@ -294,6 +294,53 @@ def test_damaged_checkpoints_are_passed_over_named_and_kept(refused: Any) -> Non
         (path / "state.safetensors").unlink()
     message = refused(recipe_of())
     assert message.count("state.safetensors is missing") == 2 and "no checkpoint is whole" in message
+
+
+def test_what_lies_beside_a_runs_own_files_stops_no_resume_and_stays() -> None:
+    train(recipe_of("steps=1"))
+    others = {f"rollouts/step_000001{end}.jsonl" for end in ("-copy", ".bak")} | {"checkpoints/unfinished_notes"}
+    shutil.copytree(newest(), RUN / "checkpoints" / "step_99")
+    for name in others:
+        (RUN / name).write_text("mine")
+    (RUN / "checkpoints" / "unfinished_thoughts").symlink_to(Path("rows.jsonl").absolute())
+    (RUN / f"unfinished_{0:016x}_metrics.jsonl").write_text("what a killed process has left")
+    assert "resumed from runs/tiny/checkpoints/step_000001" in train(recipe_of(), resume=True)
+    left = {path.relative_to(RUN).as_posix() for path in RUN.rglob("unfinished_*")}
+    assert left == {"checkpoints/unfinished_notes", "checkpoints/unfinished_thoughts"}
+    assert all((RUN / name).read_text() == "mine" for name in others)
+    assert (RUN / "checkpoints" / "step_99").is_dir() and "step_000002" in {
+        path.name for path in (RUN / "checkpoints").iterdir()
+    }
+
+
+def test_a_manifest_that_is_nested_too_deep_is_damage() -> None:
+    train(recipe_of())
+    (newest() / MANIFEST).write_text("[" * 10**5)
+    said = train(recipe_of(), resume=True)
+    assert "passed over step_000002: manifest.json cannot be read (RecursionError)" in said
+
+
+def test_of_two_runs_that_a_removed_lock_has_let_in_the_first_ends_and_no_step_is_there_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def let_in_another(*arguments: Any, **keywords: Any) -> None:
+        record_step(*arguments, **keywords)
+        if not others:
+            (RUN / "lock").unlink()
+            others.append(Lock(RUN))
+            before.update(entries())
+
+    others: list[Lock] = []
+    before: dict[str, Any] = {}
+    module = import_module("gspo.train")
+    record_step = module.record_step
+    monkeypatch.setattr(module, "record_step", let_in_another)
+    with pytest.raises(gspo.RunError, match="the lock of this run was removed, and another process is writing"):
+        train(recipe_of("steps=3", "checkpoint.every=0"))
+    assert entries() == before
+    others[0].release()
+    train(recipe_of("steps=3", "checkpoint.every=0"), resume=True)
+    assert [json.loads(line)["step"] for line in (RUN / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
 def test_rollouts_that_were_changed_are_said_and_do_no_harm() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo.errors import RunError, UserError
+from gspo.report.visible import printable
 
 if TYPE_CHECKING:
     from gspo.config import Recipe
@@ -47,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _said(text: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be gone
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
     return code
+
+
+def _note(text: str) -> None:
+    print(printable(text), flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +104,7 @@ def _add_check(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     parser = _add(commands, "report", _report, "write one HTML page with the curves and samples of one run, or several")
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=_A_RUN)
-    text = "the file to write; default: report.html in the first run's directory"
+    text = "the file to write; default: report.html in the run's directory, of several runs compared.html in this one"
     parser.add_argument("--out", metavar="FILE", type=Path, help=text)
     text = "write it again whenever a run has gone on, until all have ended"
     parser.add_argument("--watch", action="store_true", help=text)
@@ -143,7 +148,7 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise not_a_run(directory)
     home = home_of(directory)
     if home is not None and home != Path.cwd() and home.is_dir():
-        print(f"in {home}, where the run was begun")
+        _note(f"in {home}, where the run was begun")
         directory = directory.absolute()
         os.chdir(home)
     if any(override.lstrip("+").startswith("output_dir=") for override in overrides):
@@ -186,7 +191,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.check import check
 
     for line in check(recipe):
-        print(line, flush=True)
+        _note(line)
     return 0
 
 
@@ -195,7 +200,7 @@ def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
 
     if options.watch:
         os.nice(_NICENESS)  # the cores are for the run that is watched
-    (watch if options.watch else write_report)(options.runs, options.out, note=print)
+    (watch if options.watch else write_report)(options.runs, options.out, note=_note)
     return 0
 
 
@@ -209,7 +214,7 @@ def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
 def _track(options: argparse.Namespace, _: Sequence[str]) -> int:
     from gspo.report.trackers.track import track
 
-    track(options.run, options.to, follow=options.follow, note=print)
+    track(options.run, options.to, follow=options.follow, note=_note)
     return 0
 
 

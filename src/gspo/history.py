@@ -8,8 +8,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from gspo.errors import RunError
+from gspo.errors import RunError, UserError
 from gspo.interrupt import Stopped
+from gspo.plain_files import for_writing
 from gspo.report.process_identity import process_identity
 from gspo.report.summary import introduction
 from gspo.run import Run
@@ -46,7 +47,7 @@ def record_end(run: Run, error: BaseException | None = None) -> None:
         # A message may quote what has no encoding, such as half a character of a file's name.
         said = str(error).encode("utf-8", "backslashreplace").decode()
         how, reason = "failed", said or type(error).__name__
-    with suppress(RunError):  # the disk may be what it has ended of
+    with suppress(RunError, UserError):  # the disk may be what it has ended of
         _append(run, {"event": "ended", "how": how, "reason": reason, "seconds": run.elapsed})
 
 
@@ -59,7 +60,8 @@ def _append(run: Run, line: dict[str, Any]) -> None:
 
 def _end_last_line(path: Path) -> None:
     """After a process that was killed as it wrote: or the next line would be lost with that one."""
-    with suppress(OSError), path.open("ab+") as file:  # one that cannot be written is named with the line to come
+    # A file that cannot be written is named with the line to come.
+    with suppress(OSError), open(path, "ab+", opener=for_writing) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

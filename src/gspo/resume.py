@@ -89,7 +89,7 @@ def not_a_run(path: Path) -> UserError:
 def home_of(directory: Path) -> Path | None:
     """Where the run in a directory was begun, which its recipe's relative paths start from; None where nothing says."""
     for position in reversed(Store(directory / "checkpoints").positions()):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
             manifest = json.loads((directory / "checkpoints" / position.name / MANIFEST).read_text(encoding="utf-8"))
             return Path(manifest["content"]["working_directory"])
     return None

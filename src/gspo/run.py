@@ -100,7 +100,8 @@ class Run:
             self.interrupt.check()
 
     def save(self) -> None:
-        """Have the state of the last safe point written, in the background."""
+        """Have the state of the last safe point written, in the background; RunError where that cannot be."""
+        self.directory.check_lock()
         with self.clock("checkpoint"):
             self.progress.in_hand.seconds = dict(self.seconds)
             self.writer.save(self.progress.position, self._snapshot)

@@ -117,6 +117,25 @@ def test_tidying_removes_what_a_killed_run_left_unfinished(store: Store, put: Pu
     assert [path.name for path in store.root.iterdir()] == ["step_000001"]
 
 
+def test_tidying_leaves_alone_what_is_not_its_own_and_follows_no_link(store: Store, put: Put, tmp_path: Path) -> None:
+    put(Position(1))
+    put(Position(99)).rename(store.root / "step_99")  # by hand
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "notes").write_text("mine")
+    (store.root / "unfinished_thoughts").symlink_to(tmp_path / "precious")
+    (store.root / "unfinished_notes").write_text("mine")
+    (store.root / "unfinished_step_000002").symlink_to(tmp_path / "precious")
+    (store.root / "unfinished_damaged_step_000003").mkdir()
+    store.tidy(store.newest())
+    kept = {"step_000001", "step_99", "unfinished_thoughts", "unfinished_notes"}
+    assert {path.name for path in store.root.iterdir()} == kept
+    assert (tmp_path / "precious" / "notes").read_text() == "mine"
+    (store.root / "step_000000").symlink_to(tmp_path / "precious")
+    store.prune(1)
+    assert {path.name for path in store.root.iterdir()} == kept
+    assert (tmp_path / "precious" / "notes").read_text() == "mine"
+
+
 def test_an_unfinished_one_that_was_about_to_count_is_not_taken_for_one(
     store: Store, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_run_killed_before_it_had_a_recipe_begins_anew(laboratory: Laboratory,
         again = laboratory.beside(f"begun_{len(command)}")
         again.run.mkdir()
         (again.run / "lock").write_text("process 1 on a machine that is gone\n")
-        (again.run / "unfinished_recipe.yaml").write_text("name: ru")
+        (again.run / "unfinished_0123456789abcdef_recipe.yaml").write_text("name: ru")
         assert again.start(*command).wait() == 0, again.said
         assert not differing(again.result(), unbroken())
 

@@ -41,10 +41,11 @@ def sample(query: str = "q:1", **changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
-def write(recipe: str = "", /, **steps: list[dict[str, Any]]) -> None:
+def write(recipe: str = "", /, metrics: str = "", **steps: list[dict[str, Any]]) -> None:
     """A run of five steps with these rollouts, as it writes them."""
     (RUN / "rollouts").mkdir(parents=True, exist_ok=True)
     (RUN / "recipe.yaml").write_text("name: mine\nsteps: 5\nmodel: {}\n" + recipe, encoding="utf-8")
+    (RUN / "metrics.jsonl").write_text(metrics, encoding="utf-8")
     for name, samples in steps.items():
         lines = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in samples]
         file = RUN / "rollouts" / f"step_{int(name.removeprefix('s')):06d}.jsonl"

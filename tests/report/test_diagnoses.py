@@ -37,6 +37,14 @@ def test_a_healthy_run_and_an_empty_one_have_none() -> None:
     assert diagnoses([]) == {}
 
 
+@pytest.mark.parametrize("value", [None, "x", [1.0], {}, math.nan, math.inf, 1e308, 10**400])
+def test_what_is_no_number_diagnoses_nothing(value: Any) -> None:
+    names = [*HEALTHY, "gradient/signal_to_noise", "critic/explained_variance", "ratio/effective_fraction"]
+    assert diagnoses([dict.fromkeys(names, value)] * 30) == {}
+    shares = ("gradient/share_by_length", "response/token_share_by_length")
+    assert diagnoses([dict.fromkeys(shares, [value] * 4)] * 30) == {}
+
+
 @pytest.mark.parametrize(
     ("name", "metric", "bad", "good"),
     [

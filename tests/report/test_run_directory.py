@@ -226,6 +226,80 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
     ]
 
 
+def test_a_copy_beside_a_rollout_file_is_left_alone(directory: RunDirectory, tmp_path: Path) -> None:
+    copies = (
+        "step_000001-copy.jsonl",
+        "step_000009.bak.jsonl",
+        "step_9.jsonl",
+        "step_0000009.jsonl",
+        "step_\u0669.jsonl",
+    )
+    for step in (1, 9):
+        directory.write_rollouts(step, rollout_lines(small_batch()))
+    for name in copies:
+        (directory.path / "rollouts" / name).write_text("mine")
+    directory.cut_back(steps=1, logs=tmp_path)
+    assert {path.name for path in (directory.path / "rollouts").iterdir()} == {"step_000001.jsonl", *copies}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/step_000001.jsonl"])
+def test_nothing_is_written_through_a_link(name: str, directory: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (directory.path / "rollouts").mkdir()
+    (directory.path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=f"{name}: this is a link"):
+        if name == "metrics.jsonl":
+            directory.append(name, {"step": 1})
+        else:
+            directory.write_rollouts(1, rollout_lines(small_batch()))
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["unfinished_model", "replaced_model", "model", "unfinished_reference", "reference"])
+def test_no_model_is_written_through_a_link(
+    name: str, directory: RunDirectory, new_policy: Callable[..., Policy], tmp_path: Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "config.json").write_text("precious")
+    (directory.path / name).symlink_to(tmp_path / "precious")
+    save = directory.save_reference if name.endswith("reference") else directory.save_model
+    save(new_policy(seed=1))
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["config.json"]
+    assert (tmp_path / "precious" / "config.json").read_text() == "precious"
+    written = name.removeprefix("unfinished_").replace("replaced_", "")
+    assert {path.name for path in directory.path.iterdir()} == {"lock", "recipe.yaml", written}
+    assert not (directory.path / written).is_symlink() and (directory.path / written / "config.json").is_file()
+
+
+def test_a_directory_of_it_may_be_a_link_to_another_disk(directory: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (directory.path / "rollouts").symlink_to(tmp_path / "disk")
+    directory.write_rollouts(1, rollout_lines(small_batch()))
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step_000001.jsonl"]
+
+
+def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_directory(
+    directory: RunDirectory, new_policy: Callable[..., Policy]
+) -> None:
+    directory.append("metrics.jsonl", {"step": 1})
+    (directory.path / "lock").unlink()
+    directory.append("metrics.jsonl", {"step": 2})  # nobody has come: it is made again
+    (directory.path / "lock").unlink()
+    other = RunDirectory.reopen(directory.path)
+    before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
+    for write in (
+        lambda: directory.append("metrics.jsonl", {"step": 3}),
+        lambda: directory.write_rollouts(3, rollout_lines(small_batch())),
+        lambda: directory.save_model(new_policy(seed=1)),
+        lambda: directory.save_reference(new_policy(seed=1)),
+    ):
+        with pytest.raises(RunError, match="the lock of this run was removed"):
+            write()
+    assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
+    other.append("metrics.jsonl", {"step": 3})
+    other.close()
+
+
 def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirectory) -> None:
     assert directory.set_aside() is None
     for number in (1, 2):

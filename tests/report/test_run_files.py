@@ -172,6 +172,43 @@ def test_lines_that_are_none_are_left_out_and_counted(written: Writing) -> None:
     assert run.state == "running"
 
 
+def test_values_that_are_not_what_they_should_be_are_left_out_and_counted(written: Writing) -> None:
+    deep = '{"step": 3, "x": ' + "[" * 5000 + "]" * 5000 + "}\n"
+    odd = {"step": 1, "x": 1.5, "y": "?", "z": {"a": 1}, "list": [1, "x", [[[[2]]]]], "huge": 1e300, "none": math.inf}
+    steps = [{"step": step} for step in (True, -1, 10**30, 1.0)]
+    run = written(
+        metrics=text(odd, *steps) + deep,
+        cold_start=text({"step": 1, "loss": "low"}),
+        history=text(beginning(introduction=["no", "text"], seconds="long", environment={"a": 1, "b": [[[[[0]]]]]})),
+    )
+    (line,) = run.lines
+    assert {name: line[name] for name in ("step", "x")} == {"step": 1, "x": 1.5} and not {"y", "z"} & line.keys()
+    assert line["list"][0] == 1 and all(map(math.isnan, [*line["list"][1:2], line["huge"], line["none"]]))
+    assert run.cold_start == [{"step": 1}]
+    begun = run.last("begun")
+    assert (begun["introduction"], begun["seconds"], begun["environment"]) == (None, None, {"a": 1})
+    assert run.state == "running"
+    assert run.notes == [
+        "5 line(s) of metrics.jsonl could not be read",
+        "2 value(s) of metrics.jsonl are no numbers",
+        "3 value(s) of history.jsonl are not what they should be",
+    ]
+
+
+def test_what_may_have_no_end_is_not_read(written: Writing) -> None:
+    run = written()
+    (run.path / "rollouts").mkdir()
+    os.mkfifo(run.path / "rollouts" / "step_000001.jsonl")
+    (run.path / "rollouts" / "step_000002.jsonl").symlink_to("/dev/zero")
+    assert written().rollout_files == {}
+    for name in ("metrics.jsonl", "history.jsonl", "cold_start.jsonl", "recipe.yaml"):
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+            (run.path / name).unlink(missing_ok=True)
+            make(run.path / name)
+            assert "a pipe or a device" in refused(run.path).what and refused(run.path).where == str(run.path / name)
+        (run.path / name).unlink()
+
+
 def test_of_lines_of_one_step_the_last_holds_and_nothing_is_unreadable_about_the_others(written: Writing) -> None:
     run = written(metrics=text({"step": 2, "x": 1}, {"step": 1, "x": 2}, {"step": 2, "x": 3}))
     assert [(line["step"], line["x"]) for line in run.lines] == [(1, 2), (2, 3)]
@@ -211,7 +248,8 @@ def test_the_last_event_of_a_kind_is_found(written: Writing) -> None:
 def test_rollouts_are_by_step_in_their_order_and_other_files_are_none(written: Writing) -> None:
     directory = Path("runs/a/rollouts")
     directory.mkdir(parents=True)
-    for name in ("step_1000000", "step_000010", "step_999999", "step_x", "step_²", "other"):
+    others = ("step_x", "step_²", "step_000010-copy", "step_000010.bak", "step_7", "step_0000010", "other")
+    for name in ("step_1000000", "step_000010", "step_999999", *others):
         (directory / f"{name}.jsonl").touch()
     (directory / "step_000003.txt").touch()
     found = written().rollout_files
@@ -286,7 +324,10 @@ def test_yaml_of_something_else_is_no_recipe(recipe: str, written: Writing) -> N
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-BROKEN = ["a: [1\nb: 2", "name: !!int x", "\x07", "a: !thing {}", "[" * 5000, ALIASES, "a: &a [*a]"]
+BROKEN = [
+    *("a: [1\nb: 2", "name: !!int x", "\x07", "a: !thing {}", "[" * 5000, ALIASES, "a: &a [*a]"),
+    *(RECIPE + ALIASES, RECIPE + "".join(f"k{n}: &k{n} [*k{n - 1}]\n" for n in range(1, 999))),
+]
 
 
 @pytest.mark.parametrize("recipe", BROKEN, ids=lambda text: text[:20])

@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.report.shown import RUN, UNTRAINED, coloured, json_lines, sample, shown, write
 
 from gspo import cli
+from gspo.report.samples import colour_floor
 from gspo.report.show import show
 
 GSPO = Path(sys.executable).with_name("gspo")
@@ -118,6 +119,50 @@ def test_tokens_around_0_are_plain() -> None:
 def test_where_every_log_ratio_is_0_nothing_is_coloured() -> None:
     write(s1=[sample(token_log_ratios=[0.0] * 4)])
     assert "48;2" not in coloured() and "every token's log ratio is 0" in coloured()
+
+
+RANGE = '{"step": 1, "clip/low": 0.0003, "clip/high": 0.0004}\n'
+
+
+def test_the_noise_of_rounding_is_not_coloured_as_what_an_update_does_is() -> None:
+    noise = [1.7e-6, -1.2e-6, 0.0, 1e-6]
+    write(metrics=RANGE, s1=[sample(token_log_ratios=noise)])
+    said = coloured()
+    assert "log ratio of each token, to ±0.0003 (the clip range; the group's largest is ±1.7e-06): " in said
+    assert "│ it is 4\n" in said  # plain
+    write(metrics=RANGE, s1=[sample(token_log_ratios=noise), sample(token_log_ratios=[0.0, 0.002, -0.004, 0.0])])
+    assert "to ±0.004 (the group's largest)" in coloured() and f"{BLUE} 4" in coloured()
+    write(s1=[sample(token_log_ratios=noise)])  # of a step whose range is not known
+    assert "to ±1.7e-06 (the group's largest)" in coloured()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "floor"),
+    [
+        (0.0003, 0.0004, 0.00030005),
+        (0.2, 0.1, 0.0953),  # the nearer end
+        (1.0, 0.1, 0.0953),  # below it has none
+        (1.0, 4.0, 0.2),  # CISPO's
+        *((low, 0.1, 0.0) for low in (None, "x", 0, -1, float("nan"))),
+    ],
+)
+def test_the_scale_reaches_the_nearer_end_of_the_clip_range(low: Any, high: Any, floor: float) -> None:
+    assert colour_floor({"clip/low": low, "clip/high": high}) == pytest.approx(floor, rel=1e-3)
+    assert colour_floor({"clip/high": high}) == 0
+
+
+def test_what_a_response_should_not_have_is_left_out_and_named() -> None:
+    odd: dict[str, Any] = {
+        "reward": "much",
+        "rewards": {"f": 1.0, "g": "x"},
+        "tokens": 1e9,
+        "completion": ["no", "text"],
+    }
+    write(s1=[sample(), sample(**odd)])
+    said = shown()
+    assert "rewards 1, –: mean 1, 2 of 2 pass" in said and "2/2  reward – (f 1)" in said and "  – tokens, stop" in said
+    assert "\nleft out, not being what they should be: completion, reward, rewards, tokens\n" in said
+    assert said.count("left out") == 1
 
 
 @pytest.mark.parametrize("ratios", [[0.1], [0.1] * 5, None])

@@ -11,6 +11,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gspo.plain_files import sync
+
 MANIFEST = "manifest.json"
 
 
@@ -32,24 +34,6 @@ def copy_beginning(source: Path, target: Path, num_bytes: int) -> None:
     """The first bytes of a file that others go on appending to, not yet synced."""
     with source.open("rb") as file:
         target.write_bytes(file.read(num_bytes))
-
-
-def sync(path: Path) -> None:
-    """Have a file's bytes, or a directory's entries, on the disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file by another text: at any instant there is the one or the other."""
-    unfinished = path.with_name(f"unfinished_{path.name}")
-    write_text(unfinished, text)
-    sync(unfinished)
-    unfinished.replace(path)
-    sync(path.parent)
 
 
 def seal(directory: Path, about: Mapping[str, Any]) -> None:
@@ -75,10 +59,17 @@ def move_into_place(unfinished: Path, final: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove a directory, under another name first, so that no half of it is ever taken for the whole."""
     doomed = directory.with_name(f"unfinished_{directory.name}")
-    if doomed != directory:
-        shutil.rmtree(doomed, ignore_errors=True)
-        directory.rename(doomed)
-    shutil.rmtree(doomed)
+    clear(doomed, ignore_errors=True)
+    directory.rename(doomed)
+    clear(doomed)
+
+
+def clear(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove whatever lies at a path of ours, if anything does; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def verified(directory: Path) -> dict[str, Any]:
@@ -91,7 +82,7 @@ def verified(directory: Path) -> dict[str, Any]:
         entries = {directory / name: entry for name, entry in content["files"].items()}
     except FileNotFoundError:
         raise DamagedError(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST} cannot be read ({type(error).__name__})") from None
     for path, entry in entries.items():
         _verify_file(path, entry, name=path.relative_to(directory).as_posix())

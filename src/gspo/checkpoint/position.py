@@ -37,10 +37,13 @@ class Position:
 
 
 def position_of(name: str) -> Position | None:
-    """The position of a checkpoint's name; None for another name."""
+    """The position of a checkpoint's name; None for another name, such as `step_99`, which no checkpoint has."""
     found = _NAME.fullmatch(name)
-    if found is None:
-        return None
+    position = None if found is None else _position(found)
+    return position if position is not None and position.name == name else None
+
+
+def _position(found: re.Match[str]) -> Position:
     if found["cold"]:
         return Position(-1, int(found["cold"]))
     stage = {None: 0, "sampled": 1, "scored": _SCORED}.get(found["stage"])

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor
 
 from gspo.checkpoint.codec import encode
-from gspo.checkpoint.files import copy_beginning, move_into_place, seal, sync, verified, write_tensors, write_text
+from gspo.checkpoint.files import clear, copy_beginning, move_into_place, seal, verified, write_tensors, write_text
 from gspo.checkpoint.position import Position
 from gspo.checkpoint.store import Store
 from gspo.errors import RunError
+from gspo.plain_files import sync
 from gspo.policy.critic import Critic
 from gspo.policy.model import Policy
 from gspo.policy.optimizer import Optimizer
@@ -93,7 +93,7 @@ def write(snapshot: Snapshot, store: Store) -> None:
     if not all(weight.isfinite().all() for weight in snapshot.weights.values() if weight.is_floating_point()):
         raise RunError("the weights are not finite: they are not saved over what is whole")
     unfinished = store.unfinished(snapshot.position)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    clear(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, store.root.parent):
         with suppress(FileNotFoundError):  # somebody has tidied up

@@ -1,12 +1,11 @@
 """The checkpoints of a run: which there are, the newest that is whole, and which may go."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.checkpoint.files import DamagedError, move_into_place, remove, verified
+from gspo.checkpoint.files import DamagedError, clear, move_into_place, remove, verified
 from gspo.checkpoint.position import Position, position_of
 from gspo.errors import UserError
 
@@ -69,7 +68,7 @@ class Store:
             remove(self.path(position))
 
     def tidy(self, found: Found | None) -> None:
-        """Remove what a killed run left unfinished, and set aside what `found` passed over."""
+        """Remove what a killed run left unfinished, under no other names, and set aside what `found` passed over."""
         for path, _ in found.passed_over if found else ():
             aside = path.with_name(f"{_DAMAGED}{path.name}")
             if aside.exists():
@@ -77,5 +76,6 @@ class Store:
             move_into_place(path, aside)
         if self.root.is_dir():
             for entry in self.root.iterdir():
-                if entry.name.startswith(_UNFINISHED):
-                    shutil.rmtree(entry)
+                name = entry.name.removeprefix(_UNFINISHED)
+                if name != entry.name and position_of(name.removeprefix(_DAMAGED)) is not None:
+                    clear(entry)

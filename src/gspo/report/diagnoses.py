@@ -7,6 +7,7 @@ from typing import Any
 
 from gspo.config import Actor
 from gspo.published import PUBLISHED
+from gspo.report.shapes import is_number
 
 WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing
@@ -33,7 +34,7 @@ def diagnoses(history: Lines, actor: Actor | None = None) -> dict[str, str]:
 
 def _known(lines: Lines, name: str) -> list[float]:
     """The numbers of the steps that have one."""
-    return [value for line in lines if (value := line.get(name)) is not None and math.isfinite(value)]
+    return [value for line in lines if is_number(value := line.get(name))]
 
 
 def _mean(lines: Lines, name: str) -> float:
@@ -112,7 +113,7 @@ def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:
     names = ("gradient/share_by_length", "response/token_share_by_length")
     lists = [shares if isinstance(shares := line.get(name), list) else [] for name in names]
     pairs = list(zip(*lists, strict=False))  # none where a log has but one of the two
-    known = [pair for pair in pairs if None not in pair and all(math.isfinite(share) for share in pair)]
+    known = [pair for pair in pairs if all(map(is_number, pair))]
     return next((pair for pair in reversed(known) if pair[1] > 0), None)
 
 

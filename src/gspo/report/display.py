@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gspo.report.visible import printable
+
 _PLAIN_LINES = 40  # lines a phase prints at most where there is no terminal
 _ROWS = 12  # last steps shown live
 
@@ -56,7 +58,7 @@ class Display:
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line; it stays."""
-        self.console.print(text, style=style, markup=False, soft_wrap=True)
+        self.console.print(printable(text), style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
         """Say something at once, on standard error; from a signal handler too, and where nobody can hear it."""

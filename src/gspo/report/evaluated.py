@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.report.json_lines import is_number
+from gspo.report.shapes import is_number
 
 _PASS, _REWARD = "/pass_at_1", "/reward_mean"
 
@@ -27,7 +27,7 @@ def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
                 home = name.removesuffix(_PASS)
                 label, reward = home.removeprefix("evaluation/"), home + _REWARD
                 found.setdefault(name, Measure(label=f"pass@1 ({label})", name=name, error=f"{home}/standard_error"))
-                if is_number(line, reward) and line[reward] != line[name]:
+                if is_number(line.get(reward)) and line[reward] != line[name]:
                     error = f"{home}/reward_standard_error"
                     found.setdefault(reward, Measure(label=f"reward ({label})", name=reward, error=error))
     return list(found.values())
@@ -35,7 +35,7 @@ def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
 
 def measured(line: Mapping[str, Any], measure: Measure) -> str:
     """Such as `0.514 ± 0.022`; without the error, or without any number, where there is none."""
-    if not is_number(line, measure.name):
+    if not is_number(line.get(measure.name)):
         return "–"
-    error = f" ± {line[measure.error]:.3f}" if is_number(line, measure.error) else ""
+    error = f" ± {line[measure.error]:.3f}" if is_number(line.get(measure.error)) else ""
     return f"{line[measure.name]:.3f}{error}"

@@ -4,14 +4,17 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
 
 from gspo.errors import UserError
+from gspo.report.json_lines import content_of
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, read_groups
+from gspo.report.shapes import section
 from gspo.report.visible import visible
 
 Groups = Mapping[str, Sequence[Sample]]
@@ -70,8 +73,7 @@ def _files(run: RunFiles) -> Mapping[int, Path]:
     if files:
         return files
     resume = f"gspo resume {shlex.quote(str(run.path))}"
-    report = run.recipe.get("report")
-    if isinstance(report, Mapping) and report.get("rollouts") is False:
+    if section(run.recipe, "report").get("rollouts") is False:
         mend = f"{resume} report.rollouts=true writes those of the steps to come"
         raise UserError("this run writes no rollouts: report.rollouts is false", where=str(run.path), mend=mend)
     mend = "wait for the end of its first step" if run.state in ("running", "unknown") else f"go on with it: {resume}"
@@ -115,13 +117,11 @@ def _has(path: Path, query: str) -> bool:
 
 def _ids(path: Path) -> Iterator[str]:
     for match in re.finditer(rb'^\{"query": ?("(?:[^"\\]|\\.)*")', _whole_lines(path), re.MULTILINE):
-        yield json.loads(match[1])
+        with suppress(ValueError):  # what is quoted may be no text of JSON's all the same
+            yield json.loads(match[1])
 
 
 def _whole_lines(path: Path) -> bytes:
     """A file without the line that is still being written; empty where a resumed run has just removed it."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return b""
+    content = content_of(path)
     return content[: content.rfind(b"\n") + 1]

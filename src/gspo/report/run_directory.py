@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import shutil
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,13 +11,16 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.checkpoint.files import move_into_place, replace_text, sha256, sync
+from gspo.checkpoint.files import clear, move_into_place, sha256
 from gspo.config import Recipe
 from gspo.config_file import dump_recipe
 from gspo.errors import RunError, UserError
 from gspo.lock import Lock
+from gspo.plain_files import for_writing, is_unfinished, replace_text, sync
 from gspo.policy.model import Policy
-from gspo.report.json_lines import numbers, read_json_lines
+from gspo.report.json_lines import read_json_lines
+from gspo.report.samples import rollout_files
+from gspo.report.shapes import numbers
 from gspo.writable import writable
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
@@ -57,6 +60,10 @@ class RunDirectory:
         """Let another process have the directory."""
         self._lock.release()
 
+    def check_lock(self) -> None:
+        """RunError where another process has the directory after all, its lock having been removed."""
+        self._lock.check()
+
     @property
     def checkpoints(self) -> Path:
         """Where checkpoints lie."""
@@ -79,36 +86,36 @@ class RunDirectory:
     def append(self, file_name: str, line: Mapping[str, Any]) -> None:
         """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null."""
         path = self.path / file_name
-        with _written(path), path.open("a", encoding="utf-8") as file:
+        with self._writing(path), open(path, "a", encoding="utf-8", opener=for_writing) as file:
             file.write(_json(line))
 
     def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> Path:
         """The step's file with a line a rollout; where it lies."""
         path = self._rollouts / f"step_{step:06d}.jsonl"
-        with _written(path):
+        with self._writing(path):
             path.parent.mkdir(exist_ok=True)
-        with _written(path), path.open("w", encoding="utf-8") as file:
+        with self._writing(path), open(path, "w", encoding="utf-8", opener=for_writing) as file:
             file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 
     def save_model(self, policy: Policy) -> None:
         """Write the final model, under its name only once it is whole."""
         unfinished, replaced = self.path / "unfinished_model", self.path / "replaced_model"
-        for rest in (unfinished, replaced):
-            shutil.rmtree(rest, ignore_errors=True)
-        with _written(self.model):
+        with self._writing(self.model):
+            for rest in (unfinished, replaced):
+                clear(rest, ignore_errors=True)
             policy.save(unfinished)
-            if self.model.exists():  # of a run that has since been given more steps
+            if os.path.lexists(self.model):  # of a run that has since been given more steps
                 self.model.rename(replaced)
             unfinished.rename(self.model)
-        shutil.rmtree(replaced, ignore_errors=True)
+            clear(replaced, ignore_errors=True)
 
     def save_reference(self, policy: Policy) -> None:
         """Write the reference model, in place of what a beginning that no checkpoint knows has left."""
         unfinished = self.path / "unfinished_reference"
-        with _written(self.reference):
+        with self._writing(self.reference):
             for rest in (unfinished, self.reference):
-                shutil.rmtree(rest, ignore_errors=True)
+                clear(rest, ignore_errors=True)
             policy.save(unfinished)
             move_into_place(unfinished, self.reference)
 
@@ -135,8 +142,8 @@ class RunDirectory:
                 replace_text(self.path / name, (logs / name).read_text(encoding="utf-8"))
             else:
                 (self.path / name).unlink(missing_ok=True)
-        for path in self._rollouts.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > steps:
+        for step, path in rollout_files(self.path).items():
+            if step > steps:
                 path.unlink()
 
     def log_bytes(self) -> dict[str, int]:
@@ -146,6 +153,16 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
         return [numbers(line) for line in read_json_lines(self.path / "metrics.jsonl")[0]]
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """RunError, naming the file, where it cannot be written or the directory is no longer this run's."""
+        self.check_lock()
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            mend = "make room or the directory writable"
+            raise RunError(f"{path} could not be written: {error}\n  mend: {mend}") from error
 
     def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
         """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
@@ -159,7 +176,8 @@ class RunDirectory:
 
 def is_unused(directory: Path) -> bool:
     """Whether there is no more in it than what a run leaves that was killed as it began."""
-    return {entry.name for entry in directory.iterdir()} <= {"lock", "unfinished_recipe.yaml"}
+    names = (entry.name for entry in directory.iterdir())
+    return all(name == "lock" or is_unfinished(name, "recipe.yaml") for name in names)
 
 
 def check_absent(recipe: Recipe) -> None:
@@ -170,15 +188,6 @@ def check_absent(recipe: Recipe) -> None:
         if (path / "recipe.yaml").is_file():
             mend = f"to go on with that run: {how_to_resume(recipe)}; else {mend}"
         raise UserError("this output directory exists, and a run never overwrites another", where=str(path), mend=mend)
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """RunError, naming the file, where it cannot be written."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} could not be written: {error}\n  mend: make room or the directory writable") from error
 
 
 def how_to_resume(recipe: Recipe) -> str:

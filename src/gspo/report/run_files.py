@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.errors import UserError
+from gspo.plain_files import read_plain
 from gspo.recipe_yaml import read_yaml
-from gspo.report.json_lines import numbers, read_json_lines
+from gspo.report.json_lines import read_json_lines
 from gspo.report.process_identity import process_identity
+from gspo.report.samples import rollout_files
+from gspo.report.shapes import event, is_step, numbers
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
@@ -47,9 +50,7 @@ class RunFiles:
     @property
     def rollout_files(self) -> Mapping[int, Path]:
         """By step."""
-        paths = (self.path / "rollouts").glob("step_*.jsonl")
-        found = {int(path.stem.removeprefix("step_")): path for path in paths if path.stem[5:].isdecimal()}
-        return {step: found[step] for step in sorted(found)}
+        return rollout_files(self.path)
 
     def last(self, *events: str) -> Mapping[str, Any]:
         """The last line of the history of these kinds; empty where there is none."""
@@ -60,19 +61,27 @@ def read_run(path: Path) -> RunFiles:
     """Read a run's directory; UserError where there is none, or another thing's."""
     recipe = _recipe(path)
     lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
-    of_steps = [line for line in lines if isinstance(line.get("step"), int)]
-    by_step = {line["step"]: numbers(line) for line in of_steps}
-    history, num_bad_events = read_json_lines(path / "history.jsonl")
+    of_steps = [line for line in lines if is_step(line.get("step"))]
+    found = [numbers(line) for line in of_steps]
+    by_step = {line["step"]: line for line in found}
+    events, num_bad_events = read_json_lines(path / "history.jsonl")
+    history = [event(line) for line in events]
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
-    bad = {"metrics.jsonl": num_bad_lines + len(lines) - len(of_steps), "history.jsonl": num_bad_events}
+    num_odd = sum(map(len, of_steps)) - sum(map(len, found))
+    not_read = {
+        "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
+        "value(s) of metrics.jsonl are no numbers": num_odd,
+        "line(s) of history.jsonl could not be read": num_bad_events,
+        "value(s) of history.jsonl are not what they should be": sum(len(odd) for _, odd in history),
+    }
     return RunFiles(
         path=path,
         recipe=recipe,
         lines=[by_step[step] for step in sorted(by_step)],
-        cold_start=cold_start,
-        history=history,
-        state=state_of(history),
-        notes=[f"{number} line(s) of {name} could not be read" for name, number in bad.items() if number],
+        cold_start=[numbers(line) for line in cold_start],
+        history=[line for line, _ in history],
+        state=state_of(events),
+        notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )
 
 
@@ -89,7 +98,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         mend = f"name the run: {run}" if run else _NAME_A_RUN
         raise UserError("this is a file, not a run's directory", where=str(path), mend=mend)
     try:
-        tree = read_yaml(file.read_text(encoding="utf-8"), where=str(file))
+        tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:
         found = _runs_in(path)
         mend = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN

@@ -1,20 +1,50 @@
 """The responses of a run, read back from rollouts/step_*.jsonl."""
 
+import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo.report.json_lines import read_json_lines
+from gspo.report.shapes import is_number
+from gspo.report.shapes import sample as sample_of
 
+_NAME = re.compile(r"step_([0-9]{6,15})\.jsonl")
+_WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
+
+
+def rollout_files(run: Path) -> dict[int, Path]:
+    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
+    found = {}
+    for path in (run / "rollouts").glob("step_*.jsonl"):
+        name = _NAME.fullmatch(path.name)
+        if name and os.path.isfile(path):  # noqa: PTH113 - Path's raises where nothing can be known
+            found[int(name[1])] = path
+    return {step: found[step] for step in sorted(found) if found[step].name == f"step_{step:06d}.jsonl"}
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:
     """The responses of a step's file, by query, both in the order in which they were sampled."""
     groups: dict[str, list[Sample]] = {}
-    for sample in read_json_lines(path)[0]:
+    for line in read_json_lines(path)[0]:
+        sample = sample_of(line)
         groups.setdefault(str(sample.get("query")), []).append(sample)
     return groups
+
+
+def colour_floor(line: Mapping[str, Any]) -> float:
+    """The log ratio that a scale of colours reaches at least, from the step's line of metrics: the clip range's.
+
+    Of its nearer end, and 0.2 where that is wider; 0 where the line does not say. Without it the noise of rounding
+    would have the colours of what an update does.
+    """
+    low, high = line.get("clip/low"), line.get("clip/high")
+    if not (is_number(low) and is_number(high) and low > 0 and high > 0):
+        return 0.0
+    return min(_WIDEST, math.log1p(high), -math.log1p(-low) if low < 1 else math.inf)
 
 
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:

@@ -13,8 +13,10 @@ from rich.style import Style
 from rich.text import Text
 
 from gspo.report.find_group import Found, find_group, in_words, some, steps_with
+from gspo.report.json_lines import content_of
 from gspo.report.run_files import RunFiles, read_run
-from gspo.report.samples import Sample, cut_into_tokens
+from gspo.report.samples import Sample, colour_floor, cut_into_tokens
+from gspo.report.shapes import is_number, section
 from gspo.report.visible import visible
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
@@ -44,7 +46,7 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
     group = found.groups[found.query]
     title = f"{run.name} · step {found.step} of {run.recipe['steps']} · query {found.query}"
     yield Text(visible(title), style="bold")
-    if not run.rollout_files[found.step].read_bytes().endswith(b"\n"):
+    if not content_of(run.rollout_files[found.step]).endswith(b"\n"):
         yield Text("the step's file is not written to its end: this is what there is so far")
     yield _quoted([(str(group[0].get("prompt", "")), "")])
     columns = group[0].get("columns")
@@ -52,15 +54,19 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
         yield _quoted([("; ".join(f"{name}: {value}" for name, value in columns.items()), "")])
     yield Text(_rewards(run, group))
     largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
-    yield _legend(largest, colours=colours)
+    line = next((line for line in run.lines if line["step"] == found.step), {})
+    scale = max(largest or 0.0, colour_floor(line))
+    yield _legend(largest, scale, colours=colours)
     for number, sample in enumerate(group, start=1):
         yield Text()
         yield Text(visible(f"{number}/{len(group)}  {_numbers(sample)}"), style="bold")
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
+        if sample.get("not_read"):
+            yield Text(visible(f"left out, not being what they should be: {sample['not_read']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
             yield Text(f"not trained: {_why_not(sample)}")
-        yield _quoted(_coloured(sample, largest or 0.0))
+        yield _quoted(_coloured(sample, scale))
     yield Text()
     yield from _elsewhere(run, found)
 
@@ -68,9 +74,8 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
 def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
     rewards = [sample["reward"] for sample in group if isinstance(sample.get("reward"), int | float)]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "none scored"
-    evaluation = run.recipe.get("evaluation")
-    threshold = evaluation.get("pass_threshold", 1.0) if isinstance(evaluation, Mapping) else 1.0
-    passed = sum(_verdict(sample) >= threshold for sample in group)
+    threshold = section(run.recipe, "evaluation").get("pass_threshold")
+    passed = sum(_verdict(sample) >= (threshold if is_number(threshold) else 1.0) for sample in group)
     shown = ", ".join(_number(sample.get("reward")) for sample in group)
     return f"rewards {shown}: {mean}, {passed} of {len(group)} pass"
 
@@ -86,12 +91,13 @@ def _verdict(sample: Sample) -> float:
     return -math.inf
 
 
-def _legend(largest: float | None, *, colours: bool) -> Text:
+def _legend(largest: float | None, end: float, *, colours: bool) -> Text:
     if largest is None:
         return Text("no token has a log ratio here: none was trained, or the file has none (report.tokens)")
     if largest == 0:
         return Text("every token's log ratio is 0: the policy still was the one before the step")
-    scale = f"log ratio of each token, to ±{largest:.3g} (the group's largest)"
+    why = "the group's largest" if end == largest else f"the clip range; the group's largest is ±{largest:.3g}"
+    scale = f"log ratio of each token, to ±{end:.3g} ({why})"
     if not colours:
         return Text(f"{scale}: not shown without colours; --json has the numbers")
     less, more = Text(" less likely than before ", _style(-1.0)), Text(" more likely ", _style(1.0))
@@ -131,12 +137,12 @@ def _log_ratios(sample: Sample) -> list[float] | None:
     return [ratio or 0.0 for ratio in ratios] if isinstance(ratios, list) else None
 
 
-def _coloured(sample: Sample, largest: float) -> Sequence[tuple[str, Style | str]]:
+def _coloured(sample: Sample, scale: float) -> Sequence[tuple[str, Style | str]]:
     """The completion in pieces, each with its style: tokens, or all of it in one where they are not known."""
     tokens, ratios = cut_into_tokens(sample), _log_ratios(sample)
     if tokens is None or ratios is None or len(tokens) != len(ratios):
         return [(str(sample.get("completion", "")), "")]
-    return [(token, _style(ratio / largest if largest else 0.0)) for token, ratio in zip(tokens, ratios, strict=True)]
+    return [(token, _style(ratio / scale if scale else 0.0)) for token, ratio in zip(tokens, ratios, strict=True)]
 
 
 def _style(share: float) -> Style | str:

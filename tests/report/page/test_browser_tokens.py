@@ -121,6 +121,20 @@ def test_the_scale_is_that_of_what_is_shown(shown: Tab) -> None:
     assert shown.find("#legend").text.startswith("All log ratios shown are 0")
 
 
+def test_the_noise_of_rounding_is_pale_and_the_legend_says_why(tab: Tab, tmp_path: Path) -> None:
+    noise, real = sample("q:1", token_log_ratios=[1.7e-6, -1e-6, 0.0]), sample("q:2", token_log_ratios=[0.01, 0.0, 0.0])
+    lines = [{**metrics_line(1), "clip/low": 0.0003, "clip/high": 0.0004}]
+    tab.open(write_run(tmp_path / "run", lines=lines, samples={1: [noise, real]}))
+    choose(tab, query="q:1")
+    assert _tokens(tab)[0][0]["heat"] == pytest.approx(math.sqrt(1.7e-6 / 3e-4), abs=0.001)  # of an opacity of 0.6
+    legend = tab.find("#legend").text
+    assert (
+        "more likely +0.000300" in legend and "clip range, for the largest shown is no more than 0.00000170" in legend
+    )
+    choose(tab, query="q:2")
+    assert _tokens(tab)[0][0]["heat"] == 1 and "the scale's end is the largest shown" in tab.find("#legend").text
+
+
 def test_a_copy_has_the_datas_columns(tab: Tab, tmp_path: Path) -> None:
     line = sample(columns={"answer": 42, "__proto__": "5"}, token_log_ratios=[0.001, 0.00001234, -0.5])
     path = write_run(tmp_path / "run", lines=[metrics_line(1)], samples={1: [line, sample("q:2", columns={})]})

@@ -74,6 +74,11 @@ def test_a_number_that_is_none_is_not_told() -> None:
     assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3"), ("reward", "0.500 → 0.750")]
 
 
+def test_an_error_that_is_no_number_is_told_as_none() -> None:
+    log = [{"step": 3, "evaluation/a/pass_at_1": 0.5, "evaluation/a/standard_error": [1.0]}]
+    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3")]
+
+
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [

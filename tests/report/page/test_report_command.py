@@ -1,12 +1,14 @@
 """`gspo report` as a shell sees it, and the page that a training leaves."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.report.page.lines import Page
-from tests.report.page.made_runs import made_run
+from tests.report.page.made_runs import begun, ended, made_run, write_run
 
 from gspo import cli
 from gspo.errors import UserError
@@ -28,6 +30,8 @@ def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
     made_run(Path("b"), name="b")
     assert cli.main(["report", "a"]) == 0
     assert capsys.readouterr() == ("report: a/report.html\n", "")
+    assert cli.main(["report", "b", "a"]) == 0
+    assert capsys.readouterr() == ("report: compared.html\n", "")
     assert cli.main(["report", "b", "a", "--out", "both.html"]) == 0
     assert capsys.readouterr() == ("report: both.html\n", "")
     assert Page(Path("both.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
@@ -75,6 +79,18 @@ def test_what_is_wrong_ends_with_2_and_says_what_where_and_how_to_mend_it(
     assert said == "" and first.startswith(f"error: {where}: ") and what in first
     assert second.startswith("  mend: ") and mend in second
     assert sorted(Path().rglob("*")) == before
+
+
+def test_nothing_that_a_directory_holds_or_is_called_reaches_the_terminal_as_a_command(capsys: Said) -> None:
+    hostile = "\x1b[2J\x9b\u202e\ud800"
+    settings = {"name": f"a{hostile}", "steps": 1, "model": {}}
+    run = write_run(Path(os.fsdecode(b"a\x1b[2J\xff")), settings=settings, history=[begun(), ended("failed", hostile)])
+    for arguments in ([str(run)], [str(run), "--watch"], ["absent"], [str(run), "--out", f"{hostile[:-1]}/x"]):
+        cli.main(["report", *arguments])
+    said = capsys.readouterr()
+    for text in (said.out, said.err):
+        assert text.isprintable() or not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
+        assert "␛[2J" in text
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "--out"]])

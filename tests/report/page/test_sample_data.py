@@ -1,5 +1,6 @@
 """The samples of a page: all where they fit, else whole groups, as many in each step, and the truth about it."""
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,22 @@ def test_the_numbers_of_tokens_have_three_significant_digits_however_small(tmp_p
     shown = shown_of(sample(token_log_ratios=numbers, token_advantages=[1.0, 0.0, -0.66666]), tmp_path)
     assert shown["token_log_ratios"] == [0.000123, -1230.0, None]
     assert shown["token_advantages"] == [1.0, 0.0, -0.667]
+
+
+def test_each_step_says_how_far_its_scale_of_colours_reaches_at_least(tmp_path: Path) -> None:
+    lines: list[Line] = [{"step": 1, "clip/low": 0.0003, "clip/high": 0.0004}, {"step": 2}]
+    path = write_run(tmp_path / "run", lines=lines, samples={step: [sample()] for step in (1, 2, 3)})
+    assert [one.colour_floor for one in sample_data(read_run(path), PLENTY).steps] == [0.0003, 0, 0]
+
+
+def test_what_a_line_should_not_have_is_left_out_and_named(tmp_path: Path) -> None:
+    odd = {"reward": True, "rewards": {}, "tokens": -1, "completion": None, "token_log_ratios": [0.1, "x", None]}
+    columns = {"answer": "5", "deep": [[[["x"]]]], "odd": math.inf}
+    (group,) = groups_in(sample_data(written(tmp_path, {1: [{**sample(columns=columns), **odd}]}), PLENTY))[1]
+    (shown,) = group["samples"]
+    assert group["columns"] == {"answer": "5"}
+    assert shown["not_read"] == "reward, tokens, token_log_ratios, columns"
+    assert (shown["reward"], shown["tokens"], shown["completion"], shown["token_log_ratios"]) == (None, 0, "", None)
 
 
 def test_what_a_line_does_not_say_is_filled_with_what_means_that(tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ def test_of_several_runs_the_last_under_way_ends_the_watch() -> None:
         watched.changes.pop(0)()
 
     write.watch([Path("b"), watched.path], note=watched.notes.append, sleep=sleep)
-    assert not watched.changes and Path("b/report.html").is_file() and not Path("a/report.html").exists()
+    assert not watched.changes and Path("compared.html").is_file() and not Path("b/report.html").exists()
     ends = ["b: finished: 6 of 6 steps", "made: finished: 1 of 6 steps"]
-    assert watched.notes[1:] == [*ends, "report: b/report.html"]
+    assert watched.notes[1:] == [*ends, "report: compared.html"]
 
 
 def test_a_run_that_goes_away_is_said() -> None:

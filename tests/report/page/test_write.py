@@ -34,14 +34,29 @@ def refused(*paths: Path, out: Path | None = None) -> UserError:
     return found.value
 
 
-def test_by_default_the_page_is_in_the_first_run_and_it_is_said_where() -> None:
+def test_by_default_the_page_is_in_its_run_and_that_of_several_where_one_stands_and_it_is_said_where() -> None:
     said: list[str] = []
     runs = [made_run(Path(name), name=name) for name in ("b", "a")]
-    assert write_report(runs, note=said.append) == Path("b/report.html")
-    assert said == ["report: b/report.html"]
-    assert sorted(path.name for path in Path("b").glob("*.html")) == ["report.html"] and not [*Path("a").glob("*.html")]
-    page = Page(Path("b/report.html").read_text(encoding="utf-8"))
+    assert write_report(runs[:1], note=said.append) == Path("b/report.html")
+    own = Path("b/report.html").read_bytes()
+    for _ in range(2):  # the second replaces the first
+        assert write_report(runs, note=said.append) == Path("compared.html")
+    assert said == ["report: b/report.html", "report: compared.html", "report: compared.html"]
+    assert Path("b/report.html").read_bytes() == own
+    assert sorted(map(str, Path().rglob("*.html"))) == ["b/report.html", "compared.html"]
+    page = Page(Path("compared.html").read_text(encoding="utf-8"))
     assert page.all("h1")[0].text == "2 runs" and list(page.samples) == ["b", "a"]
+
+
+@pytest.mark.parametrize("content", ["", "my notes", "<!DOCTYPE html><title>of something else – gspo</title>"])
+def test_another_file_of_that_name_is_replaced_only_where_it_is_named(content: str) -> None:
+    runs = [made_run(Path(name), name=name) for name in ("b", "a")]
+    Path("compared.html").write_text(content)
+    error = refused(*runs)
+    assert error.where == "compared.html" and "no page that gspo has written" in error.what
+    assert Path("compared.html").read_text() == content
+    write_report(runs, Path("compared.html"), note=quiet)
+    assert Page(Path("compared.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
 
 
 def test_another_file_may_be_named_and_is_replaced() -> None:
@@ -88,14 +103,15 @@ def test_a_directory_that_is_not_there_is_not_made() -> None:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_what_cannot_be_written_is_said_and_nothing_is_left(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, *_: Any, **__: Any) -> None:
-        if number == errno.ENOSPC:
-            path.touch()
-        raise OSError(number, os.strerror(number))
+    def fail(path: Any, flags: int = 0, mode: int = 0) -> int:
+        if flags & os.O_CREAT or number == errno.ENOSPC:
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, mode)
 
+    opened = os.open
     made_run(Path("a"))
     before = sorted(Path("a").iterdir())
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(os, "fsync" if number == errno.ENOSPC else "open", fail)
     if number == errno.EROFS:
         monkeypatch.setattr(Path, "unlink", fail)
     error = refused(Path("a"))

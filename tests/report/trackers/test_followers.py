@@ -22,6 +22,7 @@ from gspo.report.trackers import follow as follow_module
 from gspo.report.trackers import followers, tracker
 from gspo.report.trackers.followers import following
 from gspo.report.trackers.sender import sending
+from gspo.report.trackers.sent import Sent, read_sent, write_sent
 from gspo.report.trackers.track import is_under_way, track
 
 SECONDS = 60  # after which a test gives up
@@ -194,6 +195,13 @@ def test_a_process_that_cannot_be_started_is_said(run: MadeRun, monkeypatch: pyt
     assert "tracker wandb: its process could not be started: " in follow(run)
 
 
+def test_a_log_that_is_a_link_is_not_written_through(run: MadeRun, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (run.path / "trackers").mkdir()
+    (run.path / "trackers" / "wandb.log").symlink_to(tmp_path / "precious")
+    assert "wandb.log: this is a link" in follow(run) and (tmp_path / "precious").read_text() == "precious"
+
+
 _KILLED = """
 import os, sys, pathlib
 from gspo.report.trackers.followers import following
@@ -253,8 +261,22 @@ def test_the_command_refuses_what_it_cannot_do(
     monkeypatch.setattr(tracker, "find_spec", _found)
     with sending(read_run(run.path), "wandb", wait=False):
         assert "another process is sending this run to wandb" in refused(run.path, None)
-    (run.path / "trackers" / "wandb.json").write_text("{}{")
-    assert "remove it, and the run is sent as a new one" in refused(run.path, None)
+    for text in ("{}{", '{"step": "x"}', '{"run": [1]}', "[" * 5000):
+        (run.path / "trackers" / "wandb.json").write_text(text)
+        assert "remove it, and the run is sent as a new one" in refused(run.path, None)
+    for name in ("wandb.lock", "wandb.json"):
+        (tmp_path / "precious").write_text("{}")
+        (run.path / "trackers" / name).unlink()
+        (run.path / "trackers" / name).symlink_to(tmp_path / "precious")
+    assert "wandb.lock: this is a link" in refused(run.path, None)
+    write_sent(run.path / "trackers" / "wandb.json", Sent(step=3))
+    assert (tmp_path / "precious").read_text() == "{}" and read_sent(run.path / "trackers" / "wandb.json").step == 3
+
+
+@pytest.mark.parametrize("section", [3, None, "x", {"trackers": 3}, {"trackers": [["a"]]}])
+def test_a_recipe_of_another_kind_names_no_tracker(section: Any, made_run: Callable[..., MadeRun]) -> None:
+    with pytest.raises(UserError, match=r"no report\.trackers|no tracker"):
+        track(made_run(report=section).path, None, follow=False, note=print)
 
 
 def test_a_mere_directory_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

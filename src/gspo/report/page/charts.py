@@ -139,7 +139,7 @@ def _quantiles(arms: Sequence[Arm]) -> Chart | None:
     for number, arm in enumerate(arms):
         rows = [series_of(arm, name, place) for place in range(7)]
         known = [row for row in rows if row is not None]
-        if len(known) < 7:
+        if len(known) < 7 or len({tuple(row.steps) for row in known}) > 1:
             continue
         label = "middle (50 %)" if len(arms) == 1 else arm.label
         shares = ("1 %", "5 %", "25 %", "50 %", "75 %", "95 %", "99 %")

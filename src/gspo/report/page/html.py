@@ -141,7 +141,7 @@ def samples_part(samples: Sequence[tuple[str, SampleData]]) -> tuple[str, str]:
 
 def _lines(data: SampleData) -> str:
     """First which step has which queries, then a line a step: one that nobody looks at is never unpacked."""
-    index = [{"step": one.step, "queries": list(one.queries)} for one in data.steps]
+    index = [{"step": one.step, "queries": list(one.queries), "floor": one.colour_floor} for one in data.steps]
     return "\n".join([packed(index), *(base64.b64encode(one.content).decode() for one in data.steps)])
 
 

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from gspo.config import Actor
 from gspo.report.diagnoses import WINDOW, diagnoses
 from gspo.report.evaluated import measured, measures
-from gspo.report.json_lines import is_number
 from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
+from gspo.report.shapes import is_number, section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,14 @@ def scores(run: RunFiles) -> list[tuple[str, str]]:
     """pass@1 and reward of each evaluated set with their standard errors, reward, response length: first → last."""
     rows = []
     for measure in measures(run.lines):
-        lines = [line for line in run.lines if is_number(line, measure.name)]
+        lines = [line for line in run.lines if is_number(line.get(measure.name))]
         told = [measured(line, measure) for line in lines]
         if len(lines) > 1:
             rows.append((measure.label, f"{told[0]} → {told[-1]}"))
         elif lines:
             rows.append((measure.label, f"{told[0]} after step {lines[0]['step']}"))
     for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if is_number(line, name)]
+        known = [line[name] for line in run.steps if is_number(line.get(name))]
         if known:
             rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
     return rows
@@ -92,15 +92,9 @@ def _introduction(run: RunFiles) -> list[str]:
     """The run's own words; for want of them, its recipe's."""
     if told := run.last("begun", "resumed").get("introduction"):
         return str(told).splitlines()
-    model, queries = _section(run.recipe, "model"), _section(run.recipe, "queries")
-    architecture, task = _section(model, "architecture").get("model_type"), _section(queries, "procedural").get("task")
+    model, queries = section(run.recipe, "model"), section(run.recipe, "queries")
+    architecture, task = section(model, "architecture").get("model_type"), section(queries, "procedural").get("task")
     return [
         f"model: {model.get('path') or architecture}",
         f"queries: {queries.get('path') or task or 'from Python'}",
     ]
-
-
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Empty where a recipe of another version has something else there."""
-    found = tree.get(name)
-    return found if isinstance(found, Mapping) else {}

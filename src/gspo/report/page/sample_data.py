@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.report.run_files import RunFiles
-from gspo.report.samples import Sample, cut_into_tokens, read_groups
+from gspo.report.samples import Sample, colour_floor, cut_into_tokens, read_groups
+from gspo.report.shapes import section
 
 _DIGITS = 3  # of a number a token: finer than any colour, and half the page
 _LONGEST = 4000  # tokens of a response that are shown; of a longer one the first and the last of them
@@ -33,6 +34,7 @@ class StepSamples:
 
     step: int
     queries: Sequence[str]
+    colour_floor: float  # the log ratio that the scale of its tokens' colours reaches at least
     content: bytes
 
 
@@ -54,7 +56,7 @@ def sample_data(run: RunFiles, max_bytes: int) -> SampleData:
     share = max_bytes / max(1.0, fits * len(files))
     kept = _ALL if share >= 1 else max(1, math.floor(groups_a_step * share * _MARGIN))
     every = max(1, math.ceil(1 / max(max(1, groups_a_step) * share, 1e-9)))
-    while (found := _within(files, _every(sorted(files), every), kept, max_bytes)) is None:
+    while (found := _within(run, files, _every(sorted(files), every), kept, max_bytes)) is None:
         if kept > 1:
             kept = max(1, math.floor(min(kept, groups_a_step) * _MARGIN))
         elif every < len(files):
@@ -75,13 +77,15 @@ def _estimate(paths: Sequence[Path]) -> tuple[int, float]:
 
 
 def _within(
-    files: Mapping[int, Path], steps: Sequence[int], groups_a_step: int, max_bytes: int
+    run: RunFiles, files: Mapping[int, Path], steps: Sequence[int], groups_a_step: int, max_bytes: int
 ) -> list[StepSamples] | None:
     """Of each step so many groups, one step in memory at a time; None where that is too much."""
     found, left = [], max_bytes
+    lines = {line["step"]: line for line in run.lines}
     for step in steps:
         groups = _kept(read_groups(files[step]), groups_a_step)
-        found.append(StepSamples(step=step, queries=list(groups), content=_packed(groups)))
+        floor = float(f"{colour_floor(lines.get(step, {})):.{_DIGITS}g}")
+        found.append(StepSamples(step=step, queries=list(groups), colour_floor=floor, content=_packed(groups)))
         left -= _size(found[-1].queries, found[-1].content)
         if left < 0:
             return None
@@ -154,8 +158,7 @@ def _without_middle(sample: Sample) -> Sample:
 def _told(run: RunFiles, found: Sequence[StepSamples], num_steps: int, most: int | None) -> str:
     """`most`: how many groups a step has; None where all are kept."""
     if not num_steps:
-        report = run.recipe.get("report")
-        off = isinstance(report, Mapping) and report.get("rollouts") is False
+        off = section(run.recipe, "report").get("rollouts") is False
         return "The recipe has report.rollouts: false: no samples were kept." if off else "There are no samples yet."
     where = run.path / "rollouts"
     if not found:

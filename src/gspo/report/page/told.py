@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from gspo.checkpoint.position import position_of
-from gspo.report.json_lines import is_number
 from gspo.report.run_files import RunFiles
+from gspo.report.shapes import is_number, section
 
 
 def state_told(run: RunFiles) -> str:
@@ -30,9 +30,8 @@ def _so_far(run: RunFiles) -> str:
     """Where a run is in its cold start; empty beyond that."""
     if run.num_steps or not run.cold_start:
         return ""
-    section, last = run.recipe.get("cold_start"), run.cold_start[-1]
-    total = section.get("steps") if isinstance(section, Mapping) else None
-    loss = f", loss {last['loss']:.3f}" if is_number(last, "loss") else ""
+    total, last = section(run.recipe, "cold_start").get("steps"), run.cold_start[-1]
+    loss = f", loss {last['loss']:.3f}" if is_number(last.get("loss")) else ""
     return f"{last.get('step')} of {total} steps of the cold start{loss}"
 
 
@@ -46,14 +45,14 @@ def _resumption(run: RunFiles) -> str:
 def seconds_of(run: RunFiles) -> float:
     """What all its processes took: to their end, or to the last line of one that has none."""
     last = run.history[-1] if run.history else {}
-    seconds = float(last["seconds"]) if is_number(last, "seconds") else 0.0
+    seconds = float(last["seconds"]) if is_number(last.get("seconds")) else 0.0
     if last.get("event") == "ended":
         return seconds
     if run.state == "running":
-        with suppress(KeyError, TypeError, ValueError):  # a line that says no time
+        with suppress(KeyError, TypeError, ValueError, OverflowError):  # a line that says no time
             seconds += max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
     name = "time/elapsed_seconds"
-    return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line, name))])
+    return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line.get(name)))])
 
 
 def history_told(run: RunFiles) -> list[str]:

@@ -4,13 +4,14 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
 
 from gspo.errors import UserError
+from gspo.plain_files import read_plain, replace_text
+from gspo.report.json_lines import content_of
 from gspo.report.page import html
 from gspo.report.page.arms import MOST_STEPS, Arm, arms_of
 from gspo.report.page.charts import charts_of, every_metric
@@ -18,17 +19,22 @@ from gspo.report.page.overview import overview
 from gspo.report.page.sample_data import sample_data
 from gspo.report.page.told import state_told
 from gspo.report.run_files import RunFiles, read_run
+from gspo.report.shapes import section
 
 Note = Callable[[str], object]
 
 MAX_BYTES = 6_000_000  # of a page
+_COMPARED = "compared.html"  # a run's own page is not replaced by one of several
+_MARK, _MARKED = b'<meta name="generator" content="gspo report">', 1_000  # in the first bytes of a page
 _LOOK_SECONDS = 2.0  # between two looks at a run that is watched
 _REST = 10.0  # times as long as a page took to write: the cores are for training
 _RELOAD_SECONDS = 20  # after which a page of a run under way shows what there is then
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, *, note: Note) -> Path:
-    """Write the page of one run or several, and say where; by default into the first run's directory.
+    """Write the page of one run or several, and say where.
+
+    By default that of one into its directory, and that of several, `compared.html`, into the working directory.
 
     Raises UserError where a directory is no run, or the file cannot be written.
     """
@@ -76,7 +82,7 @@ def document(runs: Sequence[RunFiles], *, reload_seconds: int | None = None) -> 
         "resumed": _resumed(runs),
     }
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    recipes = {str(run.path): (run.path / "recipe.yaml").read_text(encoding="utf-8") for run in runs}
+    recipes = {str(run.path): content_of(run.path / "recipe.yaml").decode(errors="replace") for run in runs}
     parts = {
         "title": escape(title),
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -100,15 +106,11 @@ def rerun_command(run: RunFiles) -> str:
     name = f"name={run.name}-again"
     home = run.last("begun", "resumed").get("working_directory")
     recipe = str((run.path / "recipe.yaml").absolute())
-    if not run.recipe.get("reward") or not _has_queries(run.recipe):
+    queries = section(run.recipe, "queries")
+    if not run.recipe.get("reward") or not (queries.get("path") or queries.get("procedural")):
         return f'gspo.train(gspo.load_recipe({json.dumps(recipe)}, ["{name}", "output_dir=null"]), queries=…, reward=…)'
     go = f"cd {shlex.quote(str(home))} && " if home else ""
     return f"{go}gspo train {shlex.quote(recipe)} {shlex.quote(name)} output_dir=null"
-
-
-def _has_queries(recipe: Mapping[str, object]) -> bool:
-    queries = recipe.get("queries")
-    return isinstance(queries, Mapping) and bool(queries.get("path") or queries.get("procedural"))
 
 
 def _samples(runs: Sequence[RunFiles], max_characters: int) -> list[tuple[str, html.SampleData]]:
@@ -123,7 +125,7 @@ def _resumed(runs: Sequence[RunFiles]) -> list[int]:
     """The steps after which a single run was taken up again."""
     if len(runs) > 1:
         return []
-    return [int(line["step"]) for line in runs[0].history if line.get("event") == "resumed" and line.get("step")]
+    return [line["step"] for line in runs[0].history if line.get("event") == "resumed" and line.get("step")]
 
 
 def _thinned(arms: Sequence[Arm]) -> str:
@@ -134,9 +136,13 @@ def _thinned(arms: Sequence[Arm]) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    target = paths[0] / "report.html" if out is None else out
+    is_one = len(_distinct(paths)) == 1
+    target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
+        if not is_one and target.is_file() and _MARK not in read_plain(target)[:_MARKED]:
+            mend = f"--out {target} replaces it; or name another file"
+            raise UserError("this is no page that gspo has written", where=str(target), mend=mend)
     if _is_directory(target):
         raise UserError("this is a directory", where=str(target), mend="name a file: --out report.html")
     if not _is_directory(target.parent):
@@ -161,11 +167,7 @@ def _is_directory(path: Path) -> bool:
 
 def _replace(target: Path, text: str) -> None:
     """At any instant there is a whole page, though a process that watches and one that trains write at once."""
-    unfinished = target.with_name(f"unfinished_{os.getpid()}_{target.name}")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(target)
+        replace_text(target, text, is_only_writer=False)
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise UserError(f"cannot be written: {error.strerror}", where=str(target), mend="set --out") from None

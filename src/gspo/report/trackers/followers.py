@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo.errors import UserError
+from gspo.plain_files import for_writing, read_plain
 from gspo.report.json_lines import read_json_lines
+from gspo.report.shapes import is_step
 from gspo.report.trackers.sender import home_of_trackers
 from gspo.report.trackers.sent import read_sent
 from gspo.report.trackers.track import log_of
@@ -56,7 +58,7 @@ def _started(path: Path, name: str, note: Note, over: threading.Event) -> Follow
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         home_of_trackers(path).mkdir(exist_ok=True)
-        with log_of(path, name).open("ab") as log:
+        with open(log_of(path, name), "ab", opener=for_writing) as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -65,7 +67,7 @@ def _started(path: Path, name: str, note: Note, over: threading.Event) -> Follow
                 env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C is for training, whose end this process reads from its history
             )
-    except OSError as error:
+    except (OSError, UserError) as error:
         note(f"tracker {name}: its process could not be started: {error}; once it can: gspo track {path} --to {name}")
         return None
     follower = Follower(name=name, process=process)
@@ -134,11 +136,11 @@ def _is_behind(name: str, path: Path) -> bool:
 def _last_step(path: Path) -> int:
     """-1 where there is none yet, not even the evaluation before training."""
     lines, _ = read_json_lines(path / "metrics.jsonl")
-    return max((int(line.get("step", 0)) for line in lines), default=-1)
+    return max((line["step"] for line in lines if is_step(line.get("step"))), default=-1)
 
 
 def _last_line(log: Path) -> str:
     with suppress(OSError):
-        lines = log.read_bytes()[-4000:].decode(errors="replace").split("\n")
+        lines = read_plain(log)[-4000:].decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
     return "its log cannot be read"

@@ -1,9 +1,11 @@
 """A log of JSON lines that others append to, read bit by bit."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from gspo.plain_files import for_reading
+from gspo.report.json_lines import parsed
 
 
 class GrowingLog:
@@ -17,7 +19,7 @@ class GrowingLog:
     def new(self) -> list[dict[str, Any]]:
         """The objects among the lines that have come to their end since the last call."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=for_reading) as file:
                 about = os.fstat(file.fileno())
                 if about.st_ino != self._file_number or about.st_size < self._num_bytes_read:
                     self._file_number, self._num_bytes_read = about.st_ino, 0
@@ -26,11 +28,4 @@ class GrowingLog:
         except FileNotFoundError:
             return []
         self._num_bytes_read += sum(len(line) + 1 for line in lines)
-        return [content for line in lines if isinstance(content := _parsed(line), dict)]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+        return [content for line in lines if (content := parsed(line)) is not None]

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gspo.errors import UserError
+from gspo.plain_files import for_writing
 from gspo.report.run_files import RunFiles
+from gspo.report.shapes import section
 from gspo.report.trackers.sent import Sent, read_sent, write_sent
 from gspo.report.trackers.steps import Steps
 from gspo.report.trackers.tracker import Opening, Tracker, open_tracker
@@ -46,7 +48,7 @@ class Sender:
         opening = Opening(
             run=self._sent.run,
             name=self._run.name,
-            project=str(self._run.recipe.get("report", {}).get("project", "gspo")),
+            project=str(section(self._run.recipe, "report").get("project", "gspo")),
             config=self._run.recipe,
             directory=self._home / self.name,
         )
@@ -82,7 +84,7 @@ def sending(run: RunFiles, name: str, *, wait: bool) -> Iterator[Sender]:
     home = home_of_trackers(run.path)
     try:
         home.mkdir(exist_ok=True)
-        file = (home / f"{name}.lock").open("w")
+        file = open(home / f"{name}.lock", "w", opener=for_writing)  # noqa: SIM115 - closed below
     except OSError as error:
         what = f"cannot be written: {error.strerror}"
         raise UserError(what, where=str(home), mend="make the directory writable") from None

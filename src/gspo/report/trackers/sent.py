@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gspo.errors import UserError
+from gspo.plain_files import read_plain, replace_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +20,20 @@ class Sent:
 def read_sent(path: Path) -> Sent:
     """What the file says, nothing where there is none; UserError where it says something else."""
     try:
-        return Sent(**json.loads(path.read_text(encoding="utf-8")))
+        return _checked(Sent(**json.loads(read_plain(path))))
     except FileNotFoundError:
         return Sent()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, TypeError) as error:
         mend = "remove it, and the run is sent as a new one"
         raise UserError(f"cannot be read: {error}", where=str(path), mend=mend) from None
 
 
 def write_sent(path: Path, sent: Sent) -> None:
     """Replace the file: at any instant there is the one or the other."""
-    unfinished = path.with_name(f"unfinished_{path.name}")  # as checkpoint/files does it, which would import torch
-    unfinished.write_text(json.dumps(asdict(sent)), encoding="utf-8")
-    unfinished.replace(path)
+    replace_text(path, json.dumps(asdict(sent)))
+
+
+def _checked(sent: Sent) -> Sent:
+    if isinstance(sent.run, str | None) and isinstance(sent.step, int) and isinstance(sent.closed, bool):
+        return sent
+    raise TypeError("run, step and closed are not a text, a number and true or false")

@@ -1,6 +1,5 @@
 """The steps of a run as its directory has them, read as it grows and each only once."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gspo.plain_files import for_reading
+from gspo.report.json_lines import parsed
+from gspo.report.shapes import is_step, numbers, sample, section
 from gspo.report.trackers.growing import GrowingLog
 
 COLUMNS = ("query", "prompt", "completion", "reward", "advantage", "sequence_ratio", "clipped", "finish_reason")
@@ -40,7 +42,7 @@ class Steps:
 
         A step's rollouts are written after its line, so the last line waits for its table's rows.
         """
-        found = [line for line in self._log.new() if isinstance(line.get("step"), int)]
+        found = [line for line in self._log.new() if is_step(line.get("step"))]
         # Of a run that was cut back, steps are written again, bit by bit equal: they have been read.
         self._waiting += [line for line in found if line["step"] > self._after]
         while self._waiting:
@@ -55,16 +57,17 @@ class Steps:
 
     def _samples(self, step: int) -> Sequence[Mapping[str, Any]]:
         try:
-            with (self._rollouts / f"step_{step:06d}.jsonl").open("rb") as file:
-                rows = [json.loads(line) for line in islice(file, MAX_ROWS) if line.endswith(b"\n")]
-        except (FileNotFoundError, ValueError):
+            with open(self._rollouts / f"step_{step:06d}.jsonl", "rb", opener=for_reading) as file:
+                rows = [parsed(line) for line in islice(file, MAX_ROWS) if line.endswith(b"\n")]
+        except FileNotFoundError:
             return ()
-        return [{column: _encodable(row.get(column)) for column in COLUMNS} for row in rows if isinstance(row, dict)]
+        samples = [sample(row) for row in rows if row is not None]
+        return [{column: _encodable(row.get(column)) for column in COLUMNS} for row in samples]
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     """A line's numbers under their names, those of a list under name/0, name/1, …; without those that are none."""
-    return dict(pair for name, value in line.items() if name != "step" for pair in _numbers(name, value))
+    return dict(pair for name, value in numbers(line).items() if name != "step" for pair in _numbers(name, value))
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -77,15 +80,16 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def _steps_with_table(recipe: Mapping[str, Any]) -> set[int]:
     """Evenly spread, the last one among them."""
-    steps = int(recipe["steps"])
+    steps = recipe["steps"] if is_step(recipe["steps"]) else 0
     return {-(-steps * number // MAX_TABLES) for number in range(1, MAX_TABLES + 1)}
 
 
 def _rows_of_a_table(recipe: Mapping[str, Any]) -> int:
-    if not recipe.get("report", {}).get("rollouts", True):
+    if not section(recipe, "report").get("rollouts", True):
         return 0
-    rollout = recipe.get("rollout", {})
-    return min(MAX_ROWS, rollout.get("queries_per_step", MAX_ROWS) * rollout.get("group_size", 1))
+    rollout = section(recipe, "rollout")
+    counts = rollout.get("queries_per_step", MAX_ROWS), rollout.get("group_size", 1)
+    return min(MAX_ROWS, counts[0] * counts[1]) if all(map(is_step, counts)) else 0
 
 
 def _encodable(value: Any) -> Any:

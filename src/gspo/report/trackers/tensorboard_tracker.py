@@ -20,6 +20,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from gspo.plain_files import for_writing
 from gspo.report.trackers.markdown import as_code, as_table
 from gspo.report.trackers.tracker import SAMPLES, Opening
 
@@ -32,7 +33,8 @@ class EventFile:
         self.last_step: int | None = None
         opening.directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter((opening.directory / name).open("ab"))
+        file = open(opening.directory / name, "ab", opener=for_writing)  # noqa: SIM115 - until `close`
+        self._records = RecordWriter(file)
         self._write(Event(file_version="brain.Event:2"))
         if opening.run is None:
             self._write(Event(summary=hparams_pb(dict(_leaves(opening.config)))))

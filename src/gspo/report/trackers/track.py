@@ -8,6 +8,7 @@ from pathlib import Path
 from gspo.errors import RunError, UserError
 from gspo.report.json_lines import read_json_lines
 from gspo.report.run_files import read_run, state_of
+from gspo.report.shapes import section
 from gspo.report.trackers.sender import Sender, home_of_trackers, sending
 from gspo.report.trackers.tracker import check_trackers
 
@@ -21,7 +22,8 @@ def track(path: Path, to: Sequence[str] | None, *, follow: bool, note: Callable[
     RunError where a tracker has failed, once the others have everything.
     """
     run = read_run(path)
-    names = list(dict.fromkeys(to or run.recipe.get("report", {}).get("trackers", ())))
+    own = section(run.recipe, "report").get("trackers")
+    names = list(dict.fromkeys(to or map(str, own if isinstance(own, list) else ())))
     if not names:
         mend = f"name one: gspo track {path} --to tensorboard"
         raise UserError("the run's recipe has no report.trackers", where=str(path), mend=mend)

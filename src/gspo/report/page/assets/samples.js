@@ -120,7 +120,7 @@ async function inScope(fields) {
   const groups = await Promise.all(steps.map(groupsOf));
   return steps.flatMap((step, number) => groups[number]
     .filter((group) => scope === "step" || scope === "run" || group.query === query)
-    .flatMap((group) => group.samples.map((sample) => ({ step: step.step, group, sample }))));
+    .flatMap((group) => group.samples.map((sample) => ({ step: step.step, floor: step.floor, group, sample }))));
 }
 
 function passes({ sample, group }, fields) {
@@ -157,16 +157,17 @@ async function showCards(fields, more) {
   numShown = numBefore;
   while (numShown < found.length && tokens < TOKENS_AT_ONCE) tokens += found[numShown++].sample.tokens + 20;
   const shown = found.slice(0, numShown);
-  const most = largest(shown.map((one) => one.sample), fields.colour.value);
+  const colour = fields.colour.value, most = largest(shown.map((one) => one.sample), colour);
+  const scale = colour === NO_RATIO ? Math.max(most, ...shown.map((one) => one.floor)) : most;
   byId("found").textContent = `${found.length} of ${all.length} samples${numShown < found.length ? `, the first ${numShown} shown` : ""}`;
   byId("more").hidden = numShown >= found.length;
-  showLegend(byId("legend"), fields.colour.value, most);
+  showLegend(byId("legend"), colour, most, scale);
   const cards = [];
   let last = null;
   for (const one of shown) {
     if (one.group !== last && !order) cards.push(groupHead(one));
     last = one.group;
-    cards.push(card(one, fields.colour.value, most, Boolean(order)));
+    cards.push(card(one, colour, scale, Boolean(order)));
   }
   byId("cards").replaceChildren(...cards);
 }
@@ -218,7 +219,7 @@ function rewardOf(sample) {
   return `${total} (${parts.map(([name, value]) => `${name} ${value === null ? "none" : value.toPrecision(3)}`).join(", ")})`;
 }
 
-function card(one, colour, most, withPrompt) {
+function card(one, colour, scale, withPrompt) {
   const { sample, group, step } = one;
   const facts = [
     ["reward", rewardOf(sample)],
@@ -237,6 +238,7 @@ function card(one, colour, most, withPrompt) {
   const made = element("article", sample.clipped > 0 ? "card clipped" : "card", list, copy);
   if (withPrompt) made.append(element("p", "where", `step ${step}, query ${group.query}`), ...promptOf(group));
   if (sample.failure) made.append(element("p", "failure", sample.failure));
-  made.append(colouredText(sample, colour, most));
+  if (sample.not_read) made.append(element("p", "failure", `left out, not being what they should be: ${sample.not_read}`));
+  made.append(colouredText(sample, colour, scale));
   return made;
 }

@@ -28,7 +28,7 @@ function largest(samples, colour) {
   return most;
 }
 
-function colouredText(sample, colour, most) {
+function colouredText(sample, colour, scale) {
   const text = document.createElement("pre");
   text.className = "completion";
   text.tabIndex = 0;
@@ -41,7 +41,7 @@ function colouredText(sample, colour, most) {
     const span = document.createElement("span");
     span.textContent = token[0];
     span.className = number < 0 ? "less" : "more";
-    span.style.setProperty("--heat", most ? Math.sqrt(Math.abs(number) / most).toFixed(3) : 0);
+    span.style.setProperty("--heat", scale ? Math.sqrt(Math.abs(number) / scale).toFixed(3) : 0);
     const ratio = token[1] === null ? "not trained" : `log ratio ${signed(token[1])}, ratio ${Math.exp(token[1]).toFixed(4)}`;
     span.title = `${ratio}; advantage ${signed(token[2])}`;
     text.append(span);
@@ -54,14 +54,15 @@ function signed(number) {
   return (number < 0 ? "−" : "+") + Math.abs(number).toPrecision(3);
 }
 
-function showLegend(element, colour, most) {
+function showLegend(element, colour, most, scale) {
   element.replaceChildren();
   if (!colour) return;
   const [less, more] = colour === NO_RATIO ? ["less likely than before", "more likely"] : ["worse than its group", "better"];
   const bar = document.createElement("span");
   bar.className = "bar";
   const what = colour === NO_RATIO ? "log π_θ/π_old of the token" : "advantage";
-  element.append(`${signed(-most)} ${less} `, bar, ` ${more} ${signed(most)} (${what}; the scale's end is the largest shown). A card with an orange edge was clipped.`);
+  const end = scale > most ? `the clip range, for the largest shown is no more than ${most.toPrecision(3)}` : "the largest shown";
+  element.append(`${signed(-scale)} ${less} `, bar, ` ${more} ${signed(scale)} (${what}; the scale's end is ${end}). A card with an orange edge was clipped.`);
   if (colour === NO_RATIO && !most) {
     element.replaceChildren("All log ratios shown are 0: the policy still was π_old (its first mini-batch), or nothing here was trained.");
   }
