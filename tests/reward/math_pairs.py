@@ -48,7 +48,9 @@ RIGHT_TAGGED: dict[str, tuple[str, ...]] = {
     "14": (r"14 cm^2", r"14\text{ cm}^2", r"14 \text{cm}^{2}", r"14 cm²", r"14 sq ft", r"14 red marbles"),
     "-17": (
         r"-17",
-        r"- 17",
+        r"$- 17$",
+        r"\boxed{- 17}",
+        r"x = - 17",
         r"−17",
         r"–17",
         r"$-17$",
@@ -182,6 +184,8 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("64", "So 72-8=64 are left."),
     ("64", "The answer is 64."),
     ("64", "The answer is 64. I hope it is correct."),
+    ("-17", "\\boxed{- 17}"),
+    ("-17", "The answer is - 17."),
     ("64", "**Answer:** 64"),
     ("64", "**The final answer is 64**"),
     ("64", "The answer is **64**."),
@@ -377,7 +381,7 @@ WRONG_TAGGED: dict[str, tuple[str, ...]] = {
         *(r"**42** or **43**", r"42 choices of 43", r"\sqrt{42}", r"\log 42", r"42,5"),
     ),
     "17": (r"- 17", r"-17", r"17 \approx 23", r"23 \approx 17", r"17 \sim 17", r"−17", r"17 or 23", r"17/23", r"-(17)"),
-    "-17": (r"17", r"+17", r"|17|", r"-17!", r"0 - 17", r"--17", r"-17 or 17", r"\pm 17"),
+    "-17": (r"- 17", r"17", r"+17", r"|17|", r"-17!", r"0 - 17", r"--17", r"-17 or 17", r"\pm 17"),
     "579": (
         r"123+456",
         r"123 + 456",

@@ -6,6 +6,7 @@ from gspo.reward.answer import tagged_answer
 from gspo.reward.mathematics.reading import Words, read
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BULLET = re.compile(r"\s*-\s")  # "- 17" is a list's 17 or minus 17; in a formula or a box it is minus 17
 _MARKED = re.compile(r"####[ \t]*(.+)")
 _ANNOUNCED = re.compile(r"(?i)\banswer(?:\s+(?:is|equals)\b:?|\s*[:=])\**\s*(.+)")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
@@ -35,7 +36,7 @@ _DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\
 def claimed_answer(completion: str) -> str | None:
     """The text of the answer; None where there is none, or one that is cut off, denied or one of several."""
     if (tagged := tagged_answer(completion)) is not None:
-        return tagged
+        return None if _BULLET.match(tagged) else tagged
     if "<answer>" in completion:
         return None
     if boxes := list(_BOX.finditer(completion)):
@@ -78,7 +79,7 @@ def _first_sentence(text: str) -> str:
 def _last_claim(completion: str) -> str | None:
     """The last line, where it is an answer by itself, else the last formula or number of the last sentence with one."""
     lines = [line for line in completion.splitlines() if line.strip()]
-    if not lines:
+    if not lines or _BULLET.match(lines[-1]):
         return None
     if not isinstance(read(lines[-1]), Words):
         return lines[-1]
