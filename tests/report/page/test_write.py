@@ -55,6 +55,10 @@ def test_another_file_of_that_name_is_replaced_only_where_it_is_named(content: s
     error = refused(*runs)
     assert error.where == "compared.html" and "no page that gspo has written" in error.what
     assert Path("compared.html").read_text() == content
+    if not content:
+        Path("compared.html").unlink()
+        os.mkfifo("compared.html")
+        assert "no page that gspo has written" in refused(*runs).what
     write_report(runs, Path("compared.html"), note=quiet)
     assert Page(Path("compared.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
 

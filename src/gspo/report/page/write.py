@@ -140,14 +140,21 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
-        if not is_one and target.is_file() and _MARK not in read_plain(target)[:_MARKED]:
-            mend = f"--out {target} replaces it; or name another file"
-            raise UserError("this is no page that gspo has written", where=str(target), mend=mend)
     if _is_directory(target):
         raise UserError("this is a directory", where=str(target), mend="name a file: --out report.html")
     if not _is_directory(target.parent):
         raise UserError("there is no such directory to write to", where=str(target.parent), mend="make it first")
+    if out is None and not is_one and os.path.lexists(target) and not _is_page(target):
+        mend = f"--out {target} replaces it; or name another file"
+        raise UserError("this is no page that gspo has written", where=str(target), mend=mend)
     return target
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        return _MARK in read_plain(path)[:_MARKED]
+    except OSError:  # whatever it is, it is not ours
+        return False
 
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
