@@ -202,7 +202,8 @@ def test_a_penalty_for_length_alone_is_no_signal_and_is_not_blown_up(groups: lis
     lone = dataclasses.replace(groups[0], rollouts=groups[0].rollouts[:1] * 8)
     right = penalised([1.0] * 8, [0.0] * 7 + [-0.005])
     assert not rewards_differ(lone, right)
-    assert make_batch([lone], right, actor_of()).advantages == (0.0,) * 8
+    for kind in ("group", "batch"):
+        assert make_batch([lone], right, actor_of(advantage=kind)).advantages == (0.0,) * 8
     apart = make_batch([lone], right, actor_of(advantage="group_mean")).advantages  # in the penalty's own units
     assert apart[-1] == pytest.approx(-0.005 * 7 / 8) and apart[0] == pytest.approx(0.005 / 8)
 

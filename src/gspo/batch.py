@@ -89,7 +89,7 @@ def _kl_in_reward(rollout: Rollout, reference: Float[Tensor, "T"] | None, actor:
 
 
 def _with_group_advantages(batch: Batch, actor: Actor) -> Batch:
-    compared = replace(batch, scores=_compared_scores(batch)) if actor.advantage == "group" else batch
+    compared = replace(batch, scores=_compared_scores(batch)) if actor.advantage in ("group", "batch") else batch
     rewards = _token_rewards(compared, actor)
     places = [
         torch.arange(len(own)) if score.places is None or len(own) == 1 else score.places

@@ -136,10 +136,17 @@ def _additions(recipe: Recipe) -> list[str]:
             f"actor.kl.estimator: {actor.kl.estimator} in the reward: only k1 there leads to the gradient of the KL"
         )
     linear = actor.entropy_bonus != 0 or (actor.kl.coefficient and actor.kl.place == "loss")
-    if linear and actor.length_norm == "none":
+    if linear and actor.length_norm != "own":
+        divisor = "" if actor.length_norm == "none" else f" over the divisor of length_norm: {actor.length_norm}"
         found.append(
-            "actor.length_norm: none sums a response's tokens, while KL and entropy terms keep their mean over them: "
-            "beside the surrogate they are weaker by the length of the response"
+            f"actor.length_norm: {actor.length_norm} sums a response's tokens, while KL and entropy terms keep their "
+            f"mean over them: beside the surrogate they are weaker by the length of the response{divisor}"
+        )
+    far = actor.correction_high is not None and actor.correction_high >= 1.5
+    if actor.correction in ("tis", "mis") and actor.correction_level == "sequence" and far:
+        found.append(
+            f"actor.correction_high {actor.correction_high:g} is a bound for single tokens: the mean ratio of a "
+            "sequence stays within a few hundredths of 1, so it will not bind (geometric_mask: 0.99 and 1.01)"
         )
     if actor.correction == "none" and _changed(actor, "correction_level"):
         found.append("actor.correction_level has no effect without an actor.correction")

@@ -111,6 +111,14 @@ def test_as_published_a_weight_is_of_the_tokens_own_ratio(method: Any) -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_bounds_that_are_not_given_are_the_published_ones(method: Any) -> None:
+    data, published = Data(7), CORRECTIONS[method]
+    found = correction_weights(data.old, data.engine, torch.tensor(data.lengths), method)
+    assert torch.equal(found, data.weights(method, published.low, published.high))
+    assert torch.equal(found, data.weights(method)) == (method == "decoupled")  # None: no bound
+
+
 def test_a_method_or_level_that_there_is_not_is_named() -> None:
     one, lengths = torch.zeros(2), torch.tensor([2])
     for method, level, match in (

@@ -24,6 +24,8 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def test_an_estimator_that_there_is_not_is_named() -> None:
     with pytest.raises(ValueError, match="unknown estimator 'k4': k1, k2, k3"):
         inspect.unwrap(kl_estimate)(REFERENCE, REFERENCE, "k4")
+    with pytest.raises(ValueError, match=r"same tokens, not of shapes \[5\] and \[5, 1\]"):
+        inspect.unwrap(kl_estimate)(REFERENCE, REFERENCE[:, None], "k3")
 
 
 def expected_value(estimator: Any, z: torch.Tensor) -> float:

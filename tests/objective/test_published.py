@@ -282,6 +282,8 @@ def test_what_a_surrogate_cannot_do_without_is_asked_for() -> None:
         ({"name": "gspo"}, "unknown surrogate 'gspo': clip"),
         ({"level": "sentence"}, "unknown level 'sentence': token"),
         ({"length_norm": "batch"}, "unknown length_norm 'batch': own"),
+        ({"sampler_logprobs": data.engine[:1]}, "sampler_logprobs has 1 tokens"),
+        ({"weights": torch.ones(3, 4)}, r"weights has the shape \[3, 4\]: .* weights\[mask\]"),
     ):
         with pytest.raises(ValueError, match=match):
             unchecked(*some, **wrong)

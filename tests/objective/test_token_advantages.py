@@ -170,6 +170,8 @@ def test_rewards_that_differ_by_the_rounding_of_float32_are_equal_and_others_are
     for dtype in (torch.float32, torch.float64):
         rounded = torch.stack([one, next_one, one, one]).to(dtype)
         assert group_advantages(rounded, ids, kind=kind).tolist() == [0.0] * 4
+    cancelled = torch.tensor([0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert cancelled[0] != 0 and group_advantages(cancelled, ids, kind=kind).tolist() == [0.0] * 4
     apart = torch.tensor([reward, reward * (1 + 4e-6), reward, reward], dtype=torch.float64)
     assert group_advantages(apart, ids, kind=kind).count_nonzero() == 4
 

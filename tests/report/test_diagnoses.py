@@ -72,6 +72,8 @@ def test_the_sentences_give_the_number_and_the_key_to_change() -> None:
 def test_no_signal_says_on_which_side_the_task_lies() -> None:
     assert "easy" in found(group__zero_variance_fraction=0.9, reward__mean=0.95)["no_signal"]
     assert "hard" in found(group__zero_variance_fraction=0.9, reward__mean=0.02)["no_signal"]
+    penalised = found(group__zero_variance_fraction=0.9, reward__mean=0.1, reward__overlong_penalty__mean=-0.9)
+    assert "solved" in penalised["no_signal"]  # right answers, all of them long
 
 
 def test_an_unclipped_run_is_not_blamed_where_nothing_could_be_clipped() -> None:

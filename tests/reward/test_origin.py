@@ -60,13 +60,6 @@ def test_rows_from_python_are_data_too(task: str) -> None:
     assert not Path("evaluated").exists()
 
 
-def test_such_a_task_may_not_come_by_an_option_either() -> None:
-    reward = "reward=[{function: reasoning_gym, options: {task: [countdown, countdown]}}]"
-    recipe = load_recipe(str(TINY), [*DATA, reward, "evaluation.num_queries=0"])
-    with pytest.raises(UserError, match="task countdown"):
-        train(recipe, queries=rows("chain_sum"))
-
-
 def test_the_recipes_own_procedural_rows_and_other_tasks_of_data_are_not_refused() -> None:
     own = load_recipe(str(TINY), ["queries.procedural={task: spiral_matrix, size: 8}", "cold_start.steps=0"])
     functions = load_functions(own.reward)

@@ -37,6 +37,11 @@ def _threshold(probed: Sequence[tuple[str, Score]], threshold: float) -> Iterato
     """
     (gold_by, gold), (junk_by, junk) = (_judged(score) for _, score in probed)
     has_answer = probed[0][0] != JUNK
+    if has_answer and 0 < max(gold, junk) < threshold and gold <= junk:
+        yield (
+            f"{gold_by} gives the row's own answer {gold:g} and junk {junk:g}, and evaluation.pass_threshold is "
+            f"{threshold:g}: if no response gets more, pass@1 stays 0; set it to what a right answer gets"
+        )
     if has_answer and gold < threshold and not gold <= junk:
         yield (
             f"{gold_by} gives the row's own answer {gold:g}, and evaluation.pass_threshold is {threshold:g}: if no "

@@ -10,7 +10,9 @@ from gspo.objective.gae import discounted_sums, positions
 from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
 from gspo.published import Advantage
 
-EQUAL = 2e-6  # of the largest reward of a group: those that differ by less are equal, their difference is rounding
+# Rewards of a group that differ by less are equal: their difference is rounding.
+EQUAL = 2e-6  # of the largest
+EQUAL_NEAR_ZERO = 2e-7  # whatever the largest: of sums whose terms cancel
 
 
 def group_advantages(
@@ -25,8 +27,8 @@ def group_advantages(
     `group`: (r - mean)/std of the group. `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783). `leave_one_out`: r - the
     mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). A variance
     is divided by n - ddof, which the paper leaves open. A group whose rewards are equal, or differ by less than `EQUAL`
-    of the largest, has advantage exactly 0, and so has a lone reward. A NaN reward stands for "not scored": it takes no
-    part in its group and gets 0. Raises ValueError for another kind and for shapes that do not fit.
+    of the largest or `EQUAL_NEAR_ZERO`, has advantage exactly 0, and so has a lone reward. A NaN reward stands for "not
+    scored": it takes no part in its group and gets 0. Raises ValueError for another kind and shapes that do not fit.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards have the shape {list(rewards.shape)}: one a response, [B], and group_ids as many")
@@ -123,7 +125,7 @@ def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: 
         values = torch.where(scored[:, None], sign * by_place, torch.inf)
         bounds[row].scatter_reduce_(0, index, values, reduce="amin")
     lowest, highest = bounds[0], -bounds[1]
-    spread = highest - lowest > EQUAL * torch.maximum(lowest.abs(), highest.abs())
+    spread = highest - lowest > (EQUAL * torch.maximum(lowest.abs(), highest.abs())).clamp(min=EQUAL_NEAR_ZERO)
     return spread.any(1)[members]
 
 

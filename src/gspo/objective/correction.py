@@ -1,5 +1,7 @@
 """Weights that make up for the engine's likelihoods not being the policy's."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,8 +15,8 @@ def correction_weights(
     sampler_logprobs: Float[Tensor, "N"],
     lengths: Int[Tensor, "B"],
     method: Correction,
-    low: float | None = None,
-    high: float | None = None,
+    low: float | Literal["published"] | None = "published",
+    high: float | Literal["published"] | None = "published",
     *,
     level: CorrectionLevel | None = None,
 ) -> Float[Tensor, "N"]:
@@ -22,13 +24,15 @@ def correction_weights(
 
     `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0.
     `geometric_mask`: 1 within [low, high], else 0. `decoupled`: ρ itself, the proximal form for stale rollouts (arXiv
-    2110.00641, Eq. 10). The level is as published where none is given: the sequence's for geometric_mask, else the
-    token's. Never the product over a sequence, which goes to 0 or infinity with its length. None: no bound. The
-    weights carry no gradient. Raises ValueError for another method, or a level that it does not have.
+    2110.00641, Eq. 10). Level and bounds are as published where none are given, the level the sequence's for
+    geometric_mask, else the token's; a bound that is None does not bind. Never the product over a sequence, which goes
+    to 0 or infinity with its length. The weights carry no gradient. Raises ValueError for another method, or a level
+    that it does not have.
     """
     if method not in CORRECTIONS or method == "none":
         raise ValueError(f"unknown method {method!r}: {', '.join(one for one in CORRECTIONS if one != 'none')}")
-    levels = CORRECTIONS[method].levels
+    published, levels = CORRECTIONS[method], CORRECTIONS[method].levels
+    low, high = (published.low if low == "published" else low), (published.high if high == "published" else high)
     if (level := level or levels[0]) not in levels:
         raise ValueError(f"{method} has no level {level!r}: {' or '.join(levels)}")
     check_packed(lengths, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs)

@@ -19,6 +19,9 @@ def kl_estimate(
     """
     if estimator not in get_args(Estimator):
         raise ValueError(f"unknown estimator {estimator!r}: {', '.join(get_args(Estimator))}")
+    if logprobs.shape != reference_logprobs.shape:
+        shapes = f"{list(logprobs.shape)} and {list(reference_logprobs.shape)}"
+        raise ValueError(f"logprobs and reference_logprobs are of the same tokens, not of shapes {shapes}")
     gap = logprobs - reference_logprobs
     if estimator == "k1":
         return gap

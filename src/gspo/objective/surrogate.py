@@ -54,7 +54,9 @@ def surrogate(
         raise ValueError(f"unknown surrogate {name!r}: {', '.join(PUBLISHED)}")
     published = PUBLISHED[name]
     level, length_norm = level or published.level, length_norm or published.length_norm
-    check_packed(lengths, logprobs=logprobs, old_logprobs=old_logprobs)
+    given = {"sampler_logprobs": sampler_logprobs, "weights": weights}
+    known = {name: tensor for name, tensor in given.items() if tensor is not None}
+    check_packed(lengths, logprobs=logprobs, old_logprobs=old_logprobs, **known)
     _check(name, level, length_norm, advantages, lengths, len(logprobs))
     lengths = lengths.to(logprobs.device, non_blocking=True)
     low, high = published.range(level)

@@ -49,7 +49,8 @@ def _signal(recent: Lines, actor: Actor) -> dict[str, str]:
     if actor.advantage == "gae":  # a value model learns from groups of equal rewards, too
         return {}
     if (equal := _mean(recent, "group/zero_variance_fraction")) >= 0.75:
-        solved = _mean(recent, "reward/mean") > 0.5
+        penalties = _known(recent, "reward/overlong_penalty/mean") or [0.0]  # in the reward, and no sign of being wrong
+        solved = _mean(recent, "reward/mean") - statistics.fmean(penalties) > 0.5
         side = "the task is solved, or too easy" if solved else "the task is too hard for this model"
         return {"no_signal": f"{equal:.0%} of groups have equal rewards: no signal ({side}); change the queries"}
     return {}

@@ -24,7 +24,7 @@ def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> No
         if function.call is not reasoning_gym:
             continue
         for row in rows:
-            task = function.options.get("task", row.columns.get("task"))
+            task = row.columns.get("task")
             named = EVALUATING_TASKS.intersection([task] if isinstance(task, str) else _texts(task))
             if named and not row.is_procedural:
                 what = (

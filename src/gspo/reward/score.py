@@ -33,7 +33,7 @@ def score(
     """What the functions say of every rollout; a function is called once a group.
 
     A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
-    part is the mean over its tokens, where a function gives them, or the turns, numbers of their own.
+    part is the sum over its tokens, where a function gives them, or the turns, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
     the rollouts are masked; where `strict`, for the first call that fails.
