@@ -13,7 +13,8 @@ _SAFE = re.compile(
 _ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)")
 
 # Keys that recipes of earlier versions do not have, with the value that says what was done then.
-_ABSENT = {"model.trust_remote_code": False}
+_ABSENT = {"model.trust_remote_code": False, "actor.discount": 1.0, "actor.minirl_cap": 5.0}
+_LEVEL = "actor.correction_level"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Changes:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """What differs between two recipes given as nested mappings."""
-    before, after = {**_ABSENT, **dict(_leaves(then))}, {**_ABSENT, **dict(_leaves(now))}
+    before, after = _with_absent(dict(_leaves(then))), _with_absent(dict(_leaves(now)))
     safe: list[str] = []
     rounding: list[str] = []
     refused: list[str] = []
@@ -36,6 +37,11 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
             kind = safe if _SAFE.fullmatch(key) else rounding if _ROUNDING.fullmatch(key) else refused
             kind.append(f"{key}: was {before.get(key)}, is {after.get(key)}")
     return Changes(safe=safe, rounding=rounding, refused=refused)
+
+
+def _with_absent(leaves: dict[str, Any]) -> dict[str, Any]:
+    by_token = leaves.get("actor.correction", "none") in ("none", "icepop")
+    return {**_ABSENT, _LEVEL: "token" if by_token else "sequence", **leaves}
 
 
 def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
