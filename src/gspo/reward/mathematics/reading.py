@@ -41,6 +41,7 @@ class Equation(Reading):
     """Two expressions that are equal, the first of which is no name."""
 
     difference: Value
+    side: Quantity | None = None  # the 12 of x + y = 12, which is solved for neither
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,8 @@ def _relation(parts: Sequence[str], text: str) -> Reading:
         if not isinstance(first, Quantity) or not isinstance(second, Quantity):
             raise Unreadable(text)
         difference = Value(number=first.value.number - second.value.number)
-        return Equation(difference=difference, text=comparable(text))
+        side = second if _is_number(second) and len(first.value.number.free_symbols) > 1 else None
+        return Equation(difference=difference, side=side, text=comparable(text))
     last = values[-1]
     # A chain says one thing only where all its numbers are one number.
     if len(values) > 1 and not all(_is_same_number(value, last) for value in values):

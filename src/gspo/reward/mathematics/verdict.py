@@ -37,6 +37,8 @@ def same(gold: Reading, answer: Reading) -> bool:
     if isinstance(gold, Equation) and isinstance(answer, Equation):
         ours, theirs = gold.difference, answer.difference
         return equal_values(ours, theirs) or equal_values(ours, Value(number=-theirs.number))
+    if isinstance(gold, Quantity) and isinstance(answer, Equation) and answer.side is not None:
+        return _same_quantity(gold, answer.side)
     gold, answer = _without_set_of_one(gold), _without_set_of_one(answer)
     if isinstance(gold, Collection) and isinstance(answer, Collection):
         return _same_collection(gold, answer)
