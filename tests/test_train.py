@@ -48,6 +48,7 @@ METRICS = {  # DESIGN.md
     "policy/learning_rate",
     "time/rollout_seconds",
     "time/reward_seconds",
+    "time/advantage_seconds",
     "time/likelihood_seconds",
     "time/update_seconds",
     "time/checkpoint_seconds",
