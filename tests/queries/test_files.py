@@ -135,3 +135,10 @@ def test_a_hub_set_that_does_not_load_is_one_message() -> None:
         patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
         with pytest.raises(UserError, match="as a hub data set it does not load"):
             read_rows("no-such-owner/no-such-set")
+
+
+def test_the_place_in_broken_json_is_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "a\x01"}\n')
+    with pytest.raises(UserError, match="Invalid control character at column 14"):
+        read_rows(str(path))

@@ -79,7 +79,7 @@ def _parse(data: bytes, *, where: str) -> Any:
         raise UserError(f"not UTF-8: {error.reason} at byte {error.start}", where=where) from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise UserError(f"not valid JSON: {error.msg} at {place}", where=where) from None
+        raise UserError(f"not valid JSON: {error.msg.removesuffix(' at')} at {place}", where=where) from None
     except RecursionError:
         raise UserError("not usable JSON: nested too deeply", where=where) from None
     except ValueError as error:  # an integer of more than 4,300 digits
