@@ -17,21 +17,21 @@ from pathlib import Path
 
 import torch
 
-from gspo.checkpoint.random_state import random_state
-from gspo.checkpoint.snapshot import Snapshot, take_snapshot
-from gspo.checkpoint.store import Store
-from gspo.checkpoint.writer import Writer
-from gspo.config import Actor, Checkpoint, Model
-from gspo.config import Optimizer as Settings
-from gspo.policy.item import Item
-from gspo.policy.loss import Denominators
-from gspo.policy.model import Policy, load_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.packing import Conditioned
-from gspo.policy.tokenizer import fit_tokenizer
-from gspo.policy.update import accumulate_gradient
-from gspo.prepare import quiet_transformers
-from gspo.progress import InHand, Progress
+from gspo.learner.item import Item
+from gspo.learner.loss import Denominators
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import accumulate_gradient
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy, load_policy
+from gspo.model.tokenizer import fit_tokenizer
+from gspo.recipe.schema import Actor, Checkpoint, Model
+from gspo.recipe.schema import Optimizer as Settings
+from gspo.run.checkpoint.random_state import random_state
+from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
+from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.writer import Writer
+from gspo.run.prepare import quiet_transformers
+from gspo.run.progress import InHand, Progress
 
 ARCHITECTURES = {
     "1M": {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 2},

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from gspo.config import Model, Rollout
-from gspo.policy.model import Policy, load_policy
-from gspo.policy.tokenizer import fit_tokenizer
-from gspo.rollout.embedded import generate
+from gspo.model.policy import Policy, load_policy
+from gspo.model.tokenizer import fit_tokenizer
+from gspo.recipe.schema import Model, Rollout
+from gspo.rollout.embedded.engine import generate
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,

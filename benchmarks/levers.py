@@ -22,19 +22,19 @@ import torch
 
 from benchmarks.machine import load
 from benchmarks.peer import workloads
-from gspo.batch import make_batch
-from gspo.config import Actor, Model
-from gspo.config import Optimizer as Settings
-from gspo.config import Rollout as Sampling
-from gspo.policy.cutting import trainable_items
-from gspo.policy.likelihood import response_likelihood
-from gspo.policy.model import Policy, load_policy, make_tokenizer
-from gspo.policy.old_policy import old_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import update
-from gspo.records import Batch, Query, Score
-from gspo.rollout import embedded
+from gspo.learner.batch import make_batch
+from gspo.learner.cutting import trainable_items
+from gspo.learner.old_policy import old_policy
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import update
+from gspo.model.likelihood import response_likelihood
+from gspo.model.policy import Policy, load_policy, make_tokenizer
+from gspo.recipe.schema import Actor, Model
+from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.embedded import engine as embedded
 from gspo.rollout.source import sample_groups
+from gspo.types import Batch, Query, Score
 
 ACTOR = Actor(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 
@@ -106,13 +106,13 @@ LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[objec
     (
         "decoding: the decoder written out",
         ["short", "ragged"],
-        attribute("rollout.embedded.decoder_of", lambda _: None),
+        attribute("rollout.embedded.engine.decoder_of", lambda _: None),
     ),
-    ("decoding: finished rows dropped", ["short", "ragged"], attribute("rollout.embedded._COMPACT_BELOW", 1e-9)),
+    ("decoding: finished rows dropped", ["short", "ragged"], attribute("rollout.embedded.engine._COMPACT_BELOW", 1e-9)),
     ("decoding: a prompt read once", ["short", "long prompt"], setting(prefill_each=True)),
-    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded._REFILL_BELOW", {})),
+    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded.engine._REFILL_BELOW", {})),
     ("update: packed, no padding", ["short", "ragged"], _padded),
-    ("update: a prompt read once", ["short", "long prompt"], attribute("policy.packing._shares", lambda *_: False)),
+    ("update: a prompt read once", ["short", "long prompt"], attribute("model.packing._shares", lambda *_: False)),
     ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
     ("update: no advantage, no work", ["half equal"], setting(train_all=True)),
     ("old_logprobs: engine", ["short", "ragged"], setting(actor=ACTOR)),

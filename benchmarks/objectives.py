@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
-from gspo.batch import make_batch
-from gspo.config import Critic as CriticSettings
-from gspo.policy.appraisal import appraise
-from gspo.policy.critic import Critic
-from gspo.policy.model import load_policy
-from gspo.policy.old_policy import old_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import update
-from gspo.records import Score
+from gspo.learner.appraisal import appraise
+from gspo.learner.batch import make_batch
+from gspo.learner.critic import Critic
+from gspo.learner.old_policy import old_policy
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import update
+from gspo.model.policy import load_policy
+from gspo.recipe.schema import Critic as CriticSettings
 from gspo.rollout.source import sample_groups
+from gspo.types import Score
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
-from gspo.prepare import Prepared, prepare
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run.prepare import Prepared, prepare
 
 SMALL = ["queries.procedural.size=512", "cold_start.steps=0", "evaluation.num_queries=0", "rollout.max_new_tokens=40"]
 QUERIES, GROUP_SIZE = 32, 8

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
-from gspo.batch import make_batch
-from gspo.policy.model import Policy
-from gspo.policy.old_policy import old_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import update
-from gspo.records import Batch, Score
+from gspo.learner.batch import make_batch
+from gspo.learner.old_policy import old_policy
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import update
+from gspo.model.policy import Policy
 from gspo.rollout.source import sample_groups
+from gspo.types import Batch, Score
 
 
 def main() -> None:

@@ -17,17 +17,17 @@ import torch
 
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth
-from gspo.config import Actor, Model
-from gspo.config import Optimizer as Settings
-from gspo.config import Rollout as Sampling
-from gspo.policy.item import Item
-from gspo.policy.loss import Denominators
-from gspo.policy.model import Policy, load_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.packing import Conditioned
-from gspo.policy.tokenizer import fit_tokenizer
-from gspo.policy.update import accumulate_gradient
-from gspo.rollout.embedded import generate
+from gspo.learner.item import Item
+from gspo.learner.loss import Denominators
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import accumulate_gradient
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy, load_policy
+from gspo.model.tokenizer import fit_tokenizer
+from gspo.recipe.schema import Actor, Model
+from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.embedded.engine import generate
 
 LENGTHS = [64, 256, 1024, 4096]
 GROUPS = [4, 8, 16, 32, 64]

@@ -11,15 +11,19 @@ import torch
 from safetensors.torch import load_file
 
 import gspo
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run.console import Display
 
 TINY = Path(__file__).with_name("tiny.yaml")
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
-COLD_GRADIENT, GRADIENT = "gspo.coldstart.response_likelihood", "gspo.policy.loss._surrogate"
-SAMPLING, REWARD, EVALUATION = "gspo.rollout.embedded.sample", "gspo.collect.score", "gspo.record.evaluate"
-ROUND, APPRAISAL, LIKELIHOOD = "gspo.collect.sample_groups", "gspo.train.appraise", "gspo.train.old_policy"
+COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
+SAMPLING, REWARD, EVALUATION = (
+    "gspo.rollout.embedded.engine.sample",
+    "gspo.run.collect.score",
+    "gspo.run.record.evaluate",
+)
+ROUND, APPRAISAL, LIKELIHOOD = "gspo.run.collect.sample_groups", "gspo.train.appraise", "gspo.train.old_policy"
 
 
 def recipe_of(name: str, *overrides: str) -> Recipe:

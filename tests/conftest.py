@@ -12,10 +12,10 @@ import torch
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from gspo.config import Actor
-    from gspo.policy.model import Policy
-    from gspo.policy.packing import Conditioned
-    from gspo.records import Batch, Query
+    from gspo.model.packing import Conditioned
+    from gspo.model.policy import Policy
+    from gspo.recipe.schema import Actor
+    from gspo.types import Batch, Query
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     signal.signal(number, handler)  # under nohup, and in a shell's background job, they come ignored, and stay so
 # The annotations of tensor functions are checked at every call; gspo may only be imported after this line.
-install_import_hook(["gspo.objective", "gspo.policy", "gspo.rollout"], "beartype.beartype")
+install_import_hook(["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout"], "beartype.beartype")
 
 TEXTS = ("a cat sat on the mat", "1 + 2 = 3", "<think>\n7 - 4 is 3\n</think> so: 3!")
 SHAPE = {
@@ -58,7 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def fitted_tokenizer() -> Any:
     """One token a digit, word or mark of TEXTS."""
-    from gspo.policy.tokenizer import fit_tokenizer
+    from gspo.model.tokenizer import fit_tokenizer
 
     return fit_tokenizer(TEXTS)
 
@@ -72,8 +72,8 @@ def each_family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
     """A policy of a family, the same new weights at every call or saved ones; other keys go to its configuration."""
-    from gspo.config import Model
-    from gspo.policy.model import load_policy
+    from gspo.model.policy import load_policy
+    from gspo.recipe.schema import Model
 
     def build(
         family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
@@ -104,7 +104,7 @@ def plain_logprobs() -> "Callable[..., torch.Tensor]":
 @pytest.fixture(scope="session")
 def ragged_sequences() -> "Callable[..., list[Conditioned]]":
     """Random token sequences of unequal lengths; the first response has one token."""
-    from gspo.policy.packing import Conditioned
+    from gspo.model.packing import Conditioned
 
     def build(number: int, *, vocabulary: int, seed: int = 0, longest: int = 20) -> "list[Conditioned]":
         rng = random.Random(seed)
@@ -123,7 +123,7 @@ def ragged_sequences() -> "Callable[..., list[Conditioned]]":
 @pytest.fixture(scope="session")
 def query_of() -> "Callable[[Sequence[int]], Query]":
     """A query of which only the tokens matter."""
-    from gspo.records import Query
+    from gspo.types import Query
 
     def build(prompt_ids: Sequence[int], number: int = 1) -> "Query":
         return Query(id=f"test:{number}", prompt="", text="", prompt_ids=tuple(prompt_ids), columns={})
@@ -134,8 +134,8 @@ def query_of() -> "Callable[[Sequence[int]], Query]":
 @pytest.fixture(scope="session")
 def batch_of(query_of: Any) -> "Callable[..., Batch]":
     """A scored batch: one group for each list of rewards, with random prompts and responses."""
-    from gspo.batch import make_batch
-    from gspo.records import Group, Rollout, Score
+    from gspo.learner.batch import make_batch
+    from gspo.types import Group, Rollout, Score
 
     def build(rewards: Sequence[Sequence[float | None]], *, vocabulary: int, seed: int = 0) -> "Batch":
         rng = random.Random(seed)
@@ -165,7 +165,7 @@ def batch_of(query_of: Any) -> "Callable[..., Batch]":
 @pytest.fixture(scope="session")
 def actor_of() -> "Callable[..., Actor]":
     """The actor's settings, with one micro-batch of everything where nothing else is said."""
-    from gspo.config import Actor
+    from gspo.recipe.schema import Actor
 
     def build(**settings: Any) -> "Actor":
         return Actor(**{"micro_batch_tokens": 10**6, "mini_batches": 1, "gradient_noise": False, **settings})
@@ -176,8 +176,8 @@ def actor_of() -> "Callable[..., Actor]":
 @pytest.fixture
 def recording_optimizer() -> Any:
     """An Optimizer class whose steps note the accumulated gradients (.gradients) and change no weight."""
-    from gspo.config import Optimizer as Settings
-    from gspo.policy.optimizer import Optimizer, StepReport
+    from gspo.learner.optimizer import Optimizer, StepReport
+    from gspo.recipe.schema import Optimizer as Settings
 
     class RecordingOptimizer(Optimizer):
         gradients: list[torch.Tensor]  # one flat vector a step, over all optimisers of this class

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.policy.model import Policy
-from gspo.policy.packing import Conditioned
-from gspo.records import Experts, Rollout
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy
+from gspo.types import Experts, Rollout
 
 # Layers, experts and experts a token differ in number: what is transposed does not fit.
 _SIZES: dict[str, Any] = {"num_hidden_layers": 3, "num_experts_per_tok": 2}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
-from gspo.config_file import load_recipe
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe
+from gspo.run.console import Display
 from gspo.train import train
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -263,7 +263,7 @@ def test_whatever_ends_a_command_before_its_time_is_an_error_with_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for error, code in ((SystemExit(0), 2), (SystemExit(), 2), (KeyboardInterrupt(), 130)):
-        monkeypatch.setattr("gspo.config_file.load_recipe", raising(error))
+        monkeypatch.setattr("gspo.recipe.load.load_recipe", raising(error))
         assert cli.main(["check", str(TINY)]) == code
         assert capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
-from gspo.config_file import load_recipe
+from gspo.recipe.load import load_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
 GSPO = Path(sys.executable).with_name("gspo")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gspo import cli
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run.console import Display
 from gspo.train import train
 
 ROOT = Path(__file__).parents[1]

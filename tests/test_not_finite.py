@@ -10,25 +10,25 @@ import pytest
 import torch
 
 from gspo import cli
-from gspo.batch import make_batch
-from gspo.checkpoint.store import Store
-from gspo.checkpoint.writer import Writer
-from gspo.config_file import load_recipe
 from gspo.errors import RunError
-from gspo.interrupt import Interrupt
-from gspo.policy.old_policy import Old, old_policy
-from gspo.policy.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
-from gspo.policy.update import update
-from gspo.prepare import Prepared, prepare
-from gspo.progress import Progress
-from gspo.record import record_step
-from gspo.records import Batch, Score
-from gspo.report.display import Display
-from gspo.report.rollout_lines import rollout_lines
-from gspo.report.run_directory import RunDirectory
+from gspo.learner.batch import make_batch
+from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
+from gspo.learner.update import update
+from gspo.recipe.load import load_recipe
 from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
-from gspo.run import Run
+from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.writer import Writer
+from gspo.run.console import Display
+from gspo.run.directory import RunDirectory
+from gspo.run.interrupt import Interrupt
+from gspo.run.prepare import Prepared, prepare
+from gspo.run.progress import Progress
+from gspo.run.record import record_step
+from gspo.run.rollout_lines import rollout_lines
+from gspo.run.run import Run
+from gspo.types import Batch, Score
 
 TINY = Path(__file__).with_name("tiny.yaml")
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gspo.config import Actor, Recipe
-from gspo.config_file import dump_recipe, load_recipe
+from gspo.recipe.load import dump_recipe, load_recipe
+from gspo.recipe.schema import Actor, Recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted([*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "studies").rglob("*.yaml")])

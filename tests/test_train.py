@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from gspo import cli
-from gspo.config import Recipe
-from gspo.config_file import load_recipe, make_recipe
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe, make_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run.console import Display
 from gspo.train import Outcome, train
 
 TINY = Path(__file__).with_name("tiny.yaml")

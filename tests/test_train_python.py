@@ -12,10 +12,10 @@ import pytest
 
 import gspo
 from gspo import cli
-from gspo.config import Recipe
-from gspo.config_file import load_recipe, make_recipe
 from gspo.queries.source import load_rows
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe, make_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run.console import Display
 from gspo.train import Outcome, train
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -76,7 +76,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     def save(family: str, *, chat_template: str | None = None) -> Path:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from gspo.policy.tokenizer import fit_tokenizer
+        from gspo.model.tokenizer import fit_tokenizer
 
         tokenizer = fit_tokenizer([*(json.dumps(row) for row in (*ROWS, *GSM8K, *VERL)), "user assistant system : /"])
         tokenizer.chat_template = chat_template

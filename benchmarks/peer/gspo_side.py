@@ -10,8 +10,8 @@ import torch
 import gspo
 from benchmarks.peer import workloads
 from benchmarks.peer.turns import Turns
-from gspo.config import Recipe
-from gspo.report.display import Display
+from gspo.recipe.schema import Recipe
+from gspo.run.console import Display
 
 
 class TakesTurns(Display):

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gspo.config import Recipe
-    from gspo.config_file import load_recipe, make_recipe
     from gspo.errors import RunError, UserError
+    from gspo.recipe.load import load_recipe, make_recipe
+    from gspo.recipe.schema import Recipe
     from gspo.train import Outcome, train
 
 __all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
@@ -21,11 +21,11 @@ __all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_re
 _HOMES = {
     "train": "gspo.train",
     "Outcome": "gspo.train",
-    "Recipe": "gspo.config",
+    "Recipe": "gspo.recipe.schema",
     "RunError": "gspo.errors",
     "UserError": "gspo.errors",
-    "load_recipe": "gspo.config_file",
-    "make_recipe": "gspo.config_file",
+    "load_recipe": "gspo.recipe.load",
+    "make_recipe": "gspo.recipe.load",
 }
 
 

@@ -3,27 +3,27 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.evaluation.notes import evaluation_notes
 from gspo.evaluation.verdict import verdict
-from gspo.inert import inert_settings
-from gspo.policy.architecture import load_config, max_positions
-from gspo.policy.check_reference import check_reference
-from gspo.policy.check_routing import check_declared
-from gspo.policy.model import check_vocabulary, make_tokenizer
-from gspo.policy.tokenizer import named_stop_ids
-from gspo.prepare import fitting_texts, quiet_transformers
+from gspo.model.architecture import load_config, max_positions
+from gspo.model.check_reference import check_reference
+from gspo.model.check_routing import check_declared
+from gspo.model.policy import check_vocabulary, make_tokenizer
+from gspo.model.tokenizer import named_stop_ids
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_rows, render_rows
-from gspo.records import Score
-from gspo.report.run_directory import check_absent
-from gspo.report.summary import arithmetic, objective
-from gspo.report.trackers.tracker import check_trackers
+from gspo.recipe.inert import inert_settings
+from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import JUNK, probe
+from gspo.run.directory import check_absent
+from gspo.run.prepare import fitting_texts, quiet_transformers
+from gspo.run.summary import arithmetic, objective
+from gspo.trackers.tracker import check_trackers
+from gspo.types import Score
 
 NUM_ROWS = 8  # rendered
 

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gspo.errors import RunError, UserError
-from gspo.report.visible import printable
+from gspo.errors import RunError, UserError, printable
 
 if TYPE_CHECKING:
-    from gspo.config import Recipe
+    from gspo.recipe.schema import Recipe
 
 _NICENESS = 10
 _SIGNALLED = 128  # what a shell adds to the number of the signal that has ended a program
@@ -127,14 +126,14 @@ def _add_track(commands: Any) -> None:
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from gspo.config_file import load_recipe
+    from gspo.recipe.load import load_recipe
 
     return _run(load_recipe(options.target, overrides), resume=options.resume)
 
 
 def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from gspo.config_file import load_recipe
-    from gspo.config_section import path_fault
+    from gspo.recipe.load import load_recipe
+    from gspo.recipe.section import path_fault
 
     if fault := path_fault(options.target):
         raise UserError(f"this path {fault}", where=options.target)
@@ -142,7 +141,7 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if (directory / "manifest.json").is_file():
         mend = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), mend=mend)
-    from gspo.resume import home_of, not_a_run
+    from gspo.run.resume import home_of, not_a_run
 
     if not (directory / "recipe.yaml").is_file():
         raise not_a_run(directory)
@@ -162,8 +161,8 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _run(recipe: "Recipe", *, resume: bool) -> int:
-    from gspo.report.display import Display
-    from gspo.report.summary import summary
+    from gspo.run.console import Display
+    from gspo.run.summary import summary
     from gspo.train import train
 
     display = Display()
@@ -185,7 +184,7 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
 
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from gspo.config_file import load_recipe
+    from gspo.recipe.load import load_recipe
 
     recipe = load_recipe(options.target, overrides)
     from gspo.check import check
@@ -212,7 +211,7 @@ def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _track(options: argparse.Namespace, _: Sequence[str]) -> int:
-    from gspo.report.trackers.track import track
+    from gspo.trackers.track import track
 
     track(options.run, options.to, follow=options.follow, note=_note)
     return 0

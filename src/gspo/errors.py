@@ -1,11 +1,18 @@
-"""The one exception that means: the user's input is wrong, and here is how to mend it."""
+"""Errors that a user reads, and text that others have written made safe to print."""
 
-from gspo.writable import encodable
+from typing import Literal
 
 MAX_BYTES = 2048  # of a message: it may quote input of any size
 _MAX_WHERE_BYTES = 400
 _MAX_MEND_BYTES = 800
 _CUT = " … "
+
+_ESCAPED = [*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_ESCAPED += range(0xD800, 0xE000)  # control, direction and end of line; halves of characters, which have no encoding
+_FORMS = {code: chr(code).encode("unicode_escape").decode() for code in _ESCAPED}
+_FORMS |= {code: chr(0x2400 + code) for code in range(0x20)} | {0x0A: "␊\n", 0x7F: "␡"}
+
+_WITHIN_LINES = {code: form for code, form in _FORMS.items() if code not in (0x09, 0x0A)}
 
 
 class UserError(Exception):
@@ -20,6 +27,9 @@ class UserError(Exception):
         place, advice = f"{self.where}: " if self.where else "", f"\n  mend: {self.mend}" if self.mend else ""
         self.what = _bounded(what, MAX_BYTES - len(f"{place}{advice}".encode()))
         super().__init__(f"{place}{self.what}{advice}")
+
+
+FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a reward function fails
 
 
 class RunError(Exception):
@@ -38,3 +48,18 @@ def _bounded(text: str, max_bytes: int) -> str:
     rest = max_bytes - len(_CUT.encode())
     end = rest // 4
     return f"{encoded[: rest - end].decode(errors='ignore')}{_CUT}{encoded[-end:].decode(errors='ignore')}"
+
+
+def encodable(text: str) -> str:
+    r"""The text with each half of a surrogate pair, which UTF-8 has no bytes for, spelled out as \udXXX."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would obey in a form that it shows: ␛ for an escape, ␊ before an end of line."""
+    return text.translate(_FORMS)
+
+
+def printable(text: str) -> str:
+    """As `visible`, with lines and tabs as they are: for our own sentences, whatever they quote."""
+    return text.translate(_WITHIN_LINES)

@@ -6,24 +6,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gspo.begin import begun
-from gspo.coldstart import cold_start
-from gspo.collect import batch_of, collect
-from gspo.companions import begin_companions
-from gspo.config import Optimizer as OptimizerSettings
-from gspo.config import Recipe
 from gspo.errors import DivergedError
-from gspo.inert import inert_settings
-from gspo.interrupt import Stopped
-from gspo.policy.appraisal import appraise
-from gspo.policy.clip_range import with_clip_range
-from gspo.policy.old_policy import old_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.policy.update import update
-from gspo.record import record_cold_step, record_start, record_step
-from gspo.report.display import Display
-from gspo.report.summary import introduction
-from gspo.run import Run
+from gspo.learner.appraisal import appraise
+from gspo.learner.clip_range import with_clip_range
+from gspo.learner.old_policy import old_policy
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.sft import cold_start
+from gspo.learner.update import update
+from gspo.recipe.inert import inert_settings
+from gspo.recipe.schema import Optimizer as OptimizerSettings
+from gspo.recipe.schema import Recipe
+from gspo.run.begin import begun, end_recorded
+from gspo.run.collect import batch_of, collect
+from gspo.run.companions import begin_companions
+from gspo.run.console import Display
+from gspo.run.interrupt import Stopped
+from gspo.run.record import record_cold_step, record_start, record_step
+from gspo.run.run import Run
+from gspo.run.summary import introduction
+from gspo.trackers.followers import following
+from gspo.trackers.tracker import check_trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,12 @@ def train(
     recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
     for sentence in inert_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
-    with begun(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
+    check_trackers(recipe.report.trackers, where="report.trackers")
+    with (
+        begun(recipe, queries=queries, reward=reward, display=display, resume=resume) as run,
+        following(run.directory.path, recipe.report.trackers, display.note),
+        end_recorded(run),
+    ):
         display.note(introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions))
         for sentence in run.parts.notes:
             display.note(f"note: {sentence}", style="yellow")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from gspo.config_file import load_recipe
 from gspo.errors import UserError
+from gspo.recipe.load import load_recipe
 from studies.gspo_vs_grpo.arms import ARMS
 from studies.gspo_vs_grpo.clips import chosen_clips
 from studies.gspo_vs_grpo.jobs import BASE, RESULTS, Variant, factor_jobs, main_jobs, tuning_jobs

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gspo.checkpoint.random_state import seed_everything
-from gspo.coldstart import cold_start
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
 from gspo.evaluation.held_out import evaluate
-from gspo.policy.model import Policy
-from gspo.policy.optimizer import Optimizer
-from gspo.prepare import Prepared, prepare
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.sft import cold_start
+from gspo.model.policy import Policy
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
+from gspo.run.checkpoint.random_state import seed_everything
+from gspo.run.prepare import Prepared, prepare
 
 REPORT = "start.json"  # written last: a directory that has it is whole
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.config import Recipe
-from gspo.config_file import make_recipe
 from gspo.evaluation.held_out import evaluate
-from gspo.policy.model import Policy
-from gspo.records import Query
+from gspo.model.policy import Policy
+from gspo.recipe.load import make_recipe
+from gspo.recipe.schema import Recipe
 from gspo.reward.functions import load_functions
+from gspo.types import Query
 
 Queries = Sequence[Query]
 

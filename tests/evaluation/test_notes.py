@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Recipe
-from gspo.config_file import make_recipe
 from gspo.evaluation.notes import evaluation_notes
-from gspo.records import Score
+from gspo.recipe.load import make_recipe
+from gspo.recipe.schema import Recipe
 from gspo.reward.probe import JUNK
+from gspo.types import Score
 
 Parts = dict[str, float | None]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gspo.evaluation.verdict import passes, verdict
-from gspo.records import Failure, Score
+from gspo.types import Failure, Score
 
 FAILED = Failure(kind="raised", message="reward function math: no")
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from gspo import coldstart, run
-from gspo.checkpoint import files, snapshot, store
-from gspo.policy import loss, old_policy
-from gspo.policy.optimizer import Optimizer
-from gspo.report.display import Display
-from gspo.rollout import embedded
+from gspo.learner import loss, old_policy
+from gspo.learner import sft as coldstart
+from gspo.learner.optimizer import Optimizer
+from gspo.rollout.embedded import engine as embedded
+from gspo.run import run
+from gspo.run.checkpoint import files, snapshot, store
+from gspo.run.console import Display
 
 # By name: an object and its attribute, called at that place of a run.
 PLACES: dict[str, tuple[Any, str]] = {

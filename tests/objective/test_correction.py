@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.objective import correction_weights, surrogate
-from gspo.published import CORRECTIONS, PUBLISHED
+from gspo.recipe.published import CORRECTIONS, PUBLISHED
 
 METHODS = [method for method in CORRECTIONS if method != "none"]
 LEVELS = [(method, level) for method in METHODS for level in CORRECTIONS[method].levels]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gspo.objective import advantages_and_returns, group_advantages, surrogate, value_loss
-from gspo.published import PUBLISHED
+from gspo.recipe.published import PUBLISHED
 
 SYMBOLS, LONGEST, RESPONSES, GROUP, STEPS, UPDATES = 4, 3, 32, 8, 20, 3
 # Of a whole sequence's ratio: far wider than the papers', whose sequences have thousands of tokens, not three.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gspo.objective import Surrogate, surrogate
-from gspo.published import PUBLISHED
+from gspo.recipe.published import PUBLISHED
 
 Scalar = Any  # a number, with or without a gradient
 # Range and dual clip, such that the noise below lies on both sides of both bounds. dppo's are probabilities.

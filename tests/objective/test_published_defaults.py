@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.config import Actor
 from gspo.objective import surrogate
-from gspo.published import PUBLISHED
+from gspo.recipe.published import PUBLISHED
+from gspo.recipe.schema import Actor
 
 # By hand, from the papers: level, clip_low, clip_high, length norm, advantage.
 EXPECTED: dict[Any, tuple[str, float, float, str, str]] = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Recipe
-from gspo.config_file import make_recipe
+from gspo.recipe.load import make_recipe
+from gspo.recipe.schema import Recipe
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"

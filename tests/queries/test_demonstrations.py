@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.row import Row
 from gspo.queries.source import RowSet, load_rows
 from gspo.queries.worked import chain_sum as demonstrate
+from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
 ROWS = [Row(id=f"data:{number}", prompt=f"{number}?", columns={"answer": str(number)}) for number in range(5)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Procedural, Recipe
 from gspo.errors import UserError
 from gspo.queries.procedural import held_out_rows, training_rows
 from gspo.queries.source import load_rows
+from gspo.recipe.schema import Procedural, Recipe
 
 
 def prompts(rows: Any) -> list[str]:

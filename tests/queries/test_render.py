@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Queries
 from gspo.errors import UserError
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
+from gspo.recipe.schema import Queries
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

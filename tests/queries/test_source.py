@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.queries.source import load_rows, render_rows
+from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
 

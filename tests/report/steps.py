@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from gspo.config import Actor
-from gspo.policy.item import Trained
-from gspo.policy.optimizer import StepReport
-from gspo.policy.update import MiniBatchReport
-from gspo.records import Batch, FinishReason, Group, Query, Rollout, Score
-from gspo.report.metrics import step_metrics
+from gspo.learner.item import Trained
+from gspo.learner.optimizer import StepReport
+from gspo.learner.update import MiniBatchReport
+from gspo.metrics.step import step_metrics
+from gspo.recipe.schema import Actor
 from gspo.reward.score import Scored
+from gspo.types import Batch, FinishReason, Group, Query, Rollout, Score
 
 SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}
 

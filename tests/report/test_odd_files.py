@@ -22,7 +22,7 @@ from gspo.report.page import html
 from gspo.report.page.write import document
 from gspo.report.run_files import read_run
 from gspo.report.show import show
-from gspo.report.trackers.steps import Steps
+from gspo.trackers.steps import Steps
 
 NUM_ROUNDS = 150  # a random change of a good run in each, the same ones every time
 FILES = ("metrics.jsonl", "history.jsonl", "cold_start.jsonl", "rollouts/step_000001.jsonl", "recipe.yaml")

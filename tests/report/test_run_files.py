@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from gspo.errors import UserError
-from gspo.report.process_identity import process_identity
 from gspo.report.run_files import RunFiles, read_run
+from gspo.run.process_identity import process_identity
 
 RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
 Writing = Callable[..., RunFiles]

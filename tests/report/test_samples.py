@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gspo.report.json_lines import read_json_lines
 from gspo.report.samples import cut_into_tokens, read_groups
+from gspo.run.json_lines import read_json_lines
 
 
 def lines(*samples: dict[str, Any]) -> str:

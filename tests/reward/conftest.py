@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch
 
-from gspo.config import Reward
-from gspo.records import Group, Messages, Query, Rollout
+from gspo.recipe.schema import Reward
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
+from gspo.types import Group, Messages, Query, Rollout
 
 Groups = Callable[..., list[Group]]
 Functions = Callable[..., tuple[RewardFunction, ...]]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Reward
 from gspo.errors import UserError
+from gspo.recipe.schema import Reward
 from gspo.reward.builtin import exact_match, format_match, reasoning_gym
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score

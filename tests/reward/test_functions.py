@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gspo.config import Reward
 from gspo.errors import UserError
+from gspo.recipe.schema import Reward
 from gspo.reward.functions import load_functions
 
 

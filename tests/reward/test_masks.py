@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gspo.batch import make_batch
 from gspo.errors import UserError
-from gspo.records import Failure
+from gspo.learner.batch import make_batch
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import Scored, score
+from gspo.types import Failure
 
 TWENTY = [["good"] * 4 + ["bad"], *[["good"] * 5] * 3]  # one of 20 is bad
 GOOD_BUT_ONE = [1.0] * 4 + [None] + [1.0] * 15

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gspo import cli
-from gspo.config_file import load_recipe
 from gspo.errors import UserError
 from gspo.queries.source import load_rows
+from gspo.recipe.load import load_recipe
 from gspo.reward.functions import load_functions
 from gspo.reward.origin import EVALUATING_TASKS, check_origin
 from gspo.train import train

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gspo
-from gspo.config import Rollout as Sampling
-from gspo.config_file import load_recipe
-from gspo.records import Failure, Group, Rollout, Score
-from gspo.report.display import Display
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Rollout as Sampling
 from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty, without_penalty
 from gspo.reward.score import Scored
+from gspo.run.console import Display
+from gspo.types import Failure, Group, Rollout, Score
 
 
 def dapo(length: int, longest: int, cache: float) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gspo.config import Reward
 from gspo.errors import UserError
+from gspo.recipe.schema import Reward
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 
@@ -204,8 +204,8 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
 
 SCRIPT = """
 import sys, torch
-from gspo.config import Reward
-from gspo.records import Group, Query, Rollout
+from gspo.recipe.schema import Reward
+from gspo.types import Group, Query, Rollout
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gspo.config import Reward
 from gspo.errors import UserError
+from gspo.recipe.schema import Reward
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.score import score
 

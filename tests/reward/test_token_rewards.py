@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from gspo.batch import make_batch
-from gspo.checkpoint.codec import decode, encode
-from gspo.config import Actor, Per, Reward
 from gspo.errors import UserError
-from gspo.records import Group, Query, Rollout
+from gspo.learner.batch import make_batch
+from gspo.recipe.schema import Actor, Per, Reward
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.named import find_function
 from gspo.reward.score import score
 from gspo.rollout.turns import split_turns
+from gspo.run.checkpoint.codec import decode, encode
+from gspo.types import Group, Query, Rollout
 
 
 def group_of(texts: Sequence[str], number: int = 1, **columns: Any) -> Group:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gspo.rollout import embedded
+from gspo.rollout.embedded import engine as embedded
 
 
 @pytest.fixture

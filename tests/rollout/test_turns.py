@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from gspo.config import Rollout as Sampling
+from gspo.recipe.schema import Rollout as Sampling
 from gspo.rollout import turns
 from gspo.rollout.source import sample_groups
 from gspo.rollout.turns import split_turns, turn_lengths

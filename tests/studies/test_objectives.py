@@ -17,9 +17,9 @@ from studies.objectives.runs import load_runs
 from studies.objectives.tables import TABLES
 from studies.objectives.worked import always, lines_right
 
-from gspo.config import Recipe
-from gspo.config_file import load_recipe
-from gspo.published import PUBLISHED
+from gspo.recipe.load import load_recipe
+from gspo.recipe.published import PUBLISHED
+from gspo.recipe.schema import Recipe
 
 LATE = late("reward/mean")
 

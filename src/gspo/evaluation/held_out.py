@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from gspo.config import Recipe
 from gspo.evaluation.estimate import Estimate, estimate
 from gspo.evaluation.verdict import passes, verdict
-from gspo.policy.model import Policy
-from gspo.records import Failure, Query
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
 from gspo.rollout.source import sample_groups
+from gspo.types import Failure, Query
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 

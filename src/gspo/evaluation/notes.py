@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from gspo.config import Recipe
 from gspo.evaluation.verdict import verdict
-from gspo.records import Score
+from gspo.recipe.schema import Recipe
 from gspo.reward.probe import JUNK
+from gspo.types import Score
 
 
 def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[str, Score]]) -> list[str]:

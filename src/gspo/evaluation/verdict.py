@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gspo.records import Failure, Score
+from gspo.types import Failure, Score
 
 
 class Verdict(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gspo.objective.gae import discounted_sums, positions
 from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
-from gspo.published import Advantage
+from gspo.recipe.published import Advantage
 
 # Rewards of a group that differ by less are equal: their difference is rounding.
 EQUAL = 2e-6  # of the largest

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
-from gspo.published import CORRECTIONS, Correction, CorrectionLevel
+from gspo.recipe.published import CORRECTIONS, Correction, CorrectionLevel
 
 
 def correction_weights(

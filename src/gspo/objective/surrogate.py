@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token, sequence_ratio
 from gspo.objective.terms import FORMS, Bounds, Units
-from gspo.published import LEVELS, PUBLISHED, LengthNorm, Level, Name
+from gspo.recipe.published import LEVELS, PUBLISHED, LengthNorm, Level, Name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 import random
 from typing import Any
 
-from gspo.callables import error_line, load_callable
-from gspo.config import Recipe
 from gspo.errors import UserError
 from gspo.queries.files import read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.row import Row
 from gspo.queries.source import RowSet
-from gspo.writable import writable
+from gspo.recipe.callables import error_line, load_callable
+from gspo.recipe.schema import Recipe
+from gspo.recipe.writable import writable
 
 WHERE = "cold_start.demonstrations"
 

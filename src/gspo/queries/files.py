@@ -2,13 +2,13 @@
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.recipe.section import names_file
 
 RawRow = dict[str, Any]
 
@@ -33,13 +33,6 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
     if not rows:
         raise UserError("the data has no rows", where=path, mend="give a file with at least one row")
     return rows
-
-
-def names_file(path: str) -> bool:
-    """Whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
-    is_file = os.path.isfile(path)  # noqa: PTH113 - False, not an error, where it may not be looked at
-    return looks_local or Path(path).suffix.lower() in _READERS or is_file
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[RawRow]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.writable import writable
+from gspo.recipe.writable import writable
 
 # By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.
 PROMPT_COLUMNS = ("prompt", "question", "problem")

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
-from gspo.config import Procedural
-from gspo.config_section import MAX_DRAWN
 from gspo.errors import UserError
 from gspo.queries.row import Row
+from gspo.recipe.schema import Procedural
+from gspo.recipe.section import MAX_DRAWN
 
 WHERE = "queries.procedural"
 # reasoning-gym draws item i of a data set from Random(seed + i), so that seeds 0 and 1 share all items but one.

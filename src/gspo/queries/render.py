@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gspo.config import Queries
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.records import Messages, Query
+from gspo.recipe.schema import Queries
+from gspo.types import Messages, Query
 
 
 def render_all(

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.records import Messages
-from gspo.writable import writable
+from gspo.recipe.writable import writable
+from gspo.types import Messages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gspo.config import Queries, Recipe
 from gspo.errors import UserError
 from gspo.queries import procedural
-from gspo.queries.files import names_file, read_rows
+from gspo.queries.files import read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.records import Query
+from gspo.recipe.schema import Queries, Recipe
+from gspo.recipe.section import names_file
+from gspo.types import Query
 
 HELD_OUT_FRACTION = 0.1
 # Not the recipe's seed: runs that differ in their seed are scored on the same questions.

@@ -10,12 +10,11 @@ from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
 
-from gspo.errors import UserError
-from gspo.report.json_lines import content_of
+from gspo.errors import UserError, visible
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, read_groups
 from gspo.report.shapes import section
-from gspo.report.visible import visible
+from gspo.run.json_lines import content_of
 
 Groups = Mapping[str, Sequence[Sample]]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.errors import UserError
-from gspo.plain_files import read_plain
-from gspo.recipe_yaml import read_yaml
-from gspo.report.json_lines import read_json_lines
-from gspo.report.process_identity import process_identity
-from gspo.report.samples import rollout_files
-from gspo.report.shapes import event, is_step, numbers
+from gspo.metrics.numbers import numbers
+from gspo.recipe.yaml_text import read_yaml
+from gspo.report.shapes import event, is_step
+from gspo.run.directory import rollout_files
+from gspo.run.json_lines import read_json_lines
+from gspo.run.plain_files import read_plain
+from gspo.run.process_identity import process_identity
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 

@@ -1,29 +1,16 @@
 """The responses of a run, read back from rollouts/step_*.jsonl."""
 
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.report.json_lines import read_json_lines
-from gspo.report.shapes import is_number
+from gspo.metrics.numbers import is_number
 from gspo.report.shapes import sample as sample_of
+from gspo.run.json_lines import read_json_lines
 
-_NAME = re.compile(r"step_([0-9]{6,15})\.jsonl")
 _WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
-
-
-def rollout_files(run: Path) -> dict[int, Path]:
-    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    found = {}
-    for path in (run / "rollouts").glob("step_*.jsonl"):
-        name = _NAME.fullmatch(path.name)
-        if name and os.path.isfile(path):  # noqa: PTH113 - Path's raises where nothing can be known
-            found[int(name[1])] = path
-    return {step: found[step] for step in sorted(found) if found[step].name == f"step_{step:06d}.jsonl"}
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:

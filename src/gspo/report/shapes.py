@@ -1,33 +1,21 @@
 """What a value of a run's files may be: whatever else stands there is left out where it is read, and said to be."""
 
-import math
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeGuard
 
+from gspo.metrics.numbers import DEPTH, is_number
+
 Shape = Callable[[Any], Any]  # the value itself; without what in it is of another kind; or None
 
-_LARGEST = 1e100  # sums and squares of numbers below it are numbers, too
 _LARGEST_WHOLE = 2**53  # that every reader of JSON has exactly
 _NUMBERS = frozenset((int, float))
 _NUMBERS_OR_NULL = _NUMBERS | {NoneType}
-_DEPTH = 3  # of lists in lists: a number a layer a mini-batch, and one to spare
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a number that can be reckoned with: finite, and not so large that a sum is not."""
-    return isinstance(value, int | float) and abs(value) < _LARGEST
 
 
 def is_step(value: Any) -> TypeGuard[int]:
     """Whether it numbers a step."""
     return _whole(value) is not None
-
-
-def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a line of metrics and its lists of them; null, and what is too large to be one, read as NaN."""
-    found = {name: _numbers(value, _DEPTH) for name, value in line.items()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def event(line: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -57,17 +45,8 @@ def _shaped(line: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[Mappi
     return ({**line, **found} if odd else line), odd
 
 
-def _numbers(value: Any, depth: int) -> Any:
-    if isinstance(value, list) and depth:
-        found = (_numbers(item, depth - 1) for item in value)
-        return [math.nan if item is None else item for item in found]
-    if value is None or isinstance(value, int | float):
-        return value if is_number(value) else math.nan
-    return None
-
-
 def _number(value: Any) -> float | None:
-    return value if type(value) in _NUMBERS and abs(value) < _LARGEST else None
+    return value if type(value) in _NUMBERS and is_number(value) else None
 
 
 def _whole(value: Any) -> int | None:
@@ -98,7 +77,7 @@ def _mapping_of(shape: Shape) -> Shape:
     return mapping
 
 
-def _plain(value: Any, depth: int = _DEPTH) -> Any:
+def _plain(value: Any, depth: int = DEPTH) -> Any:
     """Of whatever later versions write."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if items is None:

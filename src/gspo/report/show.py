@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gspo.errors import visible
+from gspo.metrics.numbers import is_number
 from gspo.report.find_group import Found, find_group, in_words, some, steps_with
-from gspo.report.json_lines import content_of
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.samples import Sample, colour_floor, cut_into_tokens
-from gspo.report.shapes import is_number, section
-from gspo.report.visible import visible
+from gspo.report.shapes import section
+from gspo.run.json_lines import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (189, 189, 189), (86, 180, 233), (230, 159, 0)

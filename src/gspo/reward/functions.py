@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gspo.config import Per, Reward
 from gspo.errors import UserError
+from gspo.recipe.schema import Per, Reward
 from gspo.reward.calls import Host
 from gspo.reward.named import BUILT_IN, built_in_options, find_function
 from gspo.reward.processes import Processes

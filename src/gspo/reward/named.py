@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gspo.callables import load_callable
 from gspo.errors import UserError
+from gspo.recipe.callables import load_callable
 from gspo.reward.builtin import exact_match, format_match, reasoning_gym
 from gspo.reward.math import math
 

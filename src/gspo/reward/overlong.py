@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gspo.config import Rollout as Sampling
-from gspo.records import Group, Score
+from gspo.recipe.schema import Rollout as Sampling
 from gspo.reward.score import Scored
+from gspo.types import Group, Score
 
 PART = "overlong_penalty"  # its name among a score's parts
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from gspo.records import Group, Query, Rollout, Score
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
 from gspo.rollout.turns import split_turns
+from gspo.types import Group, Query, Rollout, Score
 
 JUNK = "I do not know."
 

@@ -3,13 +3,10 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gspo.callables import error_line
-from gspo.errors import UserError
-
-if TYPE_CHECKING:  # it imports torch, which a worker must not wait for
-    from gspo.records import FailureKind
+from gspo.errors import FailureKind, UserError
+from gspo.recipe.callables import error_line
 
 MAX_REWARD = 1e100  # so that weighted sums, and the squares of them that a deviation takes, are still numbers
 MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
@@ -20,7 +17,7 @@ class Reply:
     """One value a completion, or why there are none."""
 
     values: Sequence[float | list[float] | str | None] = ()  # a text says why what came is no score
-    kind: "FailureKind | None" = None  # of a call that failed as a whole
+    kind: FailureKind | None = None  # of a call that failed as a whole
     what: str = ""  # how it failed
     user_error: Sequence[str | None] | None = None  # what, where, mend: the recipe is at fault, not a completion
 

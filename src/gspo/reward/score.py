@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.records import Group, Query, Score
 from gspo.reward.calls import Call, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
 from gspo.reward.tally import MAX_MASKED_FRACTION, Job, Tally
 from gspo.rollout.turns import split_turns
+from gspo.types import Group, Query, Score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.config import Per
-from gspo.records import Rollout
+from gspo.recipe.schema import Per
+from gspo.types import Rollout
 
 
 def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float | Float[Tensor, "T"] | str:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gspo.config import Per
-from gspo.errors import UserError
-from gspo.records import Failure, FailureKind, Group, Score
+from gspo.errors import FailureKind, UserError
+from gspo.recipe.schema import Per
 from gspo.reward.functions import RewardFunction
 from gspo.reward.reply import Reply
 from gspo.reward.spread import spread
+from gspo.types import Failure, Group, Score
 
 Part = float | Tensor | Failure | None  # what a function says of a rollout: of all its tokens, or of each
 

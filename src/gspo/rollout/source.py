@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from functools import partial
 
-from gspo.config import Rollout as Sampling
-from gspo.policy.model import Policy
-from gspo.records import Group, Query, Rollout
-from gspo.rollout.embedded import Response, generate
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.embedded.engine import Response, generate
 from gspo.rollout.turns import turn_lengths
+from gspo.types import Group, Query, Rollout
 
 
 def sample_groups(

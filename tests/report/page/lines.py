@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from tests.report.page.made_runs import Line, metrics_line, recipe
 
+from gspo.metrics.numbers import numbers
 from gspo.report.page.arms import Arm, arms_of
 from gspo.report.page.sample_data import SampleData
 from gspo.report.run_files import RunFiles, State
-from gspo.report.shapes import numbers
 
 _WITHOUT_END = {"meta", "link", "input", "br", "img", "hr"}
 

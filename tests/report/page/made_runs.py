@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gspo.report.process_identity import process_identity
+from gspo.run.process_identity import process_identity
 
 Line = dict[str, Any]
 

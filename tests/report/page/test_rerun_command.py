@@ -9,8 +9,8 @@ from tests.report.page.lines import Page, run_of
 from tests.report.page.made_runs import begun, ended, made_run
 
 from gspo import cli
-from gspo.config import Recipe
-from gspo.config_file import dump_recipe, load_recipe
+from gspo.recipe.load import dump_recipe, load_recipe
+from gspo.recipe.schema import Recipe
 from gspo.report.page.write import document, rerun_command
 from gspo.report.run_files import read_run
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gspo.config import Actor
-from gspo.report.diagnoses import WINDOW, diagnoses
-from gspo.report.evaluated import measured, measures
+from gspo.metrics.diagnoses import WINDOW, diagnoses
+from gspo.metrics.evaluated import measured, measures
+from gspo.metrics.numbers import is_number
+from gspo.recipe.schema import Actor
 from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_number, section
+from gspo.report.shapes import section
 
 
 @dataclass(frozen=True, kw_only=True)

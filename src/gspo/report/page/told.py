@@ -6,9 +6,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from gspo.checkpoint.position import position_of
+from gspo.metrics.numbers import is_number
 from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_number, section
+from gspo.report.shapes import section
+from gspo.run.checkpoint.position import position_of
 
 
 def state_told(run: RunFiles) -> str:

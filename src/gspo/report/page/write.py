@@ -10,8 +10,6 @@ from html import escape
 from pathlib import Path
 
 from gspo.errors import UserError
-from gspo.plain_files import read_plain, replace_text
-from gspo.report.json_lines import content_of
 from gspo.report.page import html
 from gspo.report.page.arms import MOST_STEPS, Arm, arms_of
 from gspo.report.page.charts import charts_of, every_metric
@@ -20,6 +18,8 @@ from gspo.report.page.sample_data import sample_data
 from gspo.report.page.told import state_told
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.shapes import section
+from gspo.run.json_lines import content_of
+from gspo.run.plain_files import read_plain, replace_text
 
 Note = Callable[[str], object]
 

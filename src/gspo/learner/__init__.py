@@ -1,0 +1,1 @@
+"""The update: from groups with scores to new weights."""

@@ -1,0 +1,1 @@
+"""The numbers of a step, and what they say in words."""

@@ -1,0 +1,39 @@
+"""What the metrics of every subject are made of: NaN, which is written as null, stands for what does not exist."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+_LARGEST = 1e100  # sums and squares of numbers below it are numbers, too
+DEPTH = 3  # of lists in lists: a number a layer a mini-batch, and one to spare
+Metrics = dict[str, float | list[float] | list[list[float]]]
+
+
+def fraction(part: float, whole: float) -> float:
+    """NaN where there is nothing to divide by."""
+    return part / whole if whole else math.nan
+
+
+def mean(values: Sequence[float]) -> float:
+    """NaN of nothing, and of infinities that cancel: a step that diverged still gets its line."""
+    return fraction(sum(values), len(values))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that can be reckoned with: finite, and not so large that a sum is not."""
+    return isinstance(value, int | float) and abs(value) < _LARGEST
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a line of metrics and its lists of them; null, and what is too large to be one, read as NaN."""
+    found = {name: _numbers(value, DEPTH) for name, value in line.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _numbers(value: Any, depth: int) -> Any:
+    if isinstance(value, list) and depth:
+        found = (_numbers(item, depth - 1) for item in value)
+        return [math.nan if item is None else item for item in found]
+    if value is None or isinstance(value, int | float):
+        return value if is_number(value) else math.nan
+    return None

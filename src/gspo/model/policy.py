@@ -1,0 +1,271 @@
+"""The policy: a causal language model, its tokenizer, and how its hidden states become logits."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gspo.errors import UserError
+from gspo.model.architecture import load_config, max_positions, short, unloadable
+from gspo.model.head import Head
+from gspo.model.packing import Pack
+from gspo.model.routers import routing_or_reason
+from gspo.model.routing import Routing
+from gspo.model.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
+from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
+from gspo.recipe.schema import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """A causal LM without dropout, on its device, with its tokenizer and stop tokens."""
+
+    model: Any  # a transformers causal LM
+    tokenizer: Any
+    device: torch.device
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    trunk: Any  # the module that maps token ids to hidden states
+    head: Head  # what maps those to logits
+    packs: bool  # its attention can be handed a pack
+    routing: Routing | None  # None: a model without experts, or one whose routers gspo does not know
+    unknown_routers: str | None  # why it does not
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence (prompt and response) the architecture declares, in tokens."""
+        return max_positions(self.model.config)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers, tied ones counted once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def shared_hidden_size(self) -> int | None:
+        """What decides whether a group shares its prompt in a pack; None where it cannot."""
+        return self.head.weight.shape[1] if self.packs else None
+
+    def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
+        """The model's logits in float32 from its last hidden states."""
+        return self.head.logits(hidden)
+
+    def run(self, layout: Pack, *, keep_router_logits: bool = False) -> Pass:
+        """The tokens of a pack through the trunk; routers replay the experts that the pack brings along."""
+        if self.packs:
+            return packed_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
+        return padded_pass(self.trunk, layout, self.pad_id, self.routing, keep_logits=keep_router_logits)
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy on the CPU of everything the model saves, by name; what is tied stays tied."""
+        copies: dict[tuple[int, torch.Size], Tensor] = {}
+        found = {}
+        for name, tensor in self.model.state_dict().items():
+            place = (tensor.data_ptr(), tensor.shape)
+            if place not in copies:
+                copies[place] = tensor.to("cpu", copy=True)
+            found[name] = copies[place]
+        return found
+
+    def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write weights (its own unless given) and tokenizer for AutoModelForCausalLM and AutoTokenizer to load."""
+        self.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
+        self.tokenizer.save_pretrained(directory)
+
+
+def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
+    """The recipe's tokenizer; `texts` are read only where it is to be fitted."""
+    if recipe.tokenizer == "fit":
+        if recipe.path is not None:
+            raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
+        return fit_tokenizer(texts)
+    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
+
+
+def load_policy(
+    recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = (), weights: Path | None = None
+) -> Policy:
+    """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible.
+
+    `weights`, a directory that `Policy.save` wrote, stand in for the recipe's own.
+    """
+    device = _device(recipe.device)
+    dtype = {"auto": torch.bfloat16 if device.type == "cuda" else torch.float32}.get(recipe.dtype)
+    dtype = dtype or getattr(torch, recipe.dtype)
+    torch.manual_seed(seed)
+    config = load_config(recipe) if recipe.path else _fitting_config(recipe, tokenizer)
+    if weights or recipe.path:
+        model = _pretrained(
+            str(weights or recipe.path),
+            config=config,
+            dtype=dtype,
+            trust_remote_code=recipe.trust_remote_code,
+            use_safetensors=True if weights else None,
+        )
+    else:
+        model = _untrained(config, dtype)
+    model = model.to(device).eval()
+    check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
+    stop_ids = _stop_ids(model, tokenizer, stop_tokens)
+    model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
+    trunk, head = _trunk_of(model), _head_of(model)
+    _check_head(model, trunk, head)
+    packs = enable_packing(model, trunk, head.weight.shape[1])
+    routing, unknown_routers = routing_or_reason(model, trunk)
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        trunk=trunk,
+        head=head,
+        packs=packs,
+        routing=routing,
+        unknown_routers=unknown_routers,
+    )
+
+
+def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
+    """UserError where the tokenizer can give ids that the model has no embedding for."""
+    if len(tokenizer) > num_embeddings:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}",
+            where=where,
+            mend="use the tokenizer that belongs to the model (model.tokenizer)",
+        )
+
+
+def checkpoint_gradients(policy: Policy) -> None:
+    """Keep no activations within layers for the backward pass: recompute them (actor.gradient_checkpointing)."""
+    # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
+    enable = getattr(policy.model, "activation_checkpointing_enable", None)  # the newer name
+    try:
+        how: dict[str, Any] = {"use_reentrant": False}
+        if policy.routing is not None:
+            how["context_fn"] = policy.routing.checkpoint_contexts
+        (enable or policy.model.gradient_checkpointing_enable)(how)
+    except ValueError as error:
+        raise UserError(str(error), where="actor.gradient_checkpointing") from None
+    policy.model.train()
+
+
+def _trunk_of(model: Any) -> Any:
+    trunk = model.base_model
+    return getattr(model, "model", model) if trunk is model else trunk
+
+
+def _head_of(model: Any) -> Head:
+    config, linear = model.config.get_text_config(), model.get_output_embeddings()
+    if not isinstance(linear, torch.nn.Linear):
+        name = type(linear).__name__
+        raise UserError(f"{type(model).__name__} has no linear output layer but {name}", where="model.path")
+    divisor = getattr(config, "logits_scaling", None)
+    scale = getattr(config, "logit_scale", None) if divisor is None else 1 / divisor
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
+
+
+def _pretrained(path: str, config: Any, **how: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, output_loading_info=True, **how)
+    except Exception as error:
+        raise unloadable(path, error) from None
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
+    if left := _left_out(report["unexpected_keys"], model, config):
+        what = f"{len(left)} weights of the files have no place in the model that config.json describes, such as "
+        mend = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
+        raise UserError(f"{what}{', '.join(left[:3])}", where=path, mend=mend)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"weight {name} holds NaN or infinity", where=path, mend="use a copy that is whole")
+        # Loaded ones lie in the file's pages, wherever its header ends: kernels round by how memory is aligned.
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def _left_out(names: Iterable[str], model: Any, config: Any) -> list[str]:
+    """Those of the weights that a model has not taken, less the other parts of a checkpoint of text and images."""
+    if config.get_text_config() is config:
+        return sorted(names)
+    parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
+    return sorted(name for name in names if name.partition(".")[0] in parts)
+
+
+def _fitting_config(recipe: Model, tokenizer: Any) -> Any:
+    """The architecture's configuration, with the tokenizer's numbers where it names none."""
+    config, architecture = load_config(recipe), recipe.architecture or {}
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    for name, value in {**ids, "bos_token_id": None}.items():
+        setattr(config, name, architecture.get(name, value))
+    return config
+
+
+def _untrained(config: Any, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
+            parameter.data = parameter.data.to(dtype)
+        model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit show only here
+    except Exception as error:
+        raise UserError(f"no model can be made: {short(error)}", where="model.architecture") from None
+    return model
+
+
+def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]
+    ids = [index for index in found if index is not None]
+    num_embeddings = model.get_input_embeddings().weight.shape[0]
+    for index in ids:
+        if not isinstance(index, int) or not 0 <= index < num_embeddings:
+            mend = "correct it in generation_config.json or config.json"
+            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", mend=mend)
+    stop_ids = (*ids, *named_stop_ids(tokenizer, stop_tokens))
+    if not stop_ids:
+        raise UserError(
+            "neither the model nor its tokenizer names an end token: no response could ever end",
+            where="model.path",
+            mend="name one with rollout.stop_tokens",
+        )
+    return tuple(sorted(set(stop_ids)))
+
+
+@torch.no_grad()
+def _check_head(model: Any, trunk: Any, head: Head) -> None:
+    """Prove that the head's logits of the trunk's hidden states are what the model itself computes."""
+    ids = torch.arange(1, 9, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
+    expected = model(input_ids=ids, use_cache=False).logits[0].float()
+    # Differently shaped matrix products round differently, in bfloat16 visibly.
+    tolerance = 1e-4 if head.weight.dtype == torch.float32 else 5e-2
+    name = type(model).__name__
+    try:
+        found = head.logits(trunk(input_ids=ids, use_cache=False).last_hidden_state[0])
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"{name} is not built as a trunk and a head: {short(error)}", where="model.path") from None
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+        raise UserError(
+            f"{name} transforms its logits in a way gspo does not know",
+            where="model.path",
+            mend="add the transformation to Head.logits in gspo/model/head.py",
+        )

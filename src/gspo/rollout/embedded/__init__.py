@@ -1,0 +1,1 @@
+"""The engine that decodes in the process that trains."""

@@ -1,0 +1,70 @@
+"""Drawing the next token of every row."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gspo.recipe.schema import Rollout as Sampling
+
+_BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any one of them is looked at
+_LARGE = 4096
+
+
+def sample(
+    logits: Float[Tensor, "R V"], sampling: Sampling, generator: torch.Generator
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
+    scores = logits / sampling.temperature
+    scores -= scores.amax(-1, keepdim=True)
+    kept = _truncate(scores, sampling)
+    token, total = _draw(kept, generator)
+    log_total = total.log() if kept is scores else scores.logsumexp(-1)
+    return token, scores.gather(-1, token[:, None])[:, 0] - log_total
+
+
+def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+    """A token a row with probability ∝ exp(score), and the sum of exp(score).
+
+    One uniform number a row finds the token; of a large vocabulary, first the block it is in: noise for every token, or
+    all cumulated probabilities, would cost more than a small model.
+    """
+    num_rows, vocabulary = scores.shape
+    uniform = torch.rand(num_rows, 1, generator=generator, device=scores.device, dtype=torch.float64)
+    if vocabulary <= _LARGE:
+        cumulated = scores.exp().cumsum(-1, dtype=torch.float64)
+        token = _first_above(cumulated, uniform * cumulated[:, -1:])
+        return token[:, 0], cumulated[:, -1].to(scores.dtype)
+    num_blocks = -(-vocabulary // _BLOCK)
+    weights = scores.new_zeros(num_rows, num_blocks * _BLOCK)
+    torch.exp(scores, out=weights[:, :vocabulary])
+    blocks = weights.view(num_rows, num_blocks, _BLOCK)
+    # In float64, or the small ones of a large vocabulary would be lost.
+    sums = blocks.sum(-1).double()
+    cumulated = sums.cumsum(-1)
+    point = uniform * cumulated[:, -1:]
+    block = _first_above(cumulated, point)
+    rest = (point - (cumulated - sums).gather(-1, block)).clamp_(min=0)
+    inside = blocks[torch.arange(num_rows, device=scores.device), block[:, 0]].double().cumsum(-1)
+    token = (block * _BLOCK + _first_above(inside, rest)).clamp_(max=vocabulary - 1)
+    return token[:, 0], cumulated[:, -1].to(scores.dtype)
+
+
+def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -> Int[Tensor, "R 1"]:
+    """The first place whose cumulated weight is above the point, so that it is one of weight above 0."""
+    # Rounding may put the point at or beyond the end, where places of weight 0 could follow.
+    point = torch.minimum(point, torch.nextafter(cumulated[:, -1:], torch.zeros_like(point)))
+    # NaN is above everything; a run whose weights are broken is stopped with its reason, not here.
+    return torch.searchsorted(cumulated, point, right=True).clamp_(max=cumulated.shape[-1] - 1)
+
+
+def _truncate(scores: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
+    """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
+    if 0 < sampling.top_k < scores.shape[-1]:
+        threshold = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < threshold, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
+        outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before the token already suffices
+        outside = torch.zeros_like(outside).scatter(-1, order, outside)
+        scores = scores.masked_fill(outside, -torch.inf)
+    return scores

@@ -1,0 +1,73 @@
+"""One run a directory: a lock that the system lets go of when its process ends, however it ends."""
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from gspo.errors import RunError, UserError
+from gspo.run.plain_files import for_writing
+
+
+class Lock:
+    """Holds the file `lock` of a run's directory; UserError where another process does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._descriptor: int | None = _locked(self._path)
+        # A process that a reward function forks off must not hold on to it when this one is gone.
+        os.register_at_fork(after_in_child=self.release)
+
+    def check(self) -> None:
+        """To be asked before every write: RunError where the file was removed and another process has the directory.
+
+        Takes microseconds. Where it was removed and nobody has come since, it is made again.
+        """
+        if self._descriptor is None or _is_at(self._descriptor, self._path):
+            return
+        try:
+            if os.path.lexists(self._path):
+                raise UserError("another process is writing to this directory")
+            removed, self._descriptor = self._descriptor, _locked(self._path)
+            os.close(removed)
+        except UserError as error:
+            what = f"the lock of this run was removed, and {error.what}: nothing more is written"
+            mend = "leave the file alone while a run goes on; once the other one has ended: gspo resume"
+            raise RunError(f"{self._path}: {what}\n  mend: {mend}") from None
+
+    def release(self) -> None:
+        """Let another process have the directory."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the file, locked and with this process named in it."""
+    try:
+        descriptor = for_writing(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        mend = "make the directory writable, or set output_dir"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), mend=mend) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(descriptor, path):
+            raise OSError  # removed between the two: what is locked is nobody's file
+    except OSError:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        mend = "wait for it or end it, or give this run another output_dir"
+        raise UserError(f"{holder} is writing to this directory", where=str(path.parent), mend=mend) from None
+    with suppress(OSError):  # a full disk: the lock holds without a name in it
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return descriptor
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,142 @@
+"""Everything a run needs, loaded and checked before the first token is sampled."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from gspo.evaluation.notes import evaluation_notes
+from gspo.learner.sft import encode_demonstrations
+from gspo.model.architecture import load_config
+from gspo.model.check_reference import check_reference
+from gspo.model.check_routing import check_declared, check_routing
+from gspo.model.likelihood import Conditioned
+from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
+from gspo.queries.demonstrations import load_demonstrations
+from gspo.queries.order import check_enough_queries
+from gspo.queries.render import render_all
+from gspo.queries.row import Row
+from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
+from gspo.recipe.schema import Model, Recipe
+from gspo.reward.functions import RewardFunction, load_functions
+from gspo.reward.origin import check_origin
+from gspo.reward.probe import probe
+from gspo.run.resume import Saved, check_rows, rows_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the loop works with."""
+
+    policy: Policy
+    queries: QuerySet
+    functions: Sequence[RewardFunction]
+    demonstrations: Sequence[Conditioned]
+    reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
+    value_trunk: Policy | None  # what a critic of its own is made of
+    rows_sha256: str  # of the data as it was before the tokenizer
+    notes: Sequence[str]  # what data and rewards make of the recipe's evaluation
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    queries: Iterable[Mapping[str, Any]] | None = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    saved: Saved | None = None,
+) -> Prepared:
+    """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault.
+
+    Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
+    """
+    separator = recipe.rollout.turn_separator
+    functions = load_functions(recipe.reward, reward, turn_separator=separator)
+    rows = load_rows(recipe, queries)
+    check_origin([*rows.train, *rows.held_out], functions)
+    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
+    if saved is not None:
+        check_rows(saved, rows, pairs)
+    with quiet_transformers():
+        check_declared(recipe.actor, load_config(recipe.model))  # the cheapest first: a wrong path, a dense model
+        tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
+        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+        policy = load_policy(
+            recipe.model,
+            tokenizer,
+            seed=recipe.seed,
+            stop_tokens=recipe.rollout.stop_tokens,
+            weights=None if saved is None else saved.path / "model",
+        )
+        reference, value_trunk = _load_companions(recipe, tokenizer, saved)
+    check_routing(recipe.actor, policy)
+    if recipe.actor.gradient_checkpointing:
+        checkpoint_gradients(policy)
+    rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
+    check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, turn_separator=separator)
+    prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
+    return Prepared(
+        policy=policy,
+        queries=rendered,
+        functions=functions,
+        reference=reference,
+        value_trunk=value_trunk,
+        demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
+        rows_sha256=rows_digest(rows, pairs),
+        notes=evaluation_notes(recipe, len(rendered.held_out), probed),
+    )
+
+
+def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
+    """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do.
+
+    Those that are to take the policy's weights are made from the same files as it, on a resume too.
+    """
+    kl, reference, value_trunk = recipe.actor.kl, None, None
+
+    def like(model: Model, weights: Path | None) -> Policy:
+        stop_tokens = recipe.rollout.stop_tokens
+        return load_policy(model, tokenizer, seed=recipe.seed, stop_tokens=stop_tokens, weights=weights)
+
+    weights = None if saved is None else saved.path / "model"
+    if kl.coefficient and kl.reference is not None:
+        other = {"path": kl.reference, "architecture": None, "tokenizer": None}
+        reference = like(recipe.model.model_copy(update=other), None)
+    elif kl.coefficient:
+        reference = like(recipe.model, weights)
+    if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
+        value_trunk = like(recipe.model, weights)
+        if recipe.actor.gradient_checkpointing:
+            checkpoint_gradients(value_trunk)
+    return reference, value_trunk
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Any:
+    """No progress bars or advice from transformers while it loads: errors come as ours."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns at every fork otherwise
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub = getLogger("huggingface_hub")  # it reports each of its retries
+    hub_level = hub.level
+    hub.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        hub.setLevel(hub_level)
+
+
+def fitting_texts(recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
+    """What a fitted tokenizer must be able to write."""
+    yield from filter(None, (recipe.queries.template, recipe.queries.system))
+    for row in (*rows.train, *rows.held_out):
+        yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
+    for _, completion in pairs:
+        yield completion

@@ -1,0 +1,230 @@
+"""Whose experts an update uses: those of π_old or of the engine, however far the routers have moved since."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
+
+from gspo.learner.batch import make_batch
+from gspo.learner.cutting import rollouts_of
+from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.optimizer import StepReport
+from gspo.learner.update import MiniBatchReport, update
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Actor
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.source import sample_groups
+from gspo.types import Batch, Experts, Score
+
+NewPolicy = Callable[..., Policy]
+FAMILIES = ["qwen3_moe", "gpt_oss"]  # the one packed, the other padded
+TEMPERATURE = 0.8
+
+
+@pytest.fixture
+def turning(recording_optimizer: Any) -> Callable[[Policy], Any]:
+    """An optimiser whose steps note the gradient and change the routers so much that they choose other experts."""
+
+    def build(policy: Policy) -> Any:
+        class Turning(recording_optimizer):
+            def step(self, *, loss_is_finite: bool = True) -> StepReport:
+                report: StepReport = super().step(loss_is_finite=loss_is_finite)
+                turn_routers(policy, seed=len(self.gradients))
+                return report
+
+        return Turning(policy.model)
+
+    return build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A batch that a policy sampled; since then its routers may have been turned."""
+
+    policy: Policy
+    batch: Batch
+
+    def sequence(self, index: int, experts: Experts | None) -> Conditioned:
+        group = self.batch.groups[index // 4]
+        return conditioned(group.query.prompt_ids, rollouts_of(self.batch)[index], experts)
+
+    def recorded(self, index: int) -> Experts:
+        """What the engine's routers chose."""
+        experts = rollouts_of(self.batch)[index].experts
+        assert experts is not None
+        return experts
+
+    def live(self, index: int) -> Experts:
+        """What the routers choose as they are now."""
+        return live_experts(self.policy, self.sequence(index, None))
+
+
+@pytest.fixture
+def case_of(new_policy: NewPolicy, query_of: Any) -> Callable[..., Case]:
+    """Four queries with prompts of unequal length, four responses each, one of them without an advantage."""
+
+    def build(family: str, *, dtype: str = "float32", turned: bool = False) -> Case:
+        policy = new_policy(family, dtype, **MIXTURES[family])
+        queries = [query_of([4 + n] * (1 + 6 * n), n) for n in range(4)]
+        sampling = Sampling(max_new_tokens=7, temperature=TEMPERATURE)
+        groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0, record_experts=True)
+        rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 1.0, 0.5, *[0.0, 0.0, 1.0, 3.0] * 2]
+        if turned:  # the engine then is another policy than the trainer's, as one of other kernels is
+            turn_routers(policy, seed=7)
+        return Case(policy=policy, batch=make_batch(groups, [Score(reward=r, parts={}) for r in rewards]))
+
+    return build
+
+
+def run(case: Case, old: dict[int, Old], actor: Actor, optimizer: Any) -> list[MiniBatchReport]:
+    return list(update(case.policy, optimizer, case.batch, old, actor, temperature=TEMPERATURE))
+
+
+def ratios(case: Case, experts: dict[int, Experts], old: dict[int, torch.Tensor], plain: Any) -> dict[int, float]:
+    """s_i of these rollouts by the policy as it is now, in plain passes under these experts (Eq. 7)."""
+    found = {}
+    for index, one in experts.items():
+        with torch.no_grad():
+            now = replayed_logprobs(case.policy, [case.sequence(index, one)], plain, TEMPERATURE)
+        found[index] = float((now - old[index]).mean().exp())
+    return found
+
+
+def seen_ratios(report: MiniBatchReport) -> dict[int, float]:
+    return {item.index: item.sequence_ratio for item in report.trained}
+
+
+@pytest.mark.parametrize("replay", ["policy", "none"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_later_mini_batches_replay_the_experts_of_the_policy_before_the_first_update(
+    family: str, replay: str, case_of: Any, actor_of: Any, turning: Any, plain_logprobs: Any
+) -> None:
+    case = case_of(family)
+    actor = actor_of(mini_batches=2, routing_replay=replay, micro_batch_tokens=40)
+    first, second = ([i for i in range(start, start + 8) if case.batch.advantages[i]] for start in (0, 8))
+    recorded = {index: case.live(index) for index in [*first, *second]}
+    with torch.no_grad():
+        old_logprobs = {
+            index: plain_logprobs(case.policy, [case.sequence(index, None)], TEMPERATURE) for index in recorded
+        }
+    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    assert sorted(old) == second  # the first mini-batch's own pass is π_old's
+    optimizer = turning(case.policy)
+    steps = update(case.policy, optimizer, case.batch, old, actor, temperature=TEMPERATURE)
+    assert seen_ratios(next(steps)) == dict.fromkeys(first, 1.0)
+    # Now the routers have been turned: those of every sequence choose otherwise.
+    live = {index: case.live(index) for index in second}
+    assert all(sets(live[index]) != sets(recorded[index]) for index in second)
+    replayed, unreplayed = (
+        ratios(case, {index: experts[index] for index in second}, old_logprobs, plain_logprobs)
+        for experts in (recorded, live)
+    )
+    expected, other = (replayed, unreplayed) if replay == "policy" else (unreplayed, replayed)
+    found = seen_ratios(next(steps))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert all(abs(other[index] / found[index] - 1) > 1e-3 for index in second)
+
+
+def test_the_gradient_of_a_later_mini_batch_is_that_under_the_old_policys_experts(
+    case_of: Any, actor_of: Any, turning: Any, plain_logprobs: Any, gradient_of: Any
+) -> None:
+    case = case_of("qwen3_moe")
+    actor = actor_of(mini_batches=2, routing_replay="policy", clip_low=0.9, clip_high=10.0)
+    second = [index for index in range(8, 16) if case.batch.advantages[index]]
+    told = [case.sequence(index, case.live(index)) for index in second]
+    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    optimizer = turning(case.policy)
+    run(case, old, actor, optimizer)
+    turn_routers(case.policy, seed=1)  # as they were after the first step
+    loss = torch.zeros(())
+    for index, sequence in zip(second, told, strict=True):
+        now = replayed_logprobs(case.policy, [sequence], plain_logprobs, TEMPERATURE)
+        loss = loss - case.batch.advantages[index] * (now - old[index].logprobs).mean().exp() / 8
+    loss.backward()
+    expected = gradient_of(case.policy.model)
+    assert (optimizer.gradients[1] - expected).norm() <= 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("old_logprobs", ["recompute", "engine"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engines_experts_are_replayed_in_every_mini_batch_and_for_the_old_policy(
+    family: str, old_logprobs: str, case_of: Any, actor_of: Any, turning: Any, plain_logprobs: Any
+) -> None:
+    case = case_of(family, turned=True)
+    actor = actor_of(mini_batches=2, routing_replay="engine", old_logprobs=old_logprobs, micro_batch_tokens=40)
+    trained = [index for index in range(16) if case.batch.advantages[index]]
+    recorded = {index: case.recorded(index) for index in trained}
+    assert all(sets(case.live(index)) != sets(recorded[index]) for index in trained)
+    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    expected = {index: rollouts_of(case.batch)[index].sampler_logprobs for index in trained}
+    if old_logprobs == "recompute":
+        sequences = {index: case.sequence(index, recorded[index]) for index in trained}
+        with torch.no_grad():
+            expected = {
+                index: replayed_logprobs(case.policy, [one], plain_logprobs, TEMPERATURE)
+                for index, one in sequences.items()
+            }
+    for index, one in old.items():
+        torch.testing.assert_close(one.logprobs, expected[index], rtol=0, atol=1e-5)
+    assert sorted(old) == (trained if old_logprobs == "engine" else [index for index in trained if index >= 8])
+    steps = update(case.policy, turning(case.policy), case.batch, old, actor, temperature=TEMPERATURE)
+    for start in (0, 8):
+        members = [index for index in trained if start <= index < start + 8]
+        told = {index: recorded[index] for index in members}
+        by_hand = ratios(case, told, expected, plain_logprobs)
+        assert seen_ratios(next(steps)) == pytest.approx(by_hand, rel=1e-4)
+        assert start == 0 or all(abs(ratio - 1) > 1e-3 for ratio in by_hand.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engines_log_likelihoods_may_go_with_the_trainers_experts(
+    family: str, case_of: Any, actor_of: Any, turning: Any, plain_logprobs: Any
+) -> None:
+    case = case_of(family, turned=True)
+    actor = actor_of(mini_batches=2, routing_replay="policy", old_logprobs="engine", micro_batch_tokens=40)
+    trained = [index for index in range(16) if case.batch.advantages[index]]
+    sampler = {index: rollouts_of(case.batch)[index].sampler_logprobs for index in trained}
+    own = {index: case.live(index) for index in trained}
+    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    assert sorted(old) == trained
+    for index, one in old.items():
+        assert torch.equal(one.logprobs, sampler[index])
+        assert one.experts is not None
+        engines, live = sets(case.recorded(index)), sets(own[index])
+        assert sets(one.experts) == (live if index >= 8 else engines) and live != engines
+    steps = update(case.policy, turning(case.policy), case.batch, old, actor, temperature=TEMPERATURE)
+    for start in (0, 8):  # the first: the trainer's experts, as they are; the second: as they were
+        part = {index: own[index] for index in trained if start <= index < start + 8}
+        by_hand = ratios(case, part, sampler, plain_logprobs)
+        assert seen_ratios(next(steps)) == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("replay", ["policy", "engine"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_until_a_step_is_made_every_ratio_is_exactly_one(
+    family: str, replay: str, dtype: str, case_of: Any, actor_of: Any, recording_optimizer: Any
+) -> None:
+    case = case_of(family, dtype=dtype, turned=replay == "engine")
+    optimizer = recording_optimizer(case.policy.model)
+    actor = actor_of(mini_batches=4, routing_replay=replay, micro_batch_tokens=60)
+    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    reports = run(case, old, actor, optimizer)
+    assert {item.sequence_ratio for report in reports for item in report.trained} == {1.0}
+    assert [len(report.trained) for report in reports] == [4, 2, 3, 3]
+
+
+def test_what_is_not_replayed_is_not_recorded_by_the_engine_in_vain(actor_of: Any) -> None:
+    wants = {
+        (replay, old): actor_of(routing_replay=replay, old_logprobs=old).wants_engine_experts
+        for replay in ("none", "policy", "engine")
+        for old in ("recompute", "engine")
+    }
+    assert [settings for settings, wanted in wants.items() if not wanted] == [
+        ("none", "recompute"),
+        ("policy", "recompute"),
+    ]

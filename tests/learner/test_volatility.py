@@ -1,0 +1,228 @@
+"""How much of the routing an update changes, against sets of experts compared one by one."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
+
+from gspo.learner.batch import make_batch
+from gspo.learner.cutting import rollouts_of
+from gspo.learner.old_policy import old_policy
+from gspo.learner.optimizer import StepReport
+from gspo.learner.update import MiniBatchReport, update
+from gspo.learner.volatility import Activation, VolatilitySample, activation
+from gspo.metrics.experts import expert_metrics
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.source import sample_groups
+from gspo.types import Batch, Experts, Score
+
+NewPolicy = Callable[..., Policy]
+L, E, K = 3, 5, 2
+
+
+def drawn(tokens: int, generator: torch.Generator) -> Experts:
+    prefix, row = (torch.rand(n, L, E, generator=generator).argsort(-1)[..., :K].to(torch.uint8) for n in (2, tokens))
+    return Experts(prefix=prefix, row=row)
+
+
+def brute_force(now: Sequence[Experts], before: Sequence[Experts | None]) -> Activation:
+    """Σ over response tokens of |experts now \\ experts before|, layer by layer; tokens without a before: no part."""
+    load, changed, compared = torch.zeros(L, E, dtype=torch.long), [0] * L, [0] * L
+    for one, then in zip(now, before, strict=True):
+        for token, layers in enumerate(one.row.tolist()):
+            for layer, experts in enumerate(layers):
+                for expert in experts:
+                    load[layer, expert] += 1
+                if then is not None:
+                    changed[layer] += len(set(experts) - set(then.row[token, layer].tolist()))
+                    compared[layer] += K
+    return Activation(load=load, changed=torch.tensor(changed), compared=torch.tensor(compared))
+
+
+def same(found: Activation | None, expected: Activation) -> bool:
+    assert found is not None
+    return all(torch.equal(getattr(found, name), getattr(expected, name)) for name in ("load", "changed", "compared"))
+
+
+def test_changes_and_load_are_those_of_sets_compared_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = [1, 7, 4, 12]
+    now, before = ([drawn(tokens, generator) for tokens in lengths] for _ in range(2))
+    for known in ([True] * 4, [True, False, True, False], [False] * 4):
+        then = [one if is_known else None for one, is_known in zip(before, known, strict=True)]
+        found = activation(now, then, E)
+        assert same(found, brute_force(now, then))
+        assert found.load.sum(1).tolist() == [K * sum(lengths)] * L
+        assert 0 < found.changed.sum() < found.compared.sum() or not any(known)
+    parts = [activation([one], [then], E) for one, then in zip(now, before, strict=True)]
+    assert same(parts[0] + parts[1] + parts[2] + parts[3], activation(now, list(before), E))
+
+
+def test_neither_the_order_of_a_tokens_experts_nor_its_prompts_count() -> None:
+    generator = torch.Generator().manual_seed(1)
+    one, other = drawn(9, generator), drawn(9, generator)
+    assert activation([one], [one], E).changed.tolist() == [0] * L
+    turned = Experts(prefix=other.prefix, row=one.row.flip(-1))
+    found = activation([turned], [one], E)
+    assert found.changed.tolist() == [0] * L and found.compared.tolist() == [9 * K] * L
+    assert torch.equal(found.load, activation([one], [None], E).load)
+
+
+def test_all_of_a_tokens_experts_or_one_of_them_may_change() -> None:
+    def row(*experts: list[int]) -> Experts:
+        return Experts(prefix=torch.zeros(0, 1, 2, dtype=torch.uint8), row=torch.tensor([[one] for one in experts]))
+
+    found = activation([row([0, 1], [0, 1], [0, 1])], [row([2, 3], [1, 2], [1, 0])], 4)
+    assert found.changed.tolist() == [3] and found.compared.tolist() == [6]
+    assert found.load.tolist() == [[3, 3, 0, 0]]
+
+
+@pytest.fixture
+def batch_of_samples(query_of: Any) -> Callable[..., Batch]:
+    """What a policy samples to eight queries, some of it without an advantage."""
+
+    def build(policy: Policy, num_queries: int = 8, **given: Any) -> Batch:
+        queries = [query_of([4 + n] * (1 + 3 * n), n) for n in range(num_queries)]
+        given |= {"group_size": 4, "seed": 0, "policy_version": 0}
+        groups = sample_groups(policy, queries, Sampling(max_new_tokens=5), **given)
+        return make_batch(groups, [Score(reward=reward, parts={}) for reward in [0.0, 1.0, 2.0, 1.0] * num_queries])
+
+    return build
+
+
+@pytest.fixture
+def stepping(recording_optimizer: Any) -> Callable[..., Any]:
+    """An optimiser whose steps give the routers other weights, or none."""
+
+    def build(policy: Policy, turns: bool = True) -> Any:
+        class Stepping(recording_optimizer):
+            def step(self, *, loss_is_finite: bool = True) -> StepReport:
+                report: StepReport = super().step(loss_is_finite=loss_is_finite)
+                if turns:
+                    turn_routers(policy, seed=len(self.gradients))
+                return report
+
+        return Stepping(policy.model)
+
+    return build
+
+
+def live(policy: Policy, batch: Batch, indices: Sequence[int]) -> list[Experts]:
+    prompts = [group.query.prompt_ids for group in batch.groups for _ in group.rollouts]
+    return [live_experts(policy, conditioned(prompts[i], rollouts_of(batch)[i])) for i in indices]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_each_mini_batch_is_compared_with_the_policy_before_the_first_update(
+    family: str, new_policy: NewPolicy, batch_of_samples: Any, stepping: Any, actor_of: Any
+) -> None:
+    policy = new_policy(family, **MIXTURES[family])
+    batch = batch_of_samples(policy)
+    trained = [index for index, advantage in enumerate(batch.advantages) if advantage]
+    assert len(trained) == 16
+    before = dict(zip(trained, live(policy, batch, trained), strict=True))
+    actor = actor_of(mini_batches=4, micro_batch_tokens=50)
+    old = old_policy(policy, batch, actor, temperature=1.0)
+    steps = update(policy, stepping(policy), batch, old, actor, temperature=1.0)
+    reports: list[MiniBatchReport] = []
+    for number in range(4):
+        members = [index for index in trained if index // 8 == number]
+        now = live(policy, batch, members)
+        then = [before[index] if number else None for index in members]  # the first one's are π_old's
+        reports.append(next(steps))
+        assert same(reports[-1].activation, brute_force(now, then))
+        assert reports[-1].after is None
+    # The run's numbers: over all mini-batches after the first, by layer, and by the updates made before each.
+    line: dict[str, Any] = dict(expert_metrics(reports, [], old))
+    later = [report.activation for report in reports[1:] if report.activation is not None]
+    changed, compared = (sum(getattr(one, name) for one in later) for name in ("changed", "compared"))
+    assert line["moe/expert_change_fraction"] == pytest.approx(int(changed.sum()) / int(compared.sum()))
+    assert line["moe/expert_change_fraction_by_layer"] == pytest.approx((changed / compared).tolist())
+    weights = [int(one.compared.sum()) for one in later]
+    by_update = line["moe/expert_change_fraction_by_update"]
+    assert by_update == pytest.approx([int(one.changed.sum()) / n for one, n in zip(later, weights, strict=True)])
+    for values, shares in ((by_update, weights), (line["moe/expert_change_fraction_by_layer"], [1] * L)):
+        mean = sum(value * share for value, share in zip(values, shares, strict=True)) / sum(shares)
+        assert line["moe/expert_change_fraction"] == pytest.approx(mean)
+    assert 0.2 < line["moe/expert_change_fraction"] < 1
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_where_no_weight_changes_no_expert_does(
+    mini_batches: int, new_policy: NewPolicy, batch_of_samples: Any, stepping: Any, actor_of: Any
+) -> None:
+    policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
+    batch, actor = batch_of_samples(policy), actor_of(mini_batches=mini_batches, micro_batch_tokens=50)
+    old = old_policy(policy, batch, actor, temperature=1.0)
+    optimizer = stepping(policy, turns=False)
+    line = expert_metrics(list(update(policy, optimizer, batch, old, actor, temperature=1.0)), [], old)
+    assert line["moe/expert_change_fraction"] == 0
+    assert line["moe/expert_change_fraction_by_layer"] == [0] * L
+    assert line["moe/expert_change_fraction_by_update"] == [0]
+
+
+@pytest.mark.parametrize("num_queries", [2, 4, 8, 9])
+def test_of_a_batchs_only_update_a_sample_is_read_before_and_after(
+    num_queries: int, new_policy: NewPolicy, batch_of_samples: Any, stepping: Any, actor_of: Any
+) -> None:
+    policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
+    batch, actor = batch_of_samples(policy, num_queries), actor_of()
+    trained = [index for index, advantage in enumerate(batch.advantages) if advantage]
+    sample = trained[:: math.ceil(len(trained) / 8)]  # evenly spaced
+    assert len(sample) == {2: 4, 4: 8, 8: 8, 9: 6}[num_queries]
+    before = live(policy, batch, sample)
+    (report,) = update(policy, stepping(policy), batch, {}, actor, temperature=1.0)
+    expected = brute_force(live(policy, batch, sample), before)
+    assert same(report.after, expected)
+    assert report.activation is not None and report.activation.compared.sum() == 0
+    line = expert_metrics([report], [], {})
+    fraction = int(expected.changed.sum()) / int(expected.compared.sum())
+    assert line["moe/expert_change_fraction"] == pytest.approx(fraction) and fraction > 0.2
+    assert line["moe/expert_change_fraction_by_update"] == pytest.approx([fraction])
+
+
+def test_a_dense_model_and_an_empty_mini_batch_have_no_sample(new_policy: NewPolicy, actor_of: Any) -> None:
+    sequence = Conditioned(prompt_ids=(4,), response_ids=torch.tensor([5, 6]))
+    assert VolatilitySample(new_policy("qwen3"), [sequence], actor_of()).change() is None
+    assert VolatilitySample(new_policy("qwen3_moe"), [], actor_of()).change() is None
+
+
+def test_the_sample_is_read_in_passes_within_the_budget(new_policy: NewPolicy, actor_of: Any, tokens_read: Any) -> None:
+    policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
+    sequences = [Conditioned(prompt_ids=(4 + n, 7, 8), response_ids=torch.tensor([5, 6, 7])) for n in range(6)]
+    whole = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=10**6))
+    shapes = tokens_read(policy)
+    cut = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=12))
+    assert max(rows * width for rows, width in shapes) <= 12
+    found, expected = cut.change(), whole.change()
+    assert found is not None and expected is not None
+    assert same(found, expected) and found.compared.tolist() == [6 * 3 * 2] * 3
+
+
+@pytest.mark.parametrize(
+    ("replay", "old_logprobs"), [("none", "engine"), ("policy", "engine"), ("engine", "recompute")]
+)
+def test_the_first_mini_batch_is_compared_with_the_engine_where_that_has_recorded(
+    replay: str, old_logprobs: str, new_policy: NewPolicy, batch_of_samples: Any, stepping: Any, actor_of: Any
+) -> None:
+    policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
+    batch = batch_of_samples(policy, record_experts=True)
+    turn_routers(policy, seed=7)  # the trainer's choice is not the engine's
+    actor = actor_of(mini_batches=2, routing_replay=replay, old_logprobs=old_logprobs)
+    first = [index for index, advantage in enumerate(batch.advantages) if advantage and index < 16]
+    expected = brute_force(live(policy, batch, first), [rollouts_of(batch)[index].experts for index in first])
+    old = old_policy(policy, batch, actor, temperature=1.0)
+    report = next(update(policy, stepping(policy), batch, old, actor, temperature=1.0))
+    assert report.activation is not None
+    # Under replay, the routers' choice is that given the replayed experts below them: none are below the first.
+    layers = slice(1) if replay == "engine" else slice(None)
+    assert torch.equal(report.activation.changed[layers], expected.changed[layers])
+    assert torch.equal(report.activation.compared, expected.compared)
+    line = expert_metrics([report], rollouts_of(batch), old)
+    fraction = int(report.activation.changed.sum()) / int(expected.compared.sum())
+    assert line["mismatch/expert_fraction"] == pytest.approx(fraction) and fraction > 0.2

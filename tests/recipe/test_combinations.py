@@ -1,0 +1,205 @@
+"""Settings that mean nothing together are refused with the reason; what a recipe leaves out is as published."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gspo.errors import UserError
+from gspo.recipe.inert import inert_settings
+from gspo.recipe.load import make_recipe
+from gspo.recipe.published import CORRECTIONS, LEVELS, PUBLISHED
+from gspo.recipe.schema import Actor, Recipe
+
+SOUND: dict[str, Any] = {
+    "name": "sound",
+    "steps": 10,
+    "model": {"path": "somewhere"},
+    "queries": {"path": "rows.jsonl"},
+    "reward": [{"function": "math"}],
+}
+
+
+def recipe(tree: Mapping[str, Any]) -> Recipe:
+    return make_recipe({**SOUND, **tree})
+
+
+@pytest.mark.parametrize(
+    ("tree", "reasons"),
+    [
+        ({"actor": {"surrogate": "gmpo", "importance_sampling_level": "sequence"}}, ["geometric mean", "token"]),
+        ({"actor": {"surrogate": "dppo", "importance_sampling_level": "sequence"}}, ["probability of a token"]),
+        ({"actor": {"surrogate": "minirl", "importance_sampling_level": "sequence_token"}}, ["first-order"]),
+        ({"actor": {"surrogate": "reinforce", "importance_sampling_level": "sequence"}}, ["no importance ratio"]),
+        ({"actor": {"surrogate": "ppo", "importance_sampling_level": "sequence"}}, ["value model", "sequence_token"]),
+        ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
+        ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
+        ({"reward": [{"function": "math", "per": "token"}]}, ["reward.0.per: token", "sequence_token"]),
+        (
+            {"actor": {"surrogate": "ppo"}, "reward": [{"function": "math", "per": "token"}]},
+            ["one reward at the end"],
+        ),
+        ({"actor": {"surrogate": "ppo"}, "rollout": {"dynamic_sampling": True}}, ["dynamic_sampling: false"]),
+        ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, ["expected gradient is 0", "k2"]),
+        ({"actor": {"kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}}, ["deviation", "group_mean"]),
+        ({"rollout": {"group_size": 1}}, ["rollout.group_size", "ppo"]),
+        ({"reward": [{"function": "math", "weight": 0}]}, ["weight 0", "nothing to train on"]),
+        ({"actor": {"surrogate": "grpo"}}, ["actor.surrogate", "importance_sampling_level: token"]),
+        ({"actor": {"surrogate": "drgrpo"}}, ["did you mean dr_grpo"]),
+        ({"reward": [{"function": "math", "per": "turn"}]}, ["rollout.turn_separator"]),
+        (
+            {
+                "actor": {"clip_fraction": 0.1, "importance_sampling_level": "sequence_token"},
+                "reward": [{"function": "math", "per": "token"}],
+            },
+            ["advantages of their own"],
+        ),
+        ({"actor": {"correction": "tis", "old_logprobs": "engine"}}, ["π_old/π_engine", "recompute"]),
+        ({"actor": {"correction": "mis", "surrogate": "minirl"}}, ["π_θ/π_engine itself"]),
+        ({"actor": {"correction": "icepop"}}, ["single tokens", "geometric_mask"]),
+        ({"actor": {"correction": "icepop", "surrogate": "gmpo"}}, ["single tokens"]),
+        ({"actor": {"correction": "mis"}}, ["single tokens", "correction_level: sequence"]),
+        ({"actor": {"correction": "icepop", "correction_level": "sequence"}}, ["is by token"]),
+        ({"actor": {"correction": "geometric_mask", "correction_level": "token"}}, ["is by sequence"]),
+        ({"actor": {"correction": "tis", "surrogate": "dppo"}}, ["would do so twice", "geometric_mask"]),
+        (
+            {"actor": {"correction": "mis", "correction_low": 3, "correction_level": "sequence"}},
+            ["below correction_high"],
+        ),
+        ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),
+        ({"actor": {"clip_fraction": 0.1, "surrogate": "dapo"}}, ["each token has its own"]),
+        ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
+    ],
+)
+def test_what_means_nothing_together_is_refused_with_the_reason(tree: Mapping[str, Any], reasons: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        recipe(tree)
+    assert all(reason in str(error.value) for reason in reasons), str(error.value)
+
+
+def test_all_faults_are_said_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        recipe({"actor": {"correction": "tis", "old_logprobs": "engine", "kl": {"coefficient": 1, "estimator": "k1"}}})
+    assert "π_old/π_engine" in str(error.value) and "expected gradient" in str(error.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_surrogate_takes_every_level_it_does_not_refuse_with_a_reason(name: Any, level: Any) -> None:
+    tree = {"actor": {"surrogate": name, "importance_sampling_level": level}}
+    if level in PUBLISHED[name].levels:
+        assert recipe(tree).actor.importance_sampling_level == level
+        return
+    assert PUBLISHED[name].only
+    with pytest.raises(UserError, match=f"{name} has no level {level}"):
+        recipe(tree)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> None:
+    published = PUBLISHED[name]
+    nulls = dict.fromkeys(["importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"])
+    for actor in (Actor.model_validate({"surrogate": name}), Actor.model_validate({"surrogate": name, **nulls})):
+        assert actor.importance_sampling_level == published.level
+        assert actor.advantage == published.advantage
+        assert actor.length_norm == published.length_norm
+        assert (actor.clip_low, actor.clip_high) == published.range(published.level)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
+        {"actor": {"correction": "decoupled", "correction_high": 5}},
+        {"actor": {"opsm_delta": 1e-4, "old_logprobs": "engine"}},
+        {"actor": {"opsm_delta": 0.1}},
+        {"actor": {"surrogate": "minirl", "minirl_cap": 3, "correction": "geometric_mask"}},
+        {"actor": {"length_norm": "own", "kl": {"coefficient": 0.1}, "entropy_bonus": 0.1}},
+        {"actor": {"correction": "tis", "correction_level": "sequence", "correction_high": 1.02}},
+        {"actor": {"opsm_delta": 0.1, "importance_sampling_level": "token"}},
+        {"actor": {"surrogate": "dr_grpo"}, "reward": [{"function": "math", "weight": 2}]},
+        {"actor": {"clip_fraction": 0.15, "clip_low": 0.3, "clip_high": 0.4}},
+        {"actor": {"advantage": "leave_one_out", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}}},
+    ],
+)
+def test_what_has_an_effect_is_told_nothing(tree: Mapping[str, Any]) -> None:
+    assert inert_settings(recipe(tree)) == []
+
+
+def test_a_key_of_a_sections_optimizer_leaves_its_other_defaults_as_they_are() -> None:
+    made = recipe({"critic": {"optimizer": {"eps": 1e-6}}, "cold_start": {"optimizer": {"eps": 1e-6}}})
+    assert (made.critic.optimizer.lr, made.cold_start.optimizer.lr) == (1e-5, 1e-3)
+    assert made.cold_start.optimizer.schedule == "linear"
+
+
+def test_the_papers_ranges_belong_to_the_level() -> None:
+    assert (Actor().clip_low, Actor().clip_high) == (3e-4, 4e-4)
+    assert Actor.model_validate({"importance_sampling_level": "token"}).clip_high == 0.27
+    dapo = Actor.model_validate({"surrogate": "dapo"})
+    assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
+    at_sequence = Actor.model_validate({"surrogate": "dapo", "importance_sampling_level": "sequence"})
+    assert (at_sequence.clip_low, at_sequence.clip_high) == (3e-4, 4e-4)
+
+
+def test_what_a_recipe_sets_stays_whatever_was_published() -> None:
+    actor = Actor.model_validate({"surrogate": "dr_grpo", "advantage": "group", "clip_high": 0.3, "length_norm": "own"})
+    assert (actor.advantage, actor.clip_high, actor.length_norm, actor.clip_low) == ("group", 0.3, "own", 0.2)
+
+
+@pytest.mark.parametrize("method", CORRECTIONS)
+def test_a_correction_brings_its_own_bounds_and_level(method: Any) -> None:
+    actor, published = Actor.model_validate({"correction": method}), CORRECTIONS[method]
+    assert (actor.correction_low, actor.correction_high) == (published.low, published.high)
+    assert actor.correction_level == ("sequence" if method == "geometric_mask" else "token")
+
+
+@pytest.mark.parametrize("value", [["clip"], {"name": "clip"}, 3, None, "gspo"])
+def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
+    with pytest.raises(UserError, match=r"actor\.surrogate"):
+        recipe({"actor": {"surrogate": value}})
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"actor": {"dual_clip": 4}}, "actor.dual_clip"),
+        ({"actor": {"sapo_temperature": [1, 2]}}, "actor.sapo_temperature"),
+        ({"actor": {"surrogate": "sapo", "clip_low": 0.1}}, "actor.clip_low"),
+        ({"actor": {"surrogate": "dr_grpo", "advantage_ddof": 0}}, "actor.advantage_ddof"),
+        ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
+        ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
+        ({"actor": {"correction": "tis", "correction_low": 0.1}}, "actor.correction_low"),
+        ({"actor": {"surrogate": "dppo"}}, "spares a pass"),
+        ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
+        ({"actor": {"discount": 0.9}}, "actor.discount"),
+        ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
+        ({"actor": {"length_norm": "none", "kl": {"coefficient": 0.1}}}, "weaker by the length"),
+        ({"actor": {"surrogate": "luspo", "entropy_bonus": 0.1}}, "weaker by the length"),
+        ({"actor": {"surrogate": "dapo", "entropy_bonus": 0.1}}, "the divisor of length_norm: mean"),
+        ({"actor": {"correction": "tis", "correction_level": "sequence"}}, "will not bind"),
+        ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
+        ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
+        ({"actor": {"opsm_delta": 0.1, "old_logprobs": "engine"}}, "clipped already"),
+        ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
+        ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
+        ({"actor": {"surrogate": "dual_clip", "importance_sampling_level": "sequence"}}, "actor.dual_clip"),
+        ({"actor": {"surrogate": "ppo", "advantage": "group"}}, "no value model"),
+        ({"actor": {"clip_fraction": 0.4, "mini_batches": 2}}, "actor.clip_fraction"),
+        ({"rollout": {"overlong": "penalty", "overlong_margin": 0}}, "overlong_margin 0"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"warmup_steps": 99}}}, "critic.optimizer.warmup"),
+        ({"critic": {"trunk": "shared"}}, "critic is for"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
+        ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
+        ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
+        ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
+        ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
+        ({"rollout": {"turn_separator": "x"}}, "rollout.turn_separator"),
+    ],
+)
+def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:
+    assert any(key in sentence for sentence in inert_settings(recipe(tree)))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("dppo", "reinforce")])
+def test_a_surrogate_as_published_is_told_nothing(name: Any) -> None:
+    assert inert_settings(recipe({"actor": {"surrogate": name}})) == []

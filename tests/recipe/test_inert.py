@@ -1,0 +1,74 @@
+"""Nothing is ignored in silence: each setting that cannot have an effect gets a sentence, and no other does."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.recipe.inert import inert_settings
+from gspo.recipe.load import load_recipe, make_recipe
+
+SOUND: dict[str, Any] = {
+    "name": "sound",
+    "steps": 10,
+    "model": {"path": "somewhere"},
+    "queries": {"path": "rows.jsonl"},
+    "reward": [{"function": "math"}],
+}
+
+
+def said(tree: Mapping[str, Any]) -> list[str]:
+    return inert_settings(make_recipe({**SOUND, **tree}))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        {"actor": {"importance_sampling_level": "token", "clip_low": 0.2, "clip_high": 0.27}},
+        {"actor": {"clip_low": 3e-3, "clip_high": 4e-3}},
+        {"cold_start": {"steps": 5, "path": "demonstrations.jsonl"}},
+        {"checkpoint": {"every": 10}, "evaluation": {"every": 10}},
+        {"report": {"project": "mine", "trackers": ["wandb"]}},
+        {"report": {"rollouts": False}},
+        {"actor": {"optimizer": {"schedule": "cosine", "min_lr_fraction": 0.1}}},
+        {"reward": [{"function": "math", "weight": 2}, {"function": "format", "options": {"pattern": "a"}}]},
+    ],
+)
+def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]) -> None:
+    assert said(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"actor": {"mini_batches": 1}}, "actor.mini_batches"),
+        ({"actor": {"importance_sampling_level": "sequence_token"}}, "sequence_token"),
+        ({"actor": {"clip_low": 0.2, "clip_high": 0.27}}, "actor.clip_low"),
+        ({"actor": {"importance_sampling_level": "token", "clip_low": 3e-4, "clip_high": 4e-4}}, "actor.clip_low"),
+        ({"rollout": {"top_p": 0.95}}, "rollout.top_p"),
+        ({"rollout": {"top_k": 20}}, "rollout.top_p/top_k"),
+        ({"actor": {"optimizer": {"min_lr_fraction": 0.1}}}, "actor.optimizer.min_lr_fraction"),
+        ({"actor": {"optimizer": {"warmup_steps": 100}}}, "actor.optimizer.warmup_steps"),
+        ({"cold_start": {"demonstrations": "module:f"}}, "cold_start.steps"),
+        ({"checkpoint": {"every": 11}}, "checkpoint.every"),
+        ({"evaluation": {"every": 11}}, "evaluation.every"),
+        ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),
+        ({"reward": [{"function": "math", "weight": 2}]}, "reward.0.weight"),
+        ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),
+        ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
+        ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),
+        ({"report": {"project": "mine"}}, "report.project"),
+        ({"report": {"project": "mine", "trackers": ["tensorboard"]}}, "report.project"),
+        ({"report": {"rollouts": False, "tokens": False}}, "report.tokens"),
+    ],
+)
+def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) -> None:
+    sentences = said(tree)
+    assert len(sentences) == 1 and key in sentences[0], sentences
+
+
+def test_the_default_recipes_settings_all_act() -> None:
+    for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"):
+        assert inert_settings(load_recipe(path)) == [], path

@@ -1,0 +1,50 @@
+"""Rows taken over by waiting prompts, and looks at which rows have ended every few tokens only, as on a GPU."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.model.packing import Conditioned
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Rollout as Sampling
+from gspo.rollout.embedded.engine import generate
+
+NewPolicy = Callable[..., Policy]
+LONGEST = 24
+
+
+@pytest.mark.parametrize("max_rows", [3, 6, 13])
+@pytest.mark.parametrize("look_every", [1, 5])
+@pytest.mark.parametrize("decoder", ["written out", "the modules' own"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
+def test_responses_are_the_models_whatever_row_they_are_decoded_in(
+    family: str,
+    decoder: str,
+    look_every: int,
+    max_rows: int,
+    new_policy: NewPolicy,
+    plain_logprobs: Any,
+    refilling: Any,
+) -> None:
+    joined = refilling(decoder, look_every)
+    policy = new_policy(family)
+    policy = replace(policy, stop_ids=(5, 6, 7, 8))  # responses end after a few tokens, each at its own time
+    rng = random.Random(0)
+    prompts = [[rng.randrange(9, 20) for _ in range(rng.randint(1, 12))] for _ in range(11)]
+    groups = generate(policy, prompts, Sampling(max_new_tokens=LONGEST, max_rows=max_rows), group_size=3, seed=1)
+    pairs = [(prompt, response) for prompt, group in zip(prompts, groups, strict=True) for response in group]
+    assert len(pairs) == 33
+    for _, response in pairs:
+        assert not set(response.ids[:-1].tolist()) & set(policy.stop_ids)
+        stopped = int(response.ids[-1]) in policy.stop_ids
+        assert response.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(response.ids) == LONGEST
+    with torch.no_grad():
+        expected = plain_logprobs(policy, [Conditioned(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
+    torch.testing.assert_close(torch.cat([r.logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
+    assert len({len(r.ids) for _, r in pairs}) > 5
+    assert joined or max_rows == 3  # rows were taken over while others were under way

@@ -1,0 +1,102 @@
+"""What of a recipe may change between a run and its resumption: what is listed here, and nothing else."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gspo.recipe.load import dump_recipe, load_recipe
+from gspo.run.checkpoint.changes import Changes, changes
+
+TINY = Path(__file__).parents[2] / "tiny.yaml"
+SAFE = {
+    "name",
+    "output_dir",
+    "steps",
+    "checkpoint.every",
+    "checkpoint.seconds",
+    "checkpoint.keep",
+    "report.trackers",
+    "report.project",
+    "report.rollouts",
+    "report.tokens",
+    "evaluation.every",
+    "reward.0.time_limit_seconds",
+    "reward.0.concurrent_calls",
+    "reward.1.time_limit_seconds",
+    "reward.1.concurrent_calls",
+}
+ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
+NONE = Changes(safe=[], rounding=[], refused=[])
+
+
+def tree(*overrides: str) -> dict[str, Any]:
+    two = "reward=[{function: reasoning_gym}, {function: math, weight: 0.5}]"
+    loaded: dict[str, Any] = yaml.safe_load(dump_recipe(load_recipe(TINY, [two, *overrides])))
+    return loaded
+
+
+def leaves(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(node, dict | list) and node:
+        pairs = node.items() if isinstance(node, dict) else enumerate(node)
+        return [leaf for key, value in pairs for leaf in leaves(value, (*path, key))]
+    return [path]
+
+
+def test_every_key_of_a_recipe_is_refused_unless_it_is_known_to_change_nothing_that_is_learned() -> None:
+    safe, rounding, then = set(), set(), tree()
+    for path in leaves(then):
+        changed = node = copy.deepcopy(then)
+        for key in path[:-1]:
+            node = node[key]
+        old, node[path[-1]] = node[path[-1]], "changed"
+        found, name = changes(then, changed), ".".join(map(str, path))
+        assert [*found.safe, *found.rounding, *found.refused] == [f"{name}: was {old}, is changed"]
+        safe |= {name} if found.safe else set()
+        rounding |= {name} if found.rounding else set()
+    assert (safe, rounding) == (SAFE, ROUNDING)
+
+
+def test_nothing_has_changed_in_the_same_recipe() -> None:
+    assert changes(tree(), tree()) == NONE
+
+
+@pytest.mark.parametrize(
+    ("override", "unsafe"),
+    [
+        ("reward.1.options={pattern: a}", ["reward.1.options: was {}", "reward.1.options.pattern: was None, is a"]),
+        ("reward=[]", ["reward.0.function: was reasoning_gym, is None", "reward.1.weight: was 0.5, is None"]),
+        ("reward.0.options={every: 1}", ["reward.0.options.every: was None, is 1"]),
+        ("model.architecture.num_experts=4", ["model.architecture.num_experts: was None, is 4"]),
+        ("queries.procedural.min_terms=3", ["queries.procedural.min_terms: was 2, is 3"]),
+        ("actor.optimizer.betas=[0.9, 0.95]", ["actor.optimizer.betas.1: was 0.99, is 0.95"]),
+        ("rollout.stop_tokens=['7']", ["rollout.stop_tokens.0: was None, is 7"]),
+        ("seed=1", ["seed: was 0, is 1"]),
+    ],
+)
+def test_what_comes_goes_or_moves_is_named_with_what_it_was_and_is(override: str, unsafe: list[str]) -> None:
+    found = changes(tree(), tree(override))
+    assert [line for line in unsafe if not any(one.startswith(line) for one in found.refused)] == []
+    assert not [line for line in found.safe if "concurrent" not in line and "time_limit" not in line]
+
+
+def test_a_key_that_a_later_version_has_added_with_none_is_no_change() -> None:
+    then = tree()
+    del then["reward"][0]["concurrent_calls"], then["queries"]["system"]
+    assert changes(then, tree()) == NONE
+
+
+def test_a_recipe_of_before_a_key_was_there_says_what_was_done_then() -> None:
+    for overrides, lines in (
+        ((), []),
+        (("actor.correction=icepop", "actor.importance_sampling_level=token"), []),
+        (("actor.correction=geometric_mask",), []),
+        (("actor.correction=tis",), ["actor.correction_level: was sequence, is token"]),
+    ):
+        now, then = tree(*overrides), tree(*overrides)
+        del then["model"]["trust_remote_code"]
+        for key in ("discount", "minirl_cap", "correction_level"):
+            del then["actor"][key]
+        assert changes(then, now).refused == lines

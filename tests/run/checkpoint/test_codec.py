@@ -1,0 +1,208 @@
+"""The run's records on disk: every kind comes back bit by bit, and nothing but these kinds is read or run."""
+
+import ast
+import dataclasses
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import gspo
+from gspo.learner.item import Trained
+from gspo.learner.noise import Noise
+from gspo.learner.old_policy import Old
+from gspo.learner.optimizer import StepReport
+from gspo.learner.update import MiniBatchReport
+from gspo.learner.volatility import Activation
+from gspo.reward.score import Scored
+from gspo.run.checkpoint.codec import decode, encode
+from gspo.run.checkpoint.files import write_tensors
+from gspo.run.progress import InHand, Progress, Round
+from gspo.types import Appraisal, Experts, Failure, Group, Query, Rollout, Score
+
+NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
+QUERIES = {
+    f"rows:{n}": Query(id=f"rows:{n}", prompt="p", text="é p", prompt_ids=(n, 2), columns={"a": [n, None]})
+    for n in range(3)
+}
+PREFIX = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)  # what a group's members share
+
+
+def rollout(size: int, text: str = "é\n\ud800 $tensor") -> Rollout:
+    logprobs = torch.tensor([*NUMBERS, *range(size)][:size], dtype=torch.float32)
+    return Rollout(
+        response_ids=torch.arange(size),
+        text=text,
+        sampler_logprobs=logprobs,
+        finish_reason="length" if size else "stop",
+        policy_version=2**40,
+        experts=experts(PREFIX, 3),
+    )
+
+
+def experts(prefix: Tensor, tokens: int) -> Experts:
+    return Experts(prefix=prefix, row=torch.arange(tokens * 4, dtype=prefix.dtype).view(tokens, 2, 2))
+
+
+def trained(number: float) -> Trained:
+    return Trained(
+        index=3,
+        mini_batch=1,
+        num_tokens=2,
+        num_clipped=0,
+        sequence_ratio=number,
+        entropy_sum=-number,
+        old_logprobs=torch.tensor([number, -0.0], dtype=torch.float64).float(),
+        log_ratios=torch.tensor([-number, 0.0]),
+    )
+
+
+COUNTS = Activation(load=torch.tensor([[2**40, 0]]), changed=torch.tensor([3]), compared=torch.tensor([4]))
+FAILED = Score(reward=None, parts={"f": None, "g": -0.0}, failure=Failure(kind="timed_out", message="f: 60 s"))
+SCORED = Scored(scores=(*(Score(reward=n, parts={"f": n}) for n in NUMBERS), FAILED), seconds={"f": 0.25})
+GROUPS = tuple(Group(query=query, rollouts=(rollout(9), rollout(0), rollout(1, ""))) for query in QUERIES.values())
+REPORTS = tuple(
+    MiniBatchReport(
+        loss=number,
+        step=StepReport(grad_norm=number, learning_rate=1e-6, applied=math.isfinite(number)),
+        trained=(trained(number), trained(1.0)) if number > 0 else (),
+        balance_loss=number,
+        activation=COUNTS if number > 0 else None,
+        noise=Noise(signal=number, noise=1.0) if number > 0 else None,
+    )
+    for number in NUMBERS
+)
+PROGRESS = Progress(
+    num_cold_steps=5,
+    cold_steps=5,
+    steps=2**33,
+    skipped_in_a_row=4,
+    seconds=1.5,
+    diagnoses={"no_signal": "92% of groups"},
+    rollout_files={"step_000001.jsonl": (12, "ab")},
+    in_hand=InHand(
+        rounds=(Round(groups=GROUPS, scored=SCORED),),
+        rollout=GROUPS,
+        reward=SCORED,
+        appraisal=Appraisal(reference_logprobs={2**31: torch.tensor(NUMBERS)}, values={0: torch.empty(0)}),
+        likelihood={
+            7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
+            0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),
+            2**31: Old(logprobs=torch.tensor([1.0, 2.0]), experts=experts(PREFIX.short() + 300, 2)),
+        },
+        reports=REPORTS,
+        seconds={"rollout": 0.1, "update": 2.0},
+    ),
+)
+
+
+def through_the_disk(value: Any, directory: Path) -> Any:
+    tree, tensors = encode(value)
+    write_tensors(directory / "t", tensors)
+    return decode(json.loads(json.dumps(tree)), load_file(directory / "t") if tensors else {}, QUERIES)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal bit by bit, and of the same kind."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        bits = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, two)]
+        return one.dtype == two.dtype and one.shape == two.shape and bits[0].equal(bits[1])
+    if isinstance(one, Query):
+        return one is two
+    if dataclasses.is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(two, field.name)) for field in dataclasses.fields(one))
+    if isinstance(one, Mapping):
+        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return struct.pack("d", one) == struct.pack("d", two) if isinstance(one, float) else one == two
+
+
+@pytest.mark.parametrize(
+    "value",
+    [PROGRESS, Progress(num_cold_steps=0), GROUPS[0], SCORED, FAILED, *REPORTS[:3]],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_record_comes_back_bit_by_bit(value: Any, tmp_path: Path) -> None:
+    assert same(value, value)
+    assert same(through_the_disk(value, tmp_path), value)
+
+
+def test_every_kind_of_record_that_progress_can_hold_comes_back(tmp_path: Path) -> None:
+    def kinds_in(hint: Any) -> set[type]:
+        found = set().union(*map(kinds_in, get_args(hint))) if get_args(hint) else set()
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            found |= {hint}.union(*(kinds_in(one) for one in get_type_hints(hint).values()))
+        return found
+
+    def kinds_of(value: Any) -> set[type]:
+        if isinstance(value, tuple | list):
+            return set().union(*map(kinds_of, value))
+        if isinstance(value, Mapping):
+            return kinds_of(list(value.values()))
+        if not dataclasses.is_dataclass(value):
+            return set()
+        return {type(value)}.union(*(kinds_of(getattr(value, field.name)) for field in dataclasses.fields(value)))
+
+    assert kinds_in(Progress) == kinds_of(PROGRESS) >= {Progress, Rollout, Query, Failure}
+    assert kinds_of(through_the_disk(PROGRESS, tmp_path)) == kinds_of(PROGRESS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int64", "bool"])
+def test_a_tensor_keeps_dtype_shape_and_bits_beside_others(dtype: str, tmp_path: Path) -> None:
+    kind = getattr(torch, dtype)
+    some = [torch.tensor(NUMBERS, dtype=torch.float64), torch.tensor(3.5), torch.empty(2, 0), torch.ones(3, 2).T]
+    tensors = tuple((tensor.nan_to_num() if dtype == "int64" else tensor).to(kind) for tensor in some)
+    value = {"a": (tensors[0], torch.ones(2), *tensors[1:]), "b": tensors[:1]}
+    assert same(through_the_disk(value, tmp_path), value)
+
+
+def test_lists_come_back_as_tuples_and_keys_as_what_they_were(tmp_path: Path) -> None:
+    value = {"a": [1, [2.0, "x"], None, True], "b": {}, "c": {1: "one", 2: {"x": []}}, "d": {"1": "text"}}
+    expected = {"a": (1, (2.0, "x"), None, True), "b": {}, "c": {1: "one", 2: {"x": ()}}, "d": {"1": "text"}}
+    assert same(through_the_disk(value, tmp_path), expected)
+
+
+@dataclasses.dataclass
+class Stranger:
+    command: str
+
+
+def test_a_kind_that_is_not_known_is_neither_written_nor_read() -> None:
+    for value in (Stranger("rm"), {"a": (Stranger("rm"),)}, Score(reward=1.0, parts={"f": Stranger("rm")})):  # type: ignore[dict-item]
+        with pytest.raises((TypeError, KeyError), match="Stranger"):
+            encode(value)
+    for name in ("Stranger", "Path", "eval", "Query"):
+        with pytest.raises(KeyError, match=name):
+            decode({"$record": name, "command": "rm"}, {}, QUERIES)
+    with pytest.raises(KeyError, match="rows:9"):
+        decode({"$query": "rows:9"}, {}, QUERIES)
+
+
+def test_what_json_has_no_form_for_is_not_written() -> None:
+    for value in ({1, 2}, object(), 1j):
+        with pytest.raises(TypeError):
+            json.dumps(encode({"a": value})[0])
+
+
+def test_nothing_outside_the_reward_processes_reads_what_could_be_run() -> None:
+    pickles = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    home = Path(gspo.__file__).parent
+    found = []
+    for path in home.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            reads = isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save", "np.load")
+            if reads or pickles & {part for name in names for part in name.split(".")}:
+                found.append(path.relative_to(home).as_posix())
+    assert [path for path in found if not path.startswith("reward/")] == []

@@ -1,0 +1,220 @@
+"""Dynamic sampling: groups of equal rewards give way to others, in rounds, and the order of the queries moves on."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.breaking_off import differing, recipe_of, result, train
+
+from gspo.queries.order import query_indices
+from gspo.recipe.load import load_recipe
+from gspo.recipe.schema import Recipe
+from gspo.reward.score import Scored
+from gspo.run.collect import Collected, collect
+from gspo.run.progress import InHand, Progress
+from gspo.run.run import Run
+from gspo.types import Group, Query, Rollout, Score
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3")
+BATCH = 4  # queries a step, of two rollouts each
+Collect = Callable[..., Collected]
+
+
+def rollouts() -> tuple[Rollout, ...]:
+    one = Rollout(
+        response_ids=torch.tensor([5]),
+        text="",
+        sampler_logprobs=torch.zeros(1),
+        finish_reason="stop",
+        policy_version=0,
+    )
+    return (one, one)
+
+
+def order(batch: int, num_queries: int, seed: int = 0) -> list[int]:
+    return query_indices(batch, num_queries=num_queries, queries_per_step=BATCH, seed=seed, shuffle=True)
+
+
+class Stub:
+    """A run of which only what is sampled and scored matters; the queries numbered in `flat` have equal rewards."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, query_of: Any, *, flat: set[int], size: int = 40) -> None:
+        self.calls: list[tuple[list[int], int]] = []  # the numbers of the queries sampled together, the seed
+
+        def sampled(policy: Any, queries: Sequence[Query], *_: Any, seed: int, **given: Any) -> tuple[Group, ...]:
+            assert given["policy_version"] == 7 and given["group_size"] == 2
+            self.calls.append(([number(query) for query in queries], seed))
+            return tuple(Group(query=query, rollouts=rollouts()) for query in queries)
+
+        def scored(groups: Sequence[Group], functions: Any) -> Scored:
+            pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
+            scores = tuple(Score(reward=reward, parts={}) for pair in pairs for reward in pair)
+            return Scored(scores=scores, seconds={"f": 1.0})
+
+        monkeypatch.setattr("gspo.run.collect.sample_groups", sampled)
+        monkeypatch.setattr("gspo.run.collect.score", scored)
+        train = tuple(query_of([1], number) for number in range(size))
+        self.parts = SimpleNamespace(policy=None, functions=(), queries=SimpleNamespace(train=train))
+        self.progress = Progress(num_cold_steps=0)
+
+    def collect(self, *overrides: str, step: int = 1) -> Collected:
+        self.recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
+        run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress)
+        run.queries, run.sampling_seed = partial(Run.queries, run), partial(Run.sampling_seed, run)
+
+        def stage(name: str, compute: Callable[[], Any]) -> Any:
+            if getattr(self.progress.in_hand, name) is None:
+                setattr(self.progress.in_hand, name, compute())
+            return getattr(self.progress.in_hand, name)
+
+        run.stage = stage
+        return collect(run, step, policy_version=7)
+
+    def next_step(self) -> None:
+        self.progress.extra_rounds += len(self.progress.in_hand.rounds)
+        self.progress.in_hand = InHand()
+
+
+def number(query: Query) -> int:
+    return int(query.id.partition(":")[2])
+
+
+def numbers(found: Collected) -> list[int]:
+    return [number(group.query) for group in found.groups]
+
+
+def rewards(found: Collected) -> list[float | None]:
+    return [score.reward for score in found.scored.scores]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, query_of: Any) -> Callable[..., Stub]:
+    return partial(Stub, monkeypatch, query_of)
+
+
+def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(stub: Any) -> None:
+    first, second = order(0, 40), order(1, 40)
+    run = stub(flat={first[1], first[2]})
+    found = run.collect(*DYNAMIC)
+    assert [called for called, _ in run.calls] == [first, second[:2]]  # as many as are missing
+    assert numbers(found) == [first[0], first[3], *second[:2]]
+    assert rewards(found) == [1.0, 0.0] * 4 and found.scored.seconds == {"f": 2.0}
+    assert [number(group.query) for group, _ in found.dropped] == [first[1], first[2]]
+    assert all([score.reward for score in scores] == [1.0, 1.0] for _, scores in found.dropped)
+    seeds = [seed for _, seed in run.calls]
+    assert len(set(seeds)) == 2 and len(run.progress.in_hand.rounds) == 1
+
+
+def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
+    for flat, overrides in [(set(), DYNAMIC), ({*range(40)}, ()), ({*range(40)}, ("rollout.max_rounds=3",))]:
+        run = stub(flat=flat)
+        found = run.collect(*overrides)
+        assert numbers(found) == order(0, 40) and found.dropped == () and found.scored.seconds == {"f": 1.0}
+        assert len(run.calls) == 1 and run.progress.in_hand.rounds == ()
+        assert run.calls[0][1] == 1  # the seed of step 1, as it ever was
+
+
+def test_after_the_last_round_groups_of_equal_rewards_fill_the_batch_in_their_order(stub: Any) -> None:
+    first, second, third = (order(batch, 40) for batch in range(3))
+    run = stub(flat={*range(40)} - {second[1]})
+    found = run.collect(*DYNAMIC)
+    assert [called for called, _ in run.calls] == [first, second, third[:3]]
+    assert numbers(found) == [*first[:3], second[1]]  # the one with signal, and the first of the others
+    assert rewards(found) == [1.0, 1.0] * 3 + [1.0, 0.0]
+    assert [number(group.query) for group, _ in found.dropped] == [first[3], second[0], *second[2:], *third[:3]]
+    only = stub(flat={*range(40)})
+    assert numbers(only.collect("rollout.dynamic_sampling=true", "rollout.max_rounds=1")) == first
+    assert len(only.calls) == 1
+
+
+def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: Any, monkeypatch: Any) -> None:
+    first, second = order(0, 40), order(1, 40)
+    run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
+
+    def scored(groups: Sequence[Group], functions: Any) -> Scored:
+        pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
+        return Scored(scores=tuple(Score(reward=one, parts={}) for pair in pairs for one in pair), seconds={})
+
+    monkeypatch.setattr("gspo.run.collect.score", scored)
+    found = run.collect(*DYNAMIC)
+    assert numbers(found) == [first[1], first[2], *second[:2]]
+    assert rewards(found) == [one for place in numbers(found) for one in (0.0, place + 1.0)]
+
+
+@pytest.mark.parametrize("size", [5, 6, 13])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_query_comes_twice_in_a_step_where_epochs_end_in_it_too(size: int, seed: int, stub: Any) -> None:
+    run = stub(flat={*range(0, size, 2)}, size=size)
+    for step in range(1, 5):
+        found = run.collect(*DYNAMIC, f"seed={seed}", "rollout.max_rounds=5", step=step)
+        sampled = [one for called, _ in run.calls for one in called]
+        assert len(set(sampled)) == len(sampled) and len(set(numbers(found))) == BATCH
+        everything = {*numbers(found), *(number(group.query) for group, _ in found.dropped)}
+        assert everything == set(sampled)
+        run.next_step()
+        run.calls.clear()
+
+
+def test_the_order_of_the_queries_moves_on_by_every_round(stub: Any) -> None:
+    first, second = order(0, 40), order(1, 40)
+    run = stub(flat={first[0], second[0]})  # the one that takes the place is flat, too: a third round
+    run.collect(*DYNAMIC)
+    run.next_step()
+    run.calls.clear()
+    run.collect(*DYNAMIC, step=2)
+    assert [called for called, _ in run.calls] == [order(3, 40)]
+
+
+def test_where_there_are_no_other_queries_the_batch_is_filled_without_sampling_more(stub: Any) -> None:
+    run = stub(flat={1, 2}, size=BATCH)
+    assert sorted(numbers(run.collect(*DYNAMIC))) == [0, 1, 2, 3]
+    assert [called for called, _ in run.calls[1:]] == [[], []]
+
+
+@pytest.fixture
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[list[str]]:
+    owner, seen = importlib.import_module("gspo.run.collect"), []
+    original = owner.sample_groups
+
+    def sample_groups(policy: Any, queries: Sequence[Query], *arguments: Any, **keywords: Any) -> Any:
+        seen.append([query.id for query in queries])
+        return original(policy, queries, *arguments, **keywords)
+
+    monkeypatch.setattr(owner, "sample_groups", sample_groups)
+    train(recipe)
+    return seen
+
+
+@pytest.mark.usefixtures("_in_a_directory_of_its_own")
+def test_in_a_run_every_round_takes_the_next_queries_and_every_step_trains_on_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = ("evaluation.num_queries=0", "reward.0.options.pattern='7'", "queries.shuffle=false")
+    seen = spied(monkeypatch, recipe_of("dynamic", *quick, *DYNAMIC))
+    places = [[int(one.rpartition(":")[2]) for one in called] for called in seen]
+    assert len(places) > 3 and min(map(len, places)) < 8 == max(map(len, places))
+    starts = [called[0] - places[0][0] for called in places]
+    assert starts == [8 * batch for batch in range(len(places))]
+    lines = [len(path.read_text().splitlines()) for path in sorted(Path("runs/dynamic/rollouts").iterdir())]
+    assert len(lines) == 3 and min(lines) >= 8 * 4
+
+
+@pytest.mark.usefixtures("_in_a_directory_of_its_own")
+def test_where_every_group_has_signal_dynamic_sampling_changes_no_bit() -> None:
+    def varied(prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        return [float(place + len(completion)) for place, completion in enumerate(completions)]
+
+    base = ("reward=[]", "evaluation.num_queries=0", "steps=2")
+    train(recipe_of("plain", *base), reward=varied)
+    train(recipe_of("dynamic", *base, *DYNAMIC), reward=varied)
+    assert differing(result("dynamic"), result("plain")) == []

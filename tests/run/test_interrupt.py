@@ -1,0 +1,234 @@
+"""Signals: the first ends a run where its state is whole, in whatever it is doing; the second ends it at once."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo import cli
+from gspo.run.checkpoint.store import Store
+from gspo.run.interrupt import Interrupt, Stopped
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+SECONDS = 120  # after which a test gives up; none takes nearly as long
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+STUCK_REWARD = """
+import pathlib, time
+
+
+def score(completions, **columns):
+    if pathlib.Path("runs/tiny").exists():  # no trial call before the run
+        pathlib.Path("stuck").touch()
+        time.sleep(600)
+    return [0.0 for _ in completions]
+"""
+STUCK_SAVING = """
+import pathlib, sys, time
+
+from gspo import cli
+from gspo.run.checkpoint import snapshot
+
+snapshot.seal = lambda *_: (pathlib.Path("saving").touch(), time.sleep(600))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_a_request_and_says_so(number: signal.Signals) -> None:
+    said: list[str] = []
+    with Interrupt(said.append) as interrupt:
+        interrupt.check()
+        assert interrupt.signal is None
+        signal.raise_signal(number)
+        assert interrupt.signal is number
+        with pytest.raises(Stopped):
+            interrupt.check()
+    assert len(said) == 1 and said[0].startswith("saving and ending")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_second_signal_is_the_systems_whichever_came_first(number: signal.Signals) -> None:
+    with Interrupt(lambda text: None):
+        signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stretch_that_may_stop_is_cut_short_wherever_it_is(number: signal.Signals) -> None:
+    with Interrupt(lambda text: None) as interrupt:
+        with pytest.raises(Stopped), interrupt.may_stop():
+            try:
+                signal.raise_signal(number)
+            except Exception:  # nothing on the way takes it for an error
+                pytest.fail("caught")
+            pytest.fail("went on")
+        assert interrupt.signal is number
+
+
+def test_what_is_no_such_stretch_goes_on_and_the_next_one_is_not_begun() -> None:
+    with Interrupt(lambda text: None) as interrupt:
+        with interrupt.may_stop():
+            pass
+        with pytest.raises(ZeroDivisionError), interrupt.may_stop():
+            raise ZeroDivisionError
+        signal.raise_signal(signal.SIGTERM)  # neither stretch is open any more
+        with pytest.raises(Stopped), interrupt.may_stop():
+            pytest.fail("begun")
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        with Interrupt(lambda text: None) as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.signal is None
+            signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_outside_the_main_thread_the_signal_is_left_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def enter() -> None:
+        with Interrupt(print) as interrupt:
+            seen.append((interrupt.signal, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(None, before)]
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: signal.Signals) -> list[str]:
+    """Send a signal at the `count`-th call of a place; what happens there afterwards grows by its name."""
+    module, _, name = place.rpartition(".")
+    owner = importlib.import_module(module)
+    original, calls, after = getattr(owner, name), [], []
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(name)
+        if len(calls) == count:
+            signal.raise_signal(number)
+        if len(calls) >= count:
+            after.append(name)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, wrapped)
+    return after
+
+
+@pytest.mark.parametrize(
+    ("place", "count", "number", "checkpoint"),
+    [
+        ("gspo.learner.sft.response_likelihood", 2, signal.SIGINT, "cold_000001"),
+        ("gspo.run.record.evaluate", 1, signal.SIGTERM, "step_000000"),
+        ("gspo.rollout.embedded.engine.sample", 3, signal.SIGHUP, "step_000000"),
+        ("gspo.run.collect.score", 1, signal.SIGINT, "step_000000_sampled"),
+        ("gspo.train.old_policy", 2, signal.SIGTERM, "step_000001_scored"),
+        ("gspo.run.record.evaluate", 2, signal.SIGINT, "step_000001_update_4"),
+    ],
+)
+def test_a_run_ends_in_the_middle_of_what_it_does_with_a_checkpoint_of_that_instant(
+    place: str,
+    count: int,
+    number: signal.Signals,
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    after = signal_at(monkeypatch, place, count, number)
+    assert cli.main(["train", str(TINY)]) == 128 + number
+    assert after == []
+    run = tmp_path / "runs" / "tiny"
+    said, error = capfd.readouterr()
+    assert not (run / "model").exists()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [checkpoint]
+    found = Store(run / "checkpoints").newest()
+    assert found is not None and found.path.name == checkpoint
+    model = Path("runs", "tiny", "checkpoints", checkpoint, "model")
+    assert f'AutoModelForCausalLM.from_pretrained("{model}")' in said
+    assert "gspo resume runs/tiny" in said and f"by {number.name}" in said
+    assert "saving and ending" in said + error and "Traceback" not in error
+    assert AutoModelForCausalLM.from_pretrained(model).num_parameters() > 0
+    assert len(AutoTokenizer.from_pretrained(model)) > 0
+
+
+def test_a_signal_when_all_steps_are_done_leaves_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    signal_at(monkeypatch, "gspo.run.record.sha256", 2, signal.SIGTERM)  # of the last step's rollouts
+    assert cli.main(["train", str(TINY), "evaluation.num_queries=0"]) == 0
+    assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").is_file()
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start `gspo train` with a reward that is stuck, in a session of its own; it is ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+    (tmp_path / "stuck_reward.py").write_text(STUCK_REWARD, encoding="utf-8")
+    reward = "reward=[{function: 'stuck_reward.py:score', time_limit_seconds: 600}]"
+
+    def start(*python: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, *python, "train", str(TINY), reward, "evaluation.num_queries=0", "cold_start.steps=0"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_one_ctrl_c_ends_a_reward_that_is_stuck_and_a_second_one_a_saving_that_is(
+    tmp_path: Path, started: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    process = started("-c", STUCK_SAVING)
+    wait_for(tmp_path / "stuck", process)
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "saving", process)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, error
+    assert "saving and ending (Ctrl-C again: end at once)" in error and "Traceback" not in error
+    assert Store(tmp_path / "runs" / "tiny" / "checkpoints").positions() == []

@@ -1,0 +1,154 @@
+"""With a value model, a reference, dynamic sampling or a clip range that sets itself, a resumed run is the unbroken."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.breaking_off import (
+    APPRAISAL,
+    GRADIENT,
+    LIKELIHOOD,
+    REWARD,
+    ROUND,
+    SAMPLING,
+    break_off,
+    differing,
+    lasting,
+    recipe_of,
+    result,
+    train,
+)
+
+import gspo
+from gspo.recipe.schema import Recipe
+
+NO_EVALUATION = "evaluation.num_queries=0"
+PPO = ("actor.advantage=gae", "actor.importance_sampling_level=token", "actor.clip_low=0.2", "actor.clip_high=0.2")
+KL = ("actor.kl={coefficient: 0.1}", NO_EVALUATION, "steps=2")
+BFLOAT16 = ("model.dtype=bfloat16", "actor.gradient_checkpointing=true", "actor.micro_batch_tokens=300")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def broken_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return partial(break_off, monkeypatch)
+
+
+def newest(name: str = "broken") -> Path:
+    return max(Path("runs", name, "checkpoints").iterdir())
+
+
+def resumed_is_unbroken(recipe: Recipe, places: list[tuple[str, int]], broken_off: Callable[..., Any]) -> Any:
+    """Break a run off at each place in turn; in the end it must be the one that never was."""
+    unbroken = train(recipe.model_copy(update={"name": "unbroken"}))
+    for place, count in places:
+        broken_off(recipe, place, count, resume=recipe.run_dir.exists())
+    outcome = train(recipe, resume=True)
+    assert lasting(outcome.metrics) == lasting(unbroken.metrics)
+    assert differing(result("broken"), result("unbroken")) == []
+    return outcome
+
+
+@pytest.mark.parametrize("precision", [(), BFLOAT16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_broken_off_with_a_value_model(trunk: str, precision: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
+    critic = f"critic={{trunk: {trunk}, optimizer: {{lr: 1e-2, schedule: cosine, warmup_steps: 1}}}}"
+    places = [(APPRAISAL, 1), (LIKELIHOOD, 1), (GRADIENT, 4), (APPRAISAL, 2)]
+    recipe = recipe_of("broken", *PPO, *precision, critic, NO_EVALUATION)
+    outcome = resumed_is_unbroken(recipe, places, broken_off)
+    state = load_file(newest() / "state.safetensors")
+    assert state["critic/head.weight"].any()
+    assert any(name.startswith("critic/trunk.") for name in state) == (trunk == "own")
+    assert len(outcome.metrics) == 3
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(directory / "model.safetensors"))
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_a_reference_is_the_policy_as_reinforcement_learning_begins_for_good(
+    place: str, broken_off: Callable[..., Any]
+) -> None:
+    settings = (*KL, f"actor.kl.place={place}", "actor.advantage=group_mean")
+    recipe, reference = recipe_of("broken", *settings), Path("runs/broken/reference")
+    broken_off(recipe, SAMPLING, 1)  # after the cold start, before the first update
+    begun, written = tensors(newest() / "model"), (reference / "model.safetensors").read_bytes()
+    outcome = resumed_is_unbroken(recipe, [(APPRAISAL, 1), (GRADIENT, 3), (APPRAISAL, 1)], broken_off)
+    assert same(tensors(reference), begun) and not same(begun, tensors(outcome.model))
+    assert (reference / "model.safetensors").read_bytes() == written
+    assert not list(Path("runs/broken").glob("unfinished*"))
+    untrained = train(recipe_of("untrained", *KL, "cold_start.steps=0", "steps=1"))
+    assert not same(tensors(untrained.model.parent / "reference"), begun)
+
+
+@pytest.mark.parametrize("damage", ["removed", "another", "cut off", "other shapes"])
+def test_a_reference_that_is_not_the_runs_is_refused_and_the_run_goes_on_with_its_own(
+    damage: str, broken_off: Callable[..., Any]
+) -> None:
+    recipe = recipe_of("broken", *KL, *PPO, "actor.kl.place=reward")
+    train(recipe.model_copy(update={"name": "unbroken"}))
+    broken_off(recipe, LIKELIHOOD, 2)
+    reference, checkpoints = Path("runs/broken/reference"), sorted(Path("runs/broken/checkpoints").rglob("*.json"))
+    weights, before = reference / "model.safetensors", [path.read_bytes() for path in checkpoints]
+    shutil.copytree(reference, "copy")
+    if damage == "removed":
+        shutil.rmtree(reference)
+    elif damage == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    else:
+        loaded = load_file(weights)
+        name = "model.layers.0.mlp.down_proj.weight"
+        loaded[name] = loaded[name] * (1 + 1e-6) if damage == "another" else loaded[name][:-1].clone()
+        save_file(loaded, weights, {"format": "pt"})
+    with pytest.raises(gspo.UserError, match="the reference model") as caught:
+        train(recipe, resume=True)
+    assert "runs/broken/reference" in str(caught.value) and "restore it from a copy" in str(caught.value)
+    assert [path.read_bytes() for path in checkpoints] == before
+    if reference.exists():
+        shutil.rmtree(reference)
+    shutil.copytree("copy", reference)
+    train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.options.pattern='7'", NO_EVALUATION)
+
+
+def test_broken_off_in_a_round_of_dynamic_sampling_and_in_the_update_after_it(broken_off: Callable[..., Any]) -> None:
+    recipe = recipe_of("broken", *DYNAMIC, "checkpoint.keep=1", "checkpoint.every=1")
+    names = []
+
+    def noting(*arguments: Any, **keywords: Any) -> None:
+        names.append(Path(broken_off(*arguments, **keywords).model).parent)
+        assert names[-1] == newest()  # the one just written is the newest, and kept
+
+    places = [(ROUND, 2), (SAMPLING, 1), (REWARD, 1), (ROUND, 1), (GRADIENT, 3), (ROUND, 2), (LIKELIHOOD, 1)]
+    resumed_is_unbroken(recipe, places, noting)
+    assert [path.name.removeprefix("step_00000") for path in names] == [
+        *("0_round_2", "0_round_2", "0_round_2_sampled", "1", "1_round_3_update_1", "2_round_2", "2_round_3_scored")
+    ]
+    assert json.loads((newest() / "state.json").read_text())["extra_rounds"] > 0
+
+
+def test_broken_off_with_a_clip_range_that_sets_itself(broken_off: Callable[..., Any]) -> None:
+    recipe = recipe_of("broken", "actor.clip_fraction=0.2", "actor.optimizer={lr: 1e-2}", NO_EVALUATION)
+    resumed_is_unbroken(recipe, [(GRADIENT, 7), (SAMPLING, 1), (GRADIENT, 3)], broken_off)
+    scale = json.loads((newest() / "state.json").read_text())["clip_scale"]
+    assert len(scale) == 2 and scale[0] != 0
+    train(recipe_of("unset", "actor.optimizer={lr: 1e-2}", NO_EVALUATION, "steps=2"))
+    assert json.loads((newest("unset") / "state.json").read_text())["clip_scale"] is None

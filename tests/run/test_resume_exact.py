@@ -1,0 +1,158 @@
+"""A run broken off anywhere and resumed is, bit by bit, the run that never was."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.breaking_off import (
+    COLD_GRADIENT,
+    EVALUATION,
+    GRADIENT,
+    LIKELIHOOD,
+    REWARD,
+    SAMPLING,
+    break_off,
+    differing,
+    lasting,
+    recipe_of,
+    result,
+    train,
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def broken_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return partial(break_off, monkeypatch)
+
+
+def test_a_run_broken_off_again_and_again_at_every_stage_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
+    unbroken = train(recipe_of("unbroken"))
+    places = [
+        (COLD_GRADIENT, 2),
+        (EVALUATION, 1),
+        (SAMPLING, 3),
+        (REWARD, 1),
+        (LIKELIHOOD, 1),
+        (GRADIENT, 4),  # the second half of the second mini-batch of step 1
+        (GRADIENT, 3),  # both of it again, then the first one of step 2
+        (EVALUATION, 1),  # after step 2
+    ]
+    for number, (place, count) in enumerate(places):
+        broken_off(recipe_of("broken"), place, count, resume=number > 0)
+    outcome = train(recipe_of("broken"), resume=True)
+    assert outcome.signal is None
+    assert lasting(outcome.metrics) == lasting(unbroken.metrics)
+    assert outcome.diagnoses == unbroken.diagnoses
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_broken_off_within_an_update_in_bfloat16_with_recomputed_activations(
+    family: str, broken_off: Callable[..., Any]
+) -> None:
+    experts = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16, norm_topk_prob: true"
+    overrides = [
+        "model.dtype=bfloat16",
+        "actor.gradient_checkpointing=true",
+        "actor.micro_batch_tokens=64",
+        "actor.optimizer={lr: 1e-2, schedule: cosine, warmup_steps: 2, weight_decay: 0.1}",
+        f"model.architecture.model_type={family}",
+    ]
+    if family == "qwen3_moe":
+        overrides += [f"model.architecture.{pair.replace(': ', '=')}" for pair in experts.split(", ")]
+    train(recipe_of("unbroken", *overrides))
+    recipe = recipe_of("broken", *overrides)
+    broken_off(recipe, GRADIENT, 10)
+    (checkpoint,) = Path("runs/broken/checkpoints").iterdir()
+    assert checkpoint.name == "step_000001_update_1"
+    train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
+@pytest.mark.parametrize("replay", ["policy", "engine"])
+def test_broken_off_with_experts_to_be_replayed(replay: str, broken_off: Callable[..., Any]) -> None:
+    sizes = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16, num_hidden_layers: 2"
+    overrides = [
+        f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {sizes}}}",
+        f"actor.routing_replay={replay}",
+        "actor.router_aux_loss=0.01",
+        "actor.optimizer={lr: 1e-2}",
+        "evaluation.num_queries=0",
+        "steps=2",
+    ]
+    train(recipe_of("unbroken", *overrides))
+    recipe = recipe_of("broken", *overrides)
+    broken_off(recipe, GRADIENT, 7)
+    assert max(path.name for path in Path("runs/broken/checkpoints").iterdir()) == "step_000001_update_1"
+    outcome = train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+    for line in outcome.metrics:
+        assert line["moe/recorded_bytes"] > 0 and line["moe/expert_change_fraction"] > 0
+
+
+def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
+    broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, drawn = importlib.import_module("gspo.run.collect"), []
+    sample_groups = owner.sample_groups
+
+    def drawing(*arguments: Any, **keywords: Any) -> Any:
+        drawn.append((np.random.standard_normal(), np.random.random(), torch.rand(1).item()))
+        return sample_groups(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, "sample_groups", drawing)
+    recipe = recipe_of("unbroken", "evaluation.num_queries=0")
+    train(recipe)
+    expected = drawn.copy()
+    assert len(set(expected)) == 3
+    for place, count, before, after in [(SAMPLING, 20, 2, 2), (GRADIENT, 5, 2, 1)]:  # both in step 2
+        drawn.clear()
+        name = f"broken_{place.rpartition('.')[2]}"
+        broken_off(recipe.model_copy(update={"name": name}), place, count)
+        assert drawn == expected[:before]
+        drawn.clear()
+        torch.manual_seed(99)
+        np.random.seed(99)
+        train(recipe.model_copy(update={"name": name}), resume=True)
+        assert drawn == expected[-after:]
+
+
+@pytest.mark.parametrize("seconds", ["null", "1e-9"])
+def test_saving_changes_nothing_of_what_is_learned(seconds: str) -> None:
+    train(recipe_of("seldom", "checkpoint.seconds=null", "steps=2"))
+    train(recipe_of("often", f"checkpoint.seconds={seconds}", "checkpoint.every=1", "checkpoint.keep=1", "steps=2"))
+    assert len(list(Path("runs/often/checkpoints").iterdir())) == 1
+    assert differing(result("often"), result("seldom")) == []
+
+
+def test_more_steps_go_on_as_if_they_had_been_asked_for_at_once() -> None:
+    train(recipe_of("further", "steps=1"))
+    outcome = train(recipe_of("further"), resume=True)
+    train(recipe_of("at_once"))
+    found, expected = result("further"), result("at_once")
+    assert differing(found, expected) == ["metrics.jsonl"]  # evaluated after step 1 too, which was the last
+    assert [line["step"] for line in outcome.metrics] == [0, 1, 2, 3]
+    for line, other in zip(found["metrics.jsonl"], expected["metrics.jsonl"], strict=True):
+        assert {**line, **other} == line
+
+
+def test_from_a_checkpoint_further_back_the_same_run_comes(tmp_path: Path) -> None:
+    train(recipe_of("unbroken"))
+    recipe = recipe_of("broken", "checkpoint.every=1", "checkpoint.keep=3")
+    train(recipe)
+    run = Path("runs/broken")
+    for path in (run / "checkpoints" / "step_000003", run / "checkpoints" / "step_000002"):
+        weights = path / "model" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+    train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []

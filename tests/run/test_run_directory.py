@@ -1,0 +1,344 @@
+"""The run directory: created once, written line by line, readable as JSON whatever the numbers."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.errors import RunError, UserError
+from gspo.learner.item import Trained
+from gspo.model.policy import Policy
+from gspo.recipe.load import load_recipe, make_recipe
+from gspo.recipe.schema import Recipe
+from gspo.run import directory as run_directory
+from gspo.run.checkpoint.files import sha256
+from gspo.run.directory import RunDirectory, check_absent
+from gspo.run.rollout_lines import rollout_lines
+from gspo.types import Batch, Failure, Group, Query, Rollout, Score
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    return make_recipe({"name": "a", "steps": 1, "model": {"path": "m"}, "output_dir": str(tmp_path / "deep" / "run")})
+
+
+@pytest.fixture
+def directory(recipe: Recipe) -> RunDirectory:
+    return RunDirectory.create(recipe)
+
+
+def strict(line: str) -> Any:
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_a_directory_is_made_with_its_recipe_and_only_once(recipe: Recipe, directory: RunDirectory) -> None:
+    assert load_recipe(directory.path / "recipe.yaml") == recipe
+    with pytest.raises(UserError, match="never overwrites"):
+        RunDirectory.create(recipe)
+
+
+def test_a_file_in_the_place_of_the_directory_is_not_overwritten(recipe: Recipe) -> None:
+    recipe.run_dir.parent.mkdir(parents=True)
+    recipe.run_dir.write_text("precious", encoding="utf-8")
+    with pytest.raises(UserError, match=str(recipe.run_dir)):
+        RunDirectory.create(recipe)
+    assert recipe.run_dir.read_text(encoding="utf-8") == "precious"
+
+
+def test_looking_whether_a_directory_is_free_changes_nothing(recipe: Recipe) -> None:
+    recipe.run_dir.mkdir(parents=True)
+    check_absent(recipe)  # empty: free
+    assert recipe.run_dir.is_dir()
+    RunDirectory.create(recipe)
+
+
+def test_numbers_that_are_not_finite_are_written_as_null(directory: RunDirectory) -> None:
+    line = {"a": math.nan, "b": [1.0, math.inf], "c": -math.inf, "d": 0.1 + 0.2, "e": "é", "f": None, "g": 3}
+    directory.append("metrics.jsonl", line)
+    directory.append("metrics.jsonl", {"step": 2})
+    first, second = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert strict(first) == {"a": None, "b": [1.0, None], "c": None, "d": 0.1 + 0.2, "e": "é", "f": None, "g": 3}
+    assert strict(second) == {"step": 2}
+
+
+def test_only_a_line_with_a_number_that_is_not_finite_is_gone_through(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone_through: list[Any] = []
+
+    def spy(value: Any) -> Any:
+        gone_through.append(value)
+        return writable(value)
+
+    writable = run_directory.writable
+    monkeypatch.setattr(run_directory, "writable", spy)
+    lines: list[dict[str, Any]] = [{"a": [0.1 + 0.2, None], "b": {"c": "NaN é"}}, {"a": [[math.nan]], "b": 1.5}]
+    for line in lines:
+        before = len(gone_through)
+        directory.append("metrics.jsonl", line)
+        assert (len(gone_through) > before) == (line is lines[1])
+    first, second = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert strict(first) == lines[0] and strict(second) == {"a": [[None]], "b": 1.5}
+    assert "é" in first
+
+
+def test_a_line_of_any_numbers_and_text_can_be_written_and_read(directory: RunDirectory) -> None:
+    lines: list[dict[str, Any]] = [
+        {"columns": {"a": math.nan, "b": [{"c": -math.inf}], "é\ud800": 1}},
+        {"failure": "half of a pair: \ud83d", "columns": {"a": "é"}},
+    ]
+    path = directory.write_rollouts(1, lines)
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    assert strict(first) == {"columns": {"a": None, "b": [{"c": None}], "é\\ud800": 1}}
+    assert strict(second) == {"failure": "half of a pair: \\ud83d", "columns": {"a": "é"}}
+
+
+def small_batch(reward: float | None = 1.0) -> Batch:
+    query = Query(id="rows:1", prompt="p", text="rendered p", prompt_ids=(1,), columns={})
+    rollouts = tuple(
+        Rollout(
+            response_ids=torch.tensor([3, 4]),
+            text=text,
+            sampler_logprobs=torch.full((2,), -1.0),
+            finish_reason="stop",
+            policy_version=8,
+        )
+        for text in ("line\nbreak", "second")
+    )
+    scores = (Score(reward=reward, parts={"f": reward}), Score(reward=0.0, parts={"f": 0.0}))
+    return Batch(groups=(Group(query=query, rollouts=rollouts),), scores=scores, advantages=(0.5, 0.0))
+
+
+def test_a_rollout_says_why_it_has_no_reward(directory: RunDirectory) -> None:
+    batch = small_batch(reward=None)
+    failed = dataclasses.replace(batch.scores[0], failure=Failure(kind="crashed", message="f: ended with signal 11"))
+    path = directory.write_rollouts(1, rollout_lines(dataclasses.replace(batch, scores=(failed, batch.scores[1]))))
+    found = [strict(line)["failure"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert found == ["f: ended with signal 11", None]
+
+
+def one_trained(ratio: float) -> Trained:
+    return Trained(
+        index=0,
+        mini_batch=0,
+        num_tokens=2,
+        num_clipped=1,
+        sequence_ratio=ratio,
+        entropy_sum=1.0,
+        old_logprobs=torch.full((2,), -1.0),
+        log_ratios=torch.tensor([0.25, -0.125]),
+    )
+
+
+def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: RunDirectory) -> None:
+    path = directory.write_rollouts(3, rollout_lines(small_batch(), [one_trained(1.25)]))
+    assert path.name == "step_000003.jsonl"
+    first, second = (strict(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert first == {
+        "query": "rows:1",
+        "prompt": "rendered p",
+        "columns": {},
+        "completion": "line\nbreak",
+        "reward": 1.0,
+        "rewards": {"f": 1.0},
+        "failure": None,
+        "advantage": 0.5,
+        "sequence_ratio": 1.25,
+        "clipped": 0.5,
+        "mini_batch": 0,
+        "tokens": 2,
+        "finish_reason": "stop",
+        "policy_version": 8,
+    }
+    assert (second["sequence_ratio"], second["clipped"]) == (None, None)
+
+
+def test_rollouts_are_json_too_where_a_ratio_is_not_finite_or_a_reward_is_none(directory: RunDirectory) -> None:
+    path = directory.write_rollouts(1, rollout_lines(small_batch(reward=None), [one_trained(math.nan)]))
+    first = strict(path.read_text(encoding="utf-8").splitlines()[0])
+    assert first["reward"] is None and first["sequence_ratio"] is None
+
+
+def test_a_directory_is_one_runs_until_that_run_has_closed_it(recipe: Recipe, directory: RunDirectory) -> None:
+    with pytest.raises(UserError, match="is writing to this directory"):
+        RunDirectory.reopen(directory.path)
+    directory.close()
+    again = RunDirectory.reopen(directory.path)
+    assert again.path == directory.path and load_recipe(again.path / "recipe.yaml") == recipe
+    again.close()
+
+
+def test_a_directory_that_exists_is_refused_with_how_to_go_on_where_it_is_a_runs(
+    recipe: Recipe, directory: RunDirectory
+) -> None:
+    directory.close()
+    with pytest.raises(UserError, match=r"gspo.train\(recipe, queries=…, reward=…, resume=True\);"):
+        check_absent(recipe)
+    (directory.path / "recipe.yaml").rename(directory.path / "other")
+    with pytest.raises(UserError, match="never overwrites") as caught:
+        check_absent(recipe)
+    assert "resume" not in str(caught.value)
+
+
+def test_the_recipe_is_replaced_by_the_one_the_run_goes_on_with(recipe: Recipe, directory: RunDirectory) -> None:
+    further = recipe.model_copy(update={"steps": 7})
+    directory.rewrite_recipe(further)
+    assert load_recipe(directory.path / "recipe.yaml") == further
+    assert not list(directory.path.glob("unfinished_*"))
+
+
+def test_metrics_read_back_are_the_lines_that_were_written_with_nan_for_what_was_not_finite(
+    directory: RunDirectory,
+) -> None:
+    assert directory.metrics() == []
+    directory.append("metrics.jsonl", {"step": 1, "a": 0.1 + 0.2, "b": [1.0, 2.0]})
+    directory.append("metrics.jsonl", {"step": 2, "a": math.inf, "b": [math.nan, 1.0]})
+    one, two = directory.metrics()
+    assert one == {"step": 1, "a": 0.1 + 0.2, "b": [1.0, 2.0]}
+    assert math.isnan(two["a"]) and math.isnan(two["b"][0]) and two["b"][1] == 1.0
+
+
+def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDirectory, tmp_path: Path) -> None:
+    assert directory.log_bytes() == {}
+    directory.append("cold_start.jsonl", {"step": 1, "text": "é"})
+    sizes = directory.log_bytes()
+    assert sizes == {"cold_start.jsonl": (directory.path / "cold_start.jsonl").stat().st_size}
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "cold_start.jsonl").write_bytes((directory.path / "cold_start.jsonl").read_bytes())
+    directory.append("cold_start.jsonl", {"step": 2})
+    directory.append("metrics.jsonl", {"step": 0})
+    for step in (1, 2, 10):
+        directory.write_rollouts(step, rollout_lines(small_batch()))
+    directory.cut_back(steps=2, logs=logs)
+    assert directory.log_bytes() == sizes  # metrics.jsonl was not there
+    assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
+        "step_000001.jsonl",
+        "step_000002.jsonl",
+    ]
+
+
+def test_a_copy_beside_a_rollout_file_is_left_alone(directory: RunDirectory, tmp_path: Path) -> None:
+    copies = (
+        "step_000001-copy.jsonl",
+        "step_000009.bak.jsonl",
+        "step_9.jsonl",
+        "step_0000009.jsonl",
+        "step_\u0669.jsonl",
+    )
+    for step in (1, 9):
+        directory.write_rollouts(step, rollout_lines(small_batch()))
+    for name in copies:
+        (directory.path / "rollouts" / name).write_text("mine")
+    directory.cut_back(steps=1, logs=tmp_path)
+    assert {path.name for path in (directory.path / "rollouts").iterdir()} == {"step_000001.jsonl", *copies}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts/step_000001.jsonl"])
+def test_nothing_is_written_through_a_link(name: str, directory: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (directory.path / "rollouts").mkdir()
+    (directory.path / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=f"{name}: this is a link"):
+        if name == "metrics.jsonl":
+            directory.append(name, {"step": 1})
+        else:
+            directory.write_rollouts(1, rollout_lines(small_batch()))
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["unfinished_model", "replaced_model", "model", "unfinished_reference", "reference"])
+def test_no_model_is_written_through_a_link(
+    name: str, directory: RunDirectory, new_policy: Callable[..., Policy], tmp_path: Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "config.json").write_text("precious")
+    (directory.path / name).symlink_to(tmp_path / "precious")
+    save = directory.save_reference if name.endswith("reference") else directory.save_model
+    save(new_policy(seed=1))
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["config.json"]
+    assert (tmp_path / "precious" / "config.json").read_text() == "precious"
+    written = name.removeprefix("unfinished_").replace("replaced_", "")
+    assert {path.name for path in directory.path.iterdir()} == {"lock", "recipe.yaml", written}
+    assert not (directory.path / written).is_symlink() and (directory.path / written / "config.json").is_file()
+
+
+def test_a_directory_of_it_may_be_a_link_to_another_disk(directory: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (directory.path / "rollouts").symlink_to(tmp_path / "disk")
+    directory.write_rollouts(1, rollout_lines(small_batch()))
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step_000001.jsonl"]
+
+
+def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_directory(
+    directory: RunDirectory, new_policy: Callable[..., Policy]
+) -> None:
+    directory.append("metrics.jsonl", {"step": 1})
+    (directory.path / "lock").unlink()
+    directory.append("metrics.jsonl", {"step": 2})  # nobody has come: it is made again
+    (directory.path / "lock").unlink()
+    other = RunDirectory.reopen(directory.path)
+    before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
+    for write in (
+        lambda: directory.append("metrics.jsonl", {"step": 3}),
+        lambda: directory.write_rollouts(3, rollout_lines(small_batch())),
+        lambda: directory.save_model(new_policy(seed=1)),
+        lambda: directory.save_reference(new_policy(seed=1)),
+    ):
+        with pytest.raises(RunError, match="the lock of this run was removed"):
+            write()
+    assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
+    other.append("metrics.jsonl", {"step": 3})
+    other.close()
+
+
+def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirectory) -> None:
+    assert directory.set_aside() is None
+    for number in (1, 2):
+        directory.append("metrics.jsonl", {"step": number})
+        directory.write_rollouts(number, rollout_lines(small_batch()))
+        aside = directory.set_aside()
+        assert aside == directory.path / f"set_aside_{number}"
+        assert json.loads((aside / "metrics.jsonl").read_text()) == {"step": number}
+        assert [path.name for path in (aside / "rollouts").iterdir()] == [f"step_00000{number}.jsonl"]
+        assert directory.log_bytes() == {} and not (directory.path / "rollouts").exists()
+
+
+def test_rollouts_that_are_not_as_they_were_written_are_named(directory: RunDirectory) -> None:
+    paths = [directory.write_rollouts(step, rollout_lines(small_batch())) for step in (1, 2, 3, 4)]
+    files = {path.name: [path.stat().st_size, sha256(path)] for path in paths}
+    assert directory.damaged_rollouts(files) == []
+    contents = paths[0].read_bytes()
+    paths[1].write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
+    paths[2].write_bytes(contents[:-1])
+    paths[3].unlink()
+    assert directory.damaged_rollouts(files) == [path.name for path in paths[1:]]
+
+
+def test_the_final_model_is_replaced_whole_by_that_of_a_run_with_more_steps(
+    directory: RunDirectory, new_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, further = new_policy(seed=1), new_policy(seed=2)
+    directory.save_model(policy)
+    first = (directory.model / "model.safetensors").read_bytes()
+
+    def half(self: Policy, path: Path, weights: Any = None) -> None:
+        path.mkdir()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "save", half)
+        with pytest.raises(RunError, match=r"model could not be written: (.|\n)*No space"):
+            directory.save_model(further)
+    assert (directory.model / "model.safetensors").read_bytes() == first
+    directory.save_model(further)
+    assert (directory.model / "model.safetensors").read_bytes() != first
+    assert [path.name for path in sorted(directory.path.iterdir())] == ["lock", "model", "recipe.yaml"]

@@ -1,0 +1,25 @@
+"""The order of the rooms: a room imports only what stands before it."""
+
+import ast
+from pathlib import Path
+
+import gspo
+
+ROOT = Path(gspo.__file__).parent
+ROOMS = "errors types recipe objective queries model rollout reward learner evaluation metrics run report trackers"
+ORDER = [*ROOMS.split(), "train", "check", "cli", "__init__"]
+
+
+def test_every_room_imports_only_rooms_before_it() -> None:
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gspo."):
+                other = str(node.module).split(".")[1]
+                assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
+
+
+def test_only_the_doors_import_for_the_type_checker_alone() -> None:
+    """It would hide a circle; the package and the command line do it so that `--help` need not wait for torch."""
+    hiding = {path.name for path in ROOT.rglob("*.py") if "TYPE_CHECKING" in path.read_text(encoding="utf-8")}
+    assert hiding == {"__init__.py", "cli.py"}
