@@ -21,11 +21,10 @@ from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import Actor, Checkpoint, Model
-from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.random_state import random_state
 from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
 from gspo.run.checkpoint.store import Store
@@ -61,7 +60,7 @@ def main() -> None:
 
 def _row(name: str, home: Path, rounds: int) -> str:
     policy, optimizer, step = _training(name)
-    writer = Writer(Store(home / "checkpoints"), Checkpoint(keep=1))
+    writer = Writer(Store(home / "checkpoints"), CheckpointConfig(keep=1))
     step()
     step()
     seconds = _seconds(step)
@@ -91,13 +90,13 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
     shape = ARCHITECTURES[name]
     heads = {"num_key_value_heads": shape["num_attention_heads"], "head_dim": 64}
     architecture = {"model_type": "qwen3", "max_position_embeddings": 256, **heads, **shape}
-    policy = load_policy(Model(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
-    optimizer = Optimizer(policy.model, Settings(lr=1e-4), total_steps=10**6)
+    policy = load_policy(ModelConfig(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-4), total_steps=10**6)
     generator = torch.Generator().manual_seed(0)
     items = [
         Item(
             index=index,
-            sequence=Conditioned(
+            sequence=TokenSequence(
                 prompt_ids=tuple(torch.randint(3, len(tokenizer), (8,), generator=generator).tolist()),
                 response_ids=torch.randint(3, len(tokenizer), (TOKENS,), generator=generator),
             ),
@@ -108,7 +107,7 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
     ]
 
     def step() -> None:
-        accumulate_gradient(policy, items, Actor(), Denominators(num_sequences=SEQUENCES), 0, temperature=1.0)
+        accumulate_gradient(policy, items, ActorConfig(), Denominators(num_sequences=SEQUENCES), 0, temperature=1.0)
         optimizer.step()
 
     return policy, optimizer, step

@@ -19,7 +19,7 @@ import torch
 
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import Model, Rollout
+from gspo.recipe.schema import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.engine import generate
 
 SHAPE: dict[str, Any] = {
@@ -88,7 +88,7 @@ def main() -> None:
 
 def _policy(architecture: dict[str, Any]) -> Policy:
     tokenizer = fit_tokenizer(VOCABULARY)
-    return load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
+    return load_policy(ModelConfig(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
 
 
 def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], list[float], list[float]]:
@@ -98,7 +98,7 @@ def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], 
     policy.model.generation_config.eos_token_id = stop
     words = policy.tokenizer(WORDS).input_ids
     prompt = (words * work.prompt_tokens)[: work.prompt_tokens]
-    sampling = Rollout(max_new_tokens=work.new_tokens)
+    sampling = RolloutConfig(max_new_tokens=work.new_tokens)
     batch = torch.tensor([prompt] * work.num_prompts * 8)
 
     def engine(seed: int) -> None:

@@ -26,12 +26,10 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient
 from gspo.model.head import Head
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import Actor, Model
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import generate
 from gspo.rollout.embedded.one_token import decoder_of
 from gspo.rollout.embedded.transcript import Response
@@ -90,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
     with torch.inference_mode():
         written_out = decoder_of(policy.trunk) is not None
-    print(f"packed: {policy.packs}, decoder written out: {written_out}")  # or the figures below are of the fallbacks
+    print(
+        f"packed: {policy.supports_packing}, decoder written out: {written_out}"
+    )  # or the figures below are of the fallbacks
     print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
     _logits(policy, options.repeats)
     groups = _decode(policy, work, options.repeats, bandwidth)
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _policy(architecture: dict[str, Any]) -> Policy:
     tokenizer = fit_tokenizer(["0123456789"])
-    policy = load_policy(Model(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
+    policy = load_policy(ModelConfig(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
     policy.model.generation_config.eos_token_id = None
     return replace(policy, stop_ids=(-1,))  # every response has its full length
 
@@ -131,7 +131,7 @@ def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[
     """Tokens a second of the engine and of `generate`, in turn."""
     prompts = _prompts(work)
     groups: list[list[Response]] = []
-    sampling = Sampling(max_new_tokens=work.new_tokens)
+    sampling = RolloutConfig(max_new_tokens=work.new_tokens)
     repeated = torch.tensor(prompts, device=policy.device).repeat_interleave(work.group_size, dim=0)
 
     def engine() -> None:
@@ -170,7 +170,7 @@ def _agreement(policy: Policy, work: Work, groups: list[list[Response]]) -> None
 
 def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: int, peak: float) -> None:
     """One mini-batch of all groups: forward, backward, optimiser step."""
-    optimizer, actor = Optimizer(policy.model, Settings(), total_steps=1), Actor()
+    optimizer, actor = Optimizer(policy.model, OptimizerConfig(), total_steps=1), ActorConfig()
     items = [  # the policy is its own π_old: nothing is clipped, all of it is computed
         Item(index=index, sequence=sequence, advantage=(-1.0) ** index, old_logprobs=None)
         for index, sequence in enumerate(_sequences(work, groups))
@@ -187,9 +187,9 @@ def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: i
     print(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
 
 
-def _sequences(work: Work, groups: list[list[Response]]) -> list[Conditioned]:
+def _sequences(work: Work, groups: list[list[Response]]) -> list[TokenSequence]:
     return [
-        Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids)
+        TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids)
         for prompt, group in zip(_prompts(work)[: len(groups)], groups, strict=True)
         for response in group
     ]

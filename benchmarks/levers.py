@@ -29,14 +29,12 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.recipe.schema import Actor, Model
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded import engine as embedded
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Query, Score
 
-ACTOR = Actor(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
+ACTOR = ActorConfig(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 
 
 @dataclass(kw_only=True)
@@ -47,8 +45,8 @@ class Step:
     optimizer: Optimizer
     queries: list[Query]
     group_size: int
-    sampling: Sampling
-    actor: Actor
+    sampling: RolloutConfig
+    actor: ActorConfig
     prefill_each: bool = False  # every response reads its prompt by itself
     first_pass: bool = False  # old log-likelihoods of the first mini-batch get a pass of their own
     train_all: bool = False  # sequences without an advantage are computed, too
@@ -99,7 +97,7 @@ def setting(**values: Any) -> Callable[[Step], AbstractContextManager[object]]:
 
 def _padded(step: Step) -> AbstractContextManager[object]:
     """Without: a pass for each block of sequences, padded to its longest; a prompt once a sequence."""
-    return patch.object(step, "policy", replace(step.policy, packs=False))
+    return patch.object(step, "policy", replace(step.policy, supports_packing=False))
 
 
 LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[object]]]] = [
@@ -155,7 +153,7 @@ def _step(workload: str, lever: str) -> Step:
     work = workloads.WORKLOADS[workload]
     with tempfile.TemporaryDirectory() as folder:
         workloads.write_model(work, Path(folder))
-        recipe = Model(path=folder)
+        recipe = ModelConfig(path=folder)
         policy = load_policy(recipe, make_tokenizer(recipe, []), seed=0)
     num_queries = work.sequences // work.group_size
     queries = [
@@ -171,10 +169,10 @@ def _step(workload: str, lever: str) -> Step:
     max_rows = 16 if "16 at once" in lever else 512
     return Step(
         policy=policy,
-        optimizer=Optimizer(policy.model, Settings(lr=workloads.LEARNING_RATE), total_steps=1),
+        optimizer=Optimizer(policy.model, OptimizerConfig(lr=workloads.LEARNING_RATE), total_steps=1),
         queries=queries,
         group_size=work.group_size,
-        sampling=Sampling(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
+        sampling=RolloutConfig(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
         actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever else ACTOR,
     )
 

@@ -14,7 +14,7 @@ from gspo.learner.old_policy import old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.policy import load_policy
-from gspo.recipe.schema import Critic as CriticSettings
+from gspo.recipe.schema import CriticConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Score
 
@@ -34,7 +34,7 @@ def main() -> None:
         actor = recipe.actor.model_copy(update={"gradient_noise": False, **changes})
         critic = None
         if trunk is not None:
-            settings = CriticSettings.model_validate({"trunk": trunk})
+            settings = CriticConfig.model_validate({"trunk": trunk})
             critic = Critic(settings, policy, other if trunk == "own" else None, total_steps=actor.mini_batches)
         said = appraise(
             groups,

@@ -21,12 +21,10 @@ from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import Actor, Model
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import generate
 
 LENGTHS = [64, 256, 1024, 4096]
@@ -78,14 +76,14 @@ def _policy(vocabulary: int) -> Policy:
         "max_position_embeddings": 8192,
     }
     tokenizer = fit_tokenizer(["0123456789"])
-    policy = load_policy(Model(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
+    policy = load_policy(ModelConfig(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
     return replace(policy, stop_ids=(-1,))
 
 
 def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: float) -> list[str]:
     prompt = [1 + number % 9 for number in range(PROMPT)]
-    sampling, actor = Sampling(max_new_tokens=length), Actor()
-    optimizer = Optimizer(policy.model, Settings(), total_steps=1)
+    sampling, actor = RolloutConfig(max_new_tokens=length), ActorConfig()
+    optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     decoding, updating = [], []
     for seed in range(repeats + 1):
         started = time.perf_counter()
@@ -94,7 +92,7 @@ def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: f
         items = [
             Item(
                 index=index,
-                sequence=Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids),
+                sequence=TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids),
                 advantage=(-1.0) ** index,
                 old_logprobs=None,  # the policy is its own π_old: nothing is clipped
             )

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from gspo.model.packing import Conditioned
+    from gspo.model.packing import TokenSequence
     from gspo.model.policy import Policy
-    from gspo.recipe.schema import Actor
+    from gspo.recipe.schema import ActorConfig
     from gspo.types import Batch, Query
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -73,13 +73,13 @@ def each_family(request: pytest.FixtureRequest) -> str:
 def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
     """A policy of a family, the same new weights at every call or saved ones; other keys go to its configuration."""
     from gspo.model.policy import load_policy
-    from gspo.recipe.schema import Model
+    from gspo.recipe.schema import ModelConfig
 
     def build(
         family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
     ) -> "Policy":
         architecture = {"model_type": family, **SHAPE, **FAMILIES.get(family, {}), **changes}
-        recipe = Model(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
+        recipe = ModelConfig(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
         return load_policy(recipe, fitted_tokenizer, seed=seed, weights=weights)
 
     return build
@@ -89,7 +89,7 @@ def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
 def plain_logprobs() -> "Callable[..., torch.Tensor]":
     """Log-likelihoods [N] from the model's own forward pass, one sequence at a time, without padding or cache."""
 
-    def compute(policy: "Policy", sequences: "Sequence[Conditioned]", temperature: float = 1.0) -> torch.Tensor:
+    def compute(policy: "Policy", sequences: "Sequence[TokenSequence]", temperature: float = 1.0) -> torch.Tensor:
         found = []
         for sequence in sequences:
             ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
@@ -102,11 +102,11 @@ def plain_logprobs() -> "Callable[..., torch.Tensor]":
 
 
 @pytest.fixture(scope="session")
-def ragged_sequences() -> "Callable[..., list[Conditioned]]":
+def ragged_sequences() -> "Callable[..., list[TokenSequence]]":
     """Random token sequences of unequal lengths; the first response has one token."""
-    from gspo.model.packing import Conditioned
+    from gspo.model.packing import TokenSequence
 
-    def build(number: int, *, vocabulary: int, seed: int = 0, longest: int = 20) -> "list[Conditioned]":
+    def build(number: int, *, vocabulary: int, seed: int = 0, longest: int = 20) -> "list[TokenSequence]":
         rng = random.Random(seed)
 
         def tokens(count: int) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ def ragged_sequences() -> "Callable[..., list[Conditioned]]":
 
         lengths = [1, *(rng.randint(1, longest) for _ in range(number - 1))]
         return [
-            Conditioned(prompt_ids=tokens(rng.randint(1, 9)), response_ids=torch.tensor(tokens(n))) for n in lengths
+            TokenSequence(prompt_ids=tokens(rng.randint(1, 9)), response_ids=torch.tensor(tokens(n))) for n in lengths
         ]
 
     return build
@@ -163,12 +163,12 @@ def batch_of(query_of: Any) -> "Callable[..., Batch]":
 
 
 @pytest.fixture(scope="session")
-def actor_of() -> "Callable[..., Actor]":
+def actor_of() -> "Callable[..., ActorConfig]":
     """The actor's settings, with one micro-batch of everything where nothing else is said."""
-    from gspo.recipe.schema import Actor
+    from gspo.recipe.schema import ActorConfig
 
-    def build(**settings: Any) -> "Actor":
-        return Actor(**{"micro_batch_tokens": 10**6, "mini_batches": 1, "gradient_noise": False, **settings})
+    def build(**settings: Any) -> "ActorConfig":
+        return ActorConfig(**{"micro_batch_tokens": 10**6, "mini_batches": 1, "gradient_noise": False, **settings})
 
     return build
 
@@ -177,13 +177,13 @@ def actor_of() -> "Callable[..., Actor]":
 def recording_optimizer() -> Any:
     """An Optimizer class whose steps note the accumulated gradients (.gradients) and change no weight."""
     from gspo.learner.optimizer import Optimizer, StepReport
-    from gspo.recipe.schema import Optimizer as Settings
+    from gspo.recipe.schema import OptimizerConfig
 
     class RecordingOptimizer(Optimizer):
         gradients: list[torch.Tensor]  # one flat vector a step, over all optimisers of this class
 
-        def __init__(self, model: Any, settings: Settings | None = None, *, total_steps: int = 1) -> None:
-            super().__init__(model, settings or Settings(), total_steps=total_steps)
+        def __init__(self, model: Any, settings: OptimizerConfig | None = None, *, total_steps: int = 1) -> None:
+            super().__init__(model, settings or OptimizerConfig(), total_steps=total_steps)
             self.model = model
 
         def step(self, *, loss_is_finite: bool = True) -> StepReport:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.types import Experts, Rollout
 
@@ -54,7 +54,7 @@ def router_calls(policy: Policy) -> Iterator[list[tuple[int, Tensor, Any]]]:
 
 
 @torch.no_grad()
-def live_experts(policy: Policy, sequence: Conditioned) -> Experts:
+def live_experts(policy: Policy, sequence: TokenSequence) -> Experts:
     """The routers' own choice, in the model's plain pass over one sequence by itself."""
     ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     with router_calls(policy) as calls:
@@ -64,7 +64,7 @@ def live_experts(policy: Policy, sequence: Conditioned) -> Experts:
     return Experts(prefix=chosen[:start], row=chosen[start:])
 
 
-def random_experts(policy: Policy, sequences: Sequence[Conditioned], seed: int = 0) -> list[Conditioned]:
+def random_experts(policy: Policy, sequences: Sequence[TokenSequence], seed: int = 0) -> list[TokenSequence]:
     """The sequences with experts that have nothing to do with the routers; neighbours share those of their prompt."""
     routing, generator = policy.routing, torch.Generator().manual_seed(seed)
     assert routing is not None
@@ -82,7 +82,7 @@ def random_experts(policy: Policy, sequences: Sequence[Conditioned], seed: int =
     return found
 
 
-def replayed_logprobs(policy: Policy, sequences: Sequence[Conditioned], plain_logprobs: Any, *rest: Any) -> Tensor:
+def replayed_logprobs(policy: Policy, sequences: Sequence[TokenSequence], plain_logprobs: Any, *rest: Any) -> Tensor:
     """Of the model's plain passes over the sequences one by one, without padding, their experts replayed."""
     found = []
     for sequence in sequences:
@@ -93,9 +93,9 @@ def replayed_logprobs(policy: Policy, sequences: Sequence[Conditioned], plain_lo
     return torch.cat(found)
 
 
-def conditioned(prompt_ids: Sequence[int], rollout: Rollout, experts: Experts | None = None) -> Conditioned:
+def conditioned(prompt_ids: Sequence[int], rollout: Rollout, experts: Experts | None = None) -> TokenSequence:
     """A rollout as a sequence to be scored."""
-    return Conditioned(prompt_ids=tuple(prompt_ids), response_ids=rollout.response_ids, experts=experts)
+    return TokenSequence(prompt_ids=tuple(prompt_ids), response_ids=rollout.response_ids, experts=experts)
 
 
 @torch.no_grad()

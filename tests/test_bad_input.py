@@ -41,7 +41,7 @@ def failing(capfd: pytest.CaptureFixture[str]) -> Failing:
         assert code == 2, error
         assert error.startswith("error: ") and error.count("error: ") == 1
         assert "Traceback" not in error
-        # The message and how to mend it: no page of somebody else's text.
+        # The message and how to fix it: no page of somebody else's text.
         assert len(error.splitlines()) <= 6 and len(error) < 700, error
         assert after == before
         return error

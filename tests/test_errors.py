@@ -7,13 +7,13 @@ from gspo.errors import MAX_BYTES, UserError
 
 @pytest.mark.parametrize("text", ["x" * 10**6, "é" * 10**6, "\ud800" * 10**5])
 def test_a_message_is_bounded_whatever_it_quotes_and_keeps_where_and_how_to_mend_it(text: str) -> None:
-    for what, where, mend in ((text, "here", "do this"), ("short", text, "do this"), (text, text, text)):
-        error = UserError(what, where=where, mend=mend)
+    for what, where, fix in ((text, "here", "do this"), ("short", text, "do this"), (text, text, text)):
+        error = UserError(what, where=where, fix=fix)
         assert len(str(error).encode()) <= MAX_BYTES
-        assert "\n  mend: " in str(error)
-        assert len(str(UserError(error.what, where=error.where, mend=error.mend)).encode()) <= MAX_BYTES
-    assert str(UserError(text, where="here", mend="do this")).startswith("here: ")
-    assert str(UserError(text, where="here", mend="do this")).endswith("do this")
+        assert "\n  fix: " in str(error)
+        assert len(str(UserError(error.what, where=error.where, fix=error.fix)).encode()) <= MAX_BYTES
+    assert str(UserError(text, where="here", fix="do this")).startswith("here: ")
+    assert str(UserError(text, where="here", fix="do this")).endswith("do this")
 
 
 def test_a_cut_message_keeps_its_beginning_and_its_end() -> None:
@@ -22,7 +22,7 @@ def test_a_cut_message_keeps_its_beginning_and_its_end() -> None:
 
 
 def test_a_short_message_is_as_it_was_written() -> None:
-    error = UserError("it is wrong", where="a key", mend="write another")
-    assert (error.what, error.where, error.mend) == ("it is wrong", "a key", "write another")
-    assert str(error) == "a key: it is wrong\n  mend: write another"
+    error = UserError("it is wrong", where="a key", fix="write another")
+    assert (error.what, error.where, error.fix) == ("it is wrong", "a key", "write another")
+    assert str(error) == "a key: it is wrong\n  fix: write another"
     assert str(UserError("ü")) == "ü"

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from gspo.recipe.load import dump_recipe, load_recipe
-from gspo.recipe.schema import Actor, Recipe
+from gspo.recipe.schema import ActorConfig, Recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted([*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "studies").rglob("*.yaml")])
@@ -71,9 +71,9 @@ def test_every_key_of_the_contract_exists(key: str) -> None:
 
 def test_the_levels_of_the_contract_are_accepted() -> None:
     for level in ("token", "sequence", "sequence_token"):
-        assert Actor(importance_sampling_level=level).importance_sampling_level == level
+        assert ActorConfig(importance_sampling_level=level).importance_sampling_level == level
     for source in ("recompute", "engine"):
-        assert Actor(old_logprobs=source).old_logprobs == source
+        assert ActorConfig(old_logprobs=source).old_logprobs == source
 
 
 def test_the_default_run_is_the_one_that_was_asked_for() -> None:

@@ -31,8 +31,8 @@ NUM_ROWS = 8  # rendered
 def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
     check_trackers(recipe.report.trackers, where="report.trackers")
-    separator = recipe.rollout.turn_separator
-    functions = load_functions(recipe.reward, turn_separator=separator)
+    separator = recipe.rollout.segment_separator
+    functions = load_functions(recipe.reward, segment_separator=separator)
     rows = load_rows(recipe)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
@@ -47,7 +47,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
     rendered = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config))
     queries = rendered.train
-    probed = probe(queries, rendered.held_out, functions, tokenizer, turn_separator=separator)
+    probed = probe(queries, rendered.held_out, functions, tokenizer, segment_separator=separator)
     check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
     rollout = recipe.rollout
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"

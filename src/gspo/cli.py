@@ -26,11 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = [*(options.overrides or ()), *rest]
     try:
         if options.overrides is None and rest:
-            raise UserError(f"there is no option {rest[0]!r}", where="command line", mend="see --help")
+            raise UserError(f"there is no option {rest[0]!r}", where="command line", fix="see --help")
         for override in overrides:
             if override.startswith("-") or "=" not in override:
-                mend = f"write {override.lstrip('-')}" if "=" in override else None
-                raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", mend=mend)
+                fix = f"write {override.lstrip('-')}" if "=" in override else None
+                raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
         return int(options.command(options, overrides))
     except UserError as error:
         return _said(f"error: {error}", 2)
@@ -139,8 +139,8 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
     if (directory / "manifest.json").is_file():
-        mend = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
-        raise UserError("this is a checkpoint, not a run", where=str(directory), mend=mend)
+        fix = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
+        raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
     from gspo.run.resume import home_of, not_a_run
 
     if not (directory / "recipe.yaml").is_file():
@@ -151,12 +151,12 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         directory = directory.absolute()
         os.chdir(home)
     if any(override.lstrip("+").startswith("output_dir=") for override in overrides):
-        mend = "move the directory, then resume it under its new name"
-        raise UserError("a run goes on in its own directory", where="output_dir", mend=mend)
+        fix = "move the directory, then resume it under its new name"
+        raise UserError("a run goes on in its own directory", where="output_dir", fix=fix)
     recipe = load_recipe(directory / "recipe.yaml", [*overrides, f"output_dir={json.dumps(str(directory))}"])
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
-        mend = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
-        raise UserError("this run took its queries or its reward from Python", where=str(directory), mend=mend)
+        fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
+        raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
     return _run(recipe, resume=True)
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 MAX_BYTES = 2048  # of a message: it may quote input of any size
 _MAX_WHERE_BYTES = 400
-_MAX_MEND_BYTES = 800
+_MAX_FIX_BYTES = 800
 _CUT = " … "
 
 _ESCAPED = [*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
@@ -16,15 +16,15 @@ _WITHIN_LINES = {code: form for code, form in _FORMS.items() if code not in (0x0
 
 
 class UserError(Exception):
-    """The input cannot be used; the message says what, where, why and how to mend it (exit code 2, no traceback).
+    """The input cannot be used; the message says what, where, why and how to fix it (exit code 2, no traceback).
 
     A message is at most 2 KB of text that can be printed: what is longer is cut in its middle.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.where = where and _bounded(where, _MAX_WHERE_BYTES)
-        self.mend = mend and _bounded(mend, _MAX_MEND_BYTES)
-        place, advice = f"{self.where}: " if self.where else "", f"\n  mend: {self.mend}" if self.mend else ""
+        self.fix = fix and _bounded(fix, _MAX_FIX_BYTES)
+        place, advice = f"{self.where}: " if self.where else "", f"\n  fix: {self.fix}" if self.fix else ""
         self.what = _bounded(what, MAX_BYTES - len(f"{place}{advice}".encode()))
         super().__init__(f"{place}{self.what}{advice}")
 

@@ -14,8 +14,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
 from gspo.recipe.inert import inert_settings
-from gspo.recipe.schema import Optimizer as OptimizerSettings
-from gspo.recipe.schema import Recipe
+from gspo.recipe.schema import OptimizerConfig, Recipe
 from gspo.run.begin import begun, end_recorded
 from gspo.run.collect import batch_of, collect
 from gspo.run.companions import begin_companions
@@ -132,7 +131,7 @@ def _loop(run: Run) -> None:
         record_step(run, step, batch, reports, scored=found.scored)
 
 
-def _optimizer(run: Run, settings: OptimizerSettings, num_updates: int) -> Optimizer:
+def _optimizer(run: Run, settings: OptimizerConfig, num_updates: int) -> Optimizer:
     """A phase's own, begun with it or taken up; its masters start from the weights as they are now."""
     run.optimizer = Optimizer(run.parts.policy.model, settings, total_steps=num_updates)
     if run.optimizer_state:

@@ -45,7 +45,7 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int  # updates, made or skipped, before it was sampled
     experts: Experts | None = None  # that the engine activated; None: not recorded
-    turns: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.turn_separator
+    segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,10 @@ class Score:
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
     failures: Mapping[str, Failure] = field(default_factory=dict)  # by function name, those of weight 0 too
-    token_rewards: Float[Tensor, "T"] | None = None  # whose sum the reward is, where a function scores turns or tokens
-    places: Int[Tensor, "T"] | None = None  # of those tokens: the turns that they belong to, or their positions
+    token_rewards: Float[Tensor, "T"] | None = (
+        None  # their sum is the reward; where a function scores segments or tokens
+    )
+    places: Int[Tensor, "T"] | None = None  # of those tokens: the segments that they belong to, or their positions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ def worked(row: Mapping[str, Any], rng: random.Random, *, bare_fraction: float =
         raise UserError(
             "this demonstrator answers tasks with worked solutions only",
             where="cold_start.demonstrations",
-            mend="set queries.procedural.task: gsm_symbolic, or give a function of your own",
+            fix="set queries.procedural.task: gsm_symbolic, or give a function of your own",
         ) from None
     bare = f"<answer>{answer}</answer>"
     # The solution's own last line, `#### 288` or `#### 288.0`, is the answer as GSM8K writes it.

@@ -94,7 +94,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_begun_and_nothing_touched(
         broken_off.flip(f"checkpoints/{name}/state.safetensors")
     before = {path: path.read_bytes() for path in broken_off.run.rglob("*") if path.is_file() and path.name != "lock"}
     assert broken_off.start(*command).wait() == 2
-    for words in ("no checkpoint is whole", "step_000002:", f"{STOPPED}:", "mend:"):
+    for words in ("no checkpoint is whole", "step_000002:", f"{STOPPED}:", "fix:"):
         assert words in broken_off.said
     assert before == {path: path.read_bytes() for path in before}
     assert broken_off.checkpoints() == ["step_000002", STOPPED]
@@ -156,7 +156,7 @@ def test_other_queries_are_refused(broken_off: Laboratory) -> None:
     rows = broken_off.home / "rows.jsonl"
     rows.write_text(rows.read_text().replace("dog", "cat"))
     assert broken_off.resume() == 2
-    assert "queries" in broken_off.said and "mend:" in broken_off.said
+    assert "queries" in broken_off.said and "fix:" in broken_off.said
 
 
 def test_a_directory_that_cannot_be_written_is_said_before_any_work_and_nothing_is_lost(
@@ -165,14 +165,14 @@ def test_a_directory_that_cannot_be_written_is_said_before_any_work_and_nothing_
     privileges: Fault = ("without_privileges", {})
     (laboratory.home / "locked").mkdir(mode=0o555)
     assert laboratory.train("output_dir=locked/run", fault=privileges) == 2
-    assert "locked" in laboratory.said and "mend:" in laboratory.said
+    assert "locked" in laboratory.said and "fix:" in laboratory.said
     kill: Fault = ("signal_at", {"place": "optimizer step", "count": 8, "saved": True})
     assert laboratory.train(fault=kill) == -9
     (laboratory.run / "lock").chmod(0o444)
     (laboratory.run / "checkpoints").chmod(0o555)
     laboratory.run.chmod(0o555)
     assert laboratory.resume(fault=privileges) == 2
-    assert "cannot be written" in laboratory.said and "mend:" in laboratory.said
+    assert "cannot be written" in laboratory.said and "fix:" in laboratory.said
     laboratory.run.chmod(0o755)
     (laboratory.run / "lock").chmod(0o644)
     assert laboratory.resume(fault=privileges) == 1  # the run's directory is writable again, its checkpoints are not

@@ -87,7 +87,7 @@ def test_too_many_end_the_run_with_the_reason_and_nothing_is_sampled_twice(
     after_step_1 = f'if pathlib.Path("run/checkpoints/step_000001").exists():\n            {harm}'
     laboratory.reward(HARM.format(harm=after_step_1).replace('if "dog" in prompts[0]', "if True"))
     assert laboratory.train(LIMIT, ALONE, fault=("slow_steps", {"seconds": 0.05})) == 2, laboratory.said
-    for part in (words, "score", "mend:", "gspo resume run"):
+    for part in (words, "score", "fix:", "gspo resume run"):
         assert part in laboratory.said, laboratory.said
     assert laboratory.checkpoints()[-1].endswith("_sampled"), laboratory.said
     laboratory.reward(good)

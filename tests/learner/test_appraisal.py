@@ -8,10 +8,9 @@ import torch
 
 from gspo.learner.appraisal import appraise
 from gspo.learner.critic import Critic
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Critic as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import CriticConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Appraisal, Group, Score
 
@@ -22,7 +21,7 @@ REWARDS = [1.0, None, 0.0, 1.0, None, None, None, None, 0.5, 1.0, 0.0, None]
 @pytest.fixture
 def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
     queries = [query_of(prompt, number) for number, prompt in enumerate([[4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10]])]
-    sampling = Sampling(max_new_tokens=9, temperature=0.7)
+    sampling = RolloutConfig(max_new_tokens=9, temperature=0.7)
     return sample_groups(new_policy(), queries, sampling, group_size=4, seed=0, policy_version=0)
 
 
@@ -52,7 +51,7 @@ def test_another_reference_says_its_own(groups: Any, new_policy: NewPolicy, acto
     rollouts = [(group.query.prompt_ids, rollout) for group in groups for rollout in group.rollouts]
     for index, logprobs in found.items():
         prompt, rollout = rollouts[index]
-        alone = Conditioned(prompt_ids=prompt, response_ids=rollout.response_ids)
+        alone = TokenSequence(prompt_ids=prompt, response_ids=rollout.response_ids)
         with torch.no_grad():
             torch.testing.assert_close(logprobs, plain_logprobs(other, [alone], 0.7), rtol=0, atol=1e-5)
         assert (logprobs - rollout.sampler_logprobs).abs().max() > 1e-2
@@ -63,7 +62,7 @@ def test_unscored_rollouts_cost_nothing(
     trunk: Any, groups: Any, new_policy: NewPolicy, actor_of: Any, tokens_read: Any
 ) -> None:
     policy, reference, own = new_policy(), new_policy(), new_policy() if trunk == "own" else None
-    critic = Critic(Settings(trunk=trunk), policy, own, total_steps=1)
+    critic = Critic(CriticConfig(trunk=trunk), policy, own, total_steps=1)
     read = {"reference": tokens_read(reference), "values": tokens_read(own or policy)}
     models: dict[str, Any] = {"policy": policy, "reference": reference, "critic": critic}
     nothing = appraised(groups, actor_of(), [None] * 12, **models)

@@ -12,11 +12,9 @@ import torch
 from gspo.learner.batch import make_batch, rewards_differ
 from gspo.learner.old_policy import old_policy
 from gspo.learner.update import update
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.objective import group_advantages, token_advantages
-from gspo.recipe.schema import Actor
-from gspo.recipe.schema import Critic as CriticSettings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, CriticConfig, RolloutConfig
 from gspo.types import Appraisal, Batch, Group, Rollout, Score
 
 LENGTHS = [[3, 1, 4], [2, 5, 1]]
@@ -89,7 +87,7 @@ def test_gae_is_that_of_plain_loops(
     gamma: float, lam: float, whiten: bool, coefficient: float, groups: Any, actor_of: Any
 ) -> None:
     actor = actor_of(advantage="gae", kl={"coefficient": coefficient, "place": "reward"}, **TOKEN)
-    critic = CriticSettings(gae_gamma=gamma, gae_lambda=lam, whiten=whiten)
+    critic = CriticConfig(gae_gamma=gamma, gae_lambda=lam, whiten=whiten)
     batch = make_batch(groups, SCORES, actor, critic=critic, appraisal=APPRAISAL)
     advantages, returns = plain_gae(groups, gamma, lam, coefficient)
     everything = [one for its in advantages.values() for one in its]
@@ -125,8 +123,8 @@ def test_kl_in_the_reward_is_summed_over_the_response_before_groups_are_compared
     assert make_batch(groups, SCORES, elsewhere, appraisal=APPRAISAL).advantages == plain.advantages
 
 
-def mask() -> Sampling:
-    return Sampling(overlong="mask")
+def mask() -> RolloutConfig:
+    return RolloutConfig(overlong="mask")
 
 
 def test_a_masked_response_is_part_of_its_groups_mean_but_not_of_the_loss(groups: Any, actor_of: Any) -> None:
@@ -144,7 +142,7 @@ def test_a_masked_response_is_part_of_its_groups_mean_but_not_of_the_loss(groups
 
 @pytest.mark.parametrize("overlong", ["keep", "penalty"])
 def test_nothing_is_masked_elsewhere(overlong: Any, groups: Any, actor_of: Any) -> None:
-    assert make_batch(groups, SCORES, actor_of(), sampling=Sampling(overlong=overlong)).masked == frozenset()
+    assert make_batch(groups, SCORES, actor_of(), sampling=RolloutConfig(overlong=overlong)).masked == frozenset()
 
 
 @pytest.mark.parametrize("settings", [{}, {"entropy_bonus": 0.1}, {"kl": {"coefficient": 0.1, "estimator": "k2"}}])
@@ -163,7 +161,7 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
     for index, (group, rollout) in enumerate(pairs):
         if index not in (0, 4, 5):
             continue
-        sequence = Conditioned(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
+        sequence = TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
         logprobs = plain_logprobs(policy, [sequence])
         loss = loss - batch.advantages[index] * logprobs.mean() / 3
         if "kl" in settings:
@@ -182,7 +180,7 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
 
 
 def test_rewards_that_the_mask_takes_out_of_the_loss_are_no_signal(groups: list[Group]) -> None:
-    masking, lone = Sampling(overlong="mask"), groups[0]
+    masking, lone = RolloutConfig(overlong="mask"), groups[0]
     cut_off = Group(
         query=lone.query, rollouts=tuple(dataclasses.replace(one, finish_reason="length") for one in lone.rollouts)
     )
@@ -219,7 +217,7 @@ def test_a_penalty_that_makes_unequal_answers_equal_does_not_hide_them(groups: l
     assert rewards_differ(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]))
 
 
-def test_rewards_of_turns_are_discounted_and_compared_turn_by_turn(groups: Any, actor_of: Any) -> None:
+def test_rewards_of_segments_are_discounted_and_compared_segment_by_segment(groups: Any, actor_of: Any) -> None:
     places = [torch.arange(length) // 2 for length in ALL_LENGTHS]
     earned = [drawn(length, index).double() for index, length in enumerate(ALL_LENGTHS)]
     scores = [
@@ -259,10 +257,12 @@ def test_kl_in_the_reward_of_tokens_counts_from_each_token_on(kind: Any, groups:
 
 
 def test_masked_responses_have_no_say_in_the_whitening(groups: list[Group]) -> None:
-    actor = Actor(surrogate="ppo")
-    settings = CriticSettings()
+    actor = ActorConfig(surrogate="ppo")
+    settings = CriticConfig()
     rest = [index for index in SCORED if index not in (1, 3)]
-    made = make_batch(groups, SCORES, actor, sampling=Sampling(overlong="mask"), critic=settings, appraisal=APPRAISAL)
+    made = make_batch(
+        groups, SCORES, actor, sampling=RolloutConfig(overlong="mask"), critic=settings, appraisal=APPRAISAL
+    )
     everything = torch.cat([made.token_advantages.get(index, torch.tensor([made.advantages[index]])) for index in rest])
     assert float(everything.mean()) == pytest.approx(0, abs=1e-6)
     assert float(everything.std()) == pytest.approx(1)

@@ -15,10 +15,9 @@ from gspo.learner.loss import Denominators
 from gspo.learner.old_policy import Old, old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import MiniBatchReport, accumulate_gradient, update
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Critic as Settings
-from gspo.recipe.schema import Optimizer as OptimizerSettings
+from gspo.recipe.schema import CriticConfig, OptimizerConfig
 from gspo.types import Appraisal, Batch
 
 NewPolicy = Callable[..., Policy]
@@ -33,7 +32,7 @@ def critic_of(
     """With a head that is not the zero of the beginning, through which nothing would reach the trunk."""
     dtype = str(policy.head.weight.dtype).removeprefix("torch.")
     own = new_policy(seed=5, dtype=dtype) if trunk == "own" else None
-    critic = Critic(Settings(trunk=trunk, **settings), policy, own, total_steps=9)
+    critic = Critic(CriticConfig(trunk=trunk, **settings), policy, own, total_steps=9)
     if opinionated:
         with torch.no_grad():
             critic._head.weight.copy_(
@@ -43,15 +42,15 @@ def critic_of(
     return critic
 
 
-def sequences_of(batch: Batch) -> list[Conditioned]:
+def sequences_of(batch: Batch) -> list[TokenSequence]:
     return [
-        Conditioned(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
+        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
         for group in batch.groups
         for rollout in group.rollouts
     ]
 
 
-def plain_values(policy: Policy, critic: Critic, sequence: Conditioned) -> Tensor:
+def plain_values(policy: Policy, critic: Critic, sequence: TokenSequence) -> Tensor:
     """From a plain pass over one sequence; the state before token t is that of the token before it."""
     model = policy.model if critic._own is None else critic._own.model
     ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids.tolist()]])
@@ -59,7 +58,7 @@ def plain_values(policy: Policy, critic: Critic, sequence: Conditioned) -> Tenso
     return (states.float() @ critic._head.weight[0]) + critic._head.bias
 
 
-def to_learn(batch: Batch, returns: Callable[[int, Conditioned], Tensor]) -> Batch:
+def to_learn(batch: Batch, returns: Callable[[int, TokenSequence], Tensor]) -> Batch:
     """No advantages, so that all of the gradient is the value loss's; the old values are near 0."""
     sequences = sequences_of(batch)
     scored = [index for index, score in enumerate(batch.scores) if score.reward is not None]
@@ -72,7 +71,7 @@ def to_learn(batch: Batch, returns: Callable[[int, Conditioned], Tensor]) -> Bat
     )
 
 
-def some_returns(index: int, sequence: Conditioned) -> Tensor:
+def some_returns(index: int, sequence: TokenSequence) -> Tensor:
     return torch.randn(len(sequence.response_ids), generator=torch.Generator().manual_seed(index))
 
 
@@ -154,7 +153,7 @@ def test_it_begins_with_the_policys_weights_and_no_opinion(trunk: str, new_polic
 def trained(
     policy: Policy, critic: Critic, batch: Batch, actor: Any, *, steps: int, lr: float = 1e-6
 ) -> list[MiniBatchReport]:
-    optimizer, reports = Optimizer(policy.model, OptimizerSettings(lr=lr), total_steps=steps), []
+    optimizer, reports = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=steps), []
     for _ in range(steps):
         old = old_policy(policy, batch, actor, temperature=1.0)
         reports += list(update(policy, optimizer, batch, old, actor, temperature=1.0, critic=critic))
@@ -165,7 +164,7 @@ def trained(
 @TRUNKS
 def test_it_learns_a_simple_return(trunk: str, new_policy: NewPolicy, batch_of: Any, actor_of: Any) -> None:
     # The return is higher after a prompt that ends with an odd token, and falls with every token of the response.
-    def simple(index: int, sequence: Conditioned) -> Tensor:
+    def simple(index: int, sequence: TokenSequence) -> Tensor:
         return 1.0 * (sequence.prompt_ids[-1] % 2) - 0.1 * torch.arange(len(sequence.response_ids))
 
     policy = new_policy()
@@ -232,7 +231,7 @@ def test_a_step_that_one_of_them_skips_the_other_skips_too(
         batch = dataclasses.replace(batch, returns={**batch.returns, 0: nan})
     policy_before = [p.detach().clone() for p in policy.model.parameters()]
     before = {name: tensor.clone() for name, tensor in critic.state().items() if not name.startswith("optimizer")}
-    optimizer = Optimizer(policy.model, OptimizerSettings(lr=1e-2), total_steps=2)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=2)
     (report,) = update(policy, optimizer, batch, old, actor_of(**PPO), temperature=1.0, critic=critic)
     assert report.critic_step is not None
     assert not report.step.applied and not report.critic_step.applied

@@ -10,10 +10,9 @@ import torch
 from gspo.learner.appraisal import appraise
 from gspo.learner.critic import Critic
 from gspo.model.likelihood import response_likelihood, response_states
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Critic as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import CriticConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Experts, Group, Score
 
@@ -27,7 +26,7 @@ def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
     sampled = sample_groups(
         policy,
         [query_of([4, 5, 6], 0), query_of([7, 8], 1)],
-        Sampling(max_new_tokens=6),
+        RolloutConfig(max_new_tokens=6),
         group_size=3,
         seed=0,
         policy_version=0,
@@ -46,9 +45,9 @@ def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
     )
 
 
-def sequences_of(groups: tuple[Group, ...], *, replayed: bool) -> list[Conditioned]:
+def sequences_of(groups: tuple[Group, ...], *, replayed: bool) -> list[TokenSequence]:
     return [
-        Conditioned(
+        TokenSequence(
             prompt_ids=group.query.prompt_ids,
             response_ids=one.response_ids,
             experts=one.experts if replayed else None,
@@ -59,7 +58,7 @@ def sequences_of(groups: tuple[Group, ...], *, replayed: bool) -> list[Condition
 
 
 def critic_of(policy: Policy, own: Policy | None) -> Critic:
-    critic = Critic(Settings(trunk="shared" if own is None else "own"), policy, own, total_steps=1)
+    critic = Critic(CriticConfig(trunk="shared" if own is None else "own"), policy, own, total_steps=1)
     with torch.no_grad():
         critic._head.weight.copy_(torch.randn(critic._head.weight.shape, generator=torch.Generator().manual_seed(0)))
     return critic

@@ -11,7 +11,7 @@ import torch
 from gspo.learner.item import Item, Trained
 from gspo.learner.loss import Denominators
 from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 
 NewPolicy = Callable[..., Policy]
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 NUM_SEQUENCES = 31  # more than there are: some of the mini-batch had no advantage
 
 
-def grouped_sequences(vocabulary: int) -> list[Conditioned]:
+def grouped_sequences(vocabulary: int) -> list[TokenSequence]:
     """Groups of one prompt (of 13, 1 and 6 tokens), a sequence alone; ragged responses, some of one token."""
     rng = random.Random(4)
 
@@ -46,7 +46,7 @@ def grouped_sequences(vocabulary: int) -> list[Conditioned]:
     found = []
     for prompt, lengths in ((13, (1, 9, 4, 12, 1)), (1, (5, 1, 7)), (5, (3,)), (6, (11, 2, 1, 8))):
         prompt_ids = tokens(prompt)
-        found += [Conditioned(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
+        found += [TokenSequence(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
     return found
 
 
@@ -54,7 +54,7 @@ def grouped_sequences(vocabulary: int) -> list[Conditioned]:
 def items_of(plain_logprobs: Any) -> Callable[..., list[Item]]:
     """Sequences with advantages of both signs, old log-likelihoods off by enough that some are clipped."""
 
-    def build(policy: Policy, sequences: Sequence[Conditioned], temperature: float = 1.0) -> list[Item]:
+    def build(policy: Policy, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[Item]:
         with torch.no_grad():
             logprobs = plain_logprobs(policy, sequences, temperature)
         generator = torch.Generator().manual_seed(2)
@@ -143,7 +143,7 @@ def test_groups_that_share_prompts_have_the_gradient_of_their_sequences_one_by_o
 ) -> None:
     family, plain = model.split()[0], new_policy(model.split()[0], **MODELS[model])
     policy = new_policy(family, **MODELS[model]) if checkpointing else plain
-    assert policy.packs == (family != "gemma2")
+    assert policy.supports_packing == (family != "gemma2")
     sequences = grouped_sequences(len(policy.tokenizer))
     if checkpointing:
         checkpoint_gradients(policy)
@@ -179,7 +179,7 @@ def test_sharing_a_prompt_changes_no_gradient_whether_it_pays_or_not(
     monkeypatch.setattr("gspo.model.packing._shares", decided)  # even for a sequence alone
     policy = new_policy(model.split()[0], **MODELS[model])
     items = items_of(policy, grouped_sequences(len(policy.tokenizer)), 0.8)
-    assert policy.packs
+    assert policy.supports_packing
     check_cuts(policy, items, level, 0.8, [(25, 7), (60, 10**6), (10**6, 1)])
 
 

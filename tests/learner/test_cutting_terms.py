@@ -11,12 +11,11 @@ from gspo.learner.critic import Critic
 from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
 from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import correction_weights, kl_estimate, surrogate, value_loss
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import Actor
-from gspo.recipe.schema import Critic as CriticSettings
+from gspo.recipe.schema import ActorConfig, CriticConfig
 
 # Of the whole mini-batch, which has more sequences than are trained here, and other lengths.
 GROUP_TOKENS = [6.5] * 4 + [3.0] + [5.5] * 4
@@ -57,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def grouped_sequences(vocabulary: int) -> list[Conditioned]:
+def grouped_sequences(vocabulary: int) -> list[TokenSequence]:
     """Groups of one prompt and ragged responses, a sequence alone."""
     rng = random.Random(4)
 
@@ -67,7 +66,7 @@ def grouped_sequences(vocabulary: int) -> list[Conditioned]:
     found = []
     for prompt, lengths in ((13, (1, 9, 4, 12)), (5, (3,)), (6, (11, 2, 1, 8))):
         prompt_ids = tokens(prompt)
-        found += [Conditioned(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
+        found += [TokenSequence(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
     return found
 
 
@@ -103,7 +102,7 @@ def new_items(policy: Policy, plain_logprobs: Any, *, per_token: bool) -> list[I
     ]
 
 
-def plain_loss(table: torch.Tensor, items: list[Item], actor: Actor) -> torch.Tensor:
+def plain_loss(table: torch.Tensor, items: list[Item], actor: ActorConfig) -> torch.Tensor:
     """The mini-batch's loss in one piece, from all its tokens' distributions (log π [N, V])."""
     lengths = [item.length for item in items]
 
@@ -212,7 +211,7 @@ def test_the_value_losss_gradient_is_that_of_the_whole_mini_batch_however_it_is_
 ) -> None:
     policy, second = new_policy("qwen3"), new_policy("qwen3", seed=1)
     items = new_items(policy, plain_logprobs, per_token=True)
-    settings = CriticSettings(trunk=trunk, clip=0.3, coefficient=0.4)
+    settings = CriticConfig(trunk=trunk, clip=0.3, coefficient=0.4)
     critic = Critic(settings, policy, second if trunk == "own" else None, total_steps=1)
     torch.nn.init.normal_(critic._head.weight)
     models = [policy.model, *([second.model] if trunk == "own" else []), critic._head]

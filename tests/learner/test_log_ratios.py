@@ -13,8 +13,7 @@ from gspo.learner.old_policy import Old, old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import MiniBatchReport, update
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
@@ -26,13 +25,13 @@ LEVELS = ["sequence", "sequence_token", "token"]
 def sampled(policy: Policy, query_of: Any, seed: int = 0) -> Batch:
     """Six groups of four responses, of unequal lengths, of the policy's own."""
     queries = [query_of([4 + n % 5] * (1 + 3 * n), n) for n in range(6)]
-    groups = sample_groups(policy, queries, Sampling(max_new_tokens=14), group_size=4, seed=seed, policy_version=0)
+    groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=14), group_size=4, seed=seed, policy_version=0)
     return make_batch(groups, [Score(reward=float((n * 7 + seed) % 5), parts={}) for n in range(24)])
 
 
 def updated(policy: Policy, batch: Batch, actor: Any, lr: float = 1e-2) -> Sequence[MiniBatchReport]:
     old = old_policy(policy, batch, actor, temperature=1.0)
-    optimizer = Optimizer(policy.model, Settings(lr=lr), total_steps=actor.mini_batches)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=actor.mini_batches)
     return list(update(policy, optimizer, batch, old, actor, temperature=1.0))
 
 
@@ -80,12 +79,12 @@ def test_the_mean_of_the_log_ratios_is_the_log_of_the_sequence_ratio_in_every_mi
 def test_the_log_ratios_are_the_policys_own_likelihoods_against_the_old_ones(
     new_policy: NewPolicy, batch_of: Any, actor_of: Any, plain_logprobs: Any
 ) -> None:
-    from gspo.model.packing import Conditioned
+    from gspo.model.packing import TokenSequence
 
     policy = new_policy()
     batch = batch_of([[1.0, 0.0, 0.5], [0.0, 2.0]], vocabulary=len(policy.tokenizer))
     sequences = [
-        Conditioned(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
+        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
         for group in batch.groups
         for rollout in group.rollouts
     ]
@@ -96,7 +95,7 @@ def test_the_log_ratios_are_the_policys_own_likelihoods_against_the_old_ones(
     }
     with torch.no_grad():
         now = plain_logprobs(policy, sequences).split([len(one.response_ids) for one in sequences])
-    optimizer = Optimizer(policy.model, Settings(), total_steps=1)
+    optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=1.0)
     assert sorted(item.index for item in report.trained) == [0, 1, 3, 4]
     for item in report.trained:

@@ -11,9 +11,9 @@ from gspo.learner.noise import gradient_noise
 from gspo.learner.old_policy import old_policy
 from gspo.learner.optimizer import Optimizer, StepReport
 from gspo.learner.update import MiniBatchReport, update
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
@@ -39,7 +39,7 @@ class Noting(Optimizer):
         return StepReport(grad_norm=0.0, learning_rate=0.0, applied=True)
 
 
-def noted(policy: Policy, batch: Batch, actor: Actor) -> tuple[Noting, list[MiniBatchReport]]:
+def noted(policy: Policy, batch: Batch, actor: ActorConfig) -> tuple[Noting, list[MiniBatchReport]]:
     optimizer = Noting(policy.model, actor.optimizer, total_steps=1)
     old = old_policy(policy, batch, actor, temperature=1.0)
     return optimizer, list(update(policy, optimizer, batch, old, actor, temperature=1.0))
@@ -69,9 +69,9 @@ def test_of_two_halves_signal_is_their_product_and_noise_their_distance() -> Non
 
 
 def test_a_mini_batch_is_halved_between_groups_as_near_to_its_middle_as_can_be() -> None:
-    def of_groups(*sizes: int) -> list[Conditioned]:
+    def of_groups(*sizes: int) -> list[TokenSequence]:
         return [
-            Conditioned(prompt_ids=(number,), response_ids=torch.tensor([1]))
+            TokenSequence(prompt_ids=(number,), response_ids=torch.tensor([1]))
             for number, size in enumerate(sizes)
             for _ in range(size)
         ]

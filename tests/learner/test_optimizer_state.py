@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import OptimizerConfig
 
 
 def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -37,7 +37,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("taken", [0, 1, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_optimizer_put_back_goes_on_bit_by_bit(dtype: torch.dtype, taken: int, tmp_path: Path) -> None:
-    settings = Settings(lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1, warmup_steps=2, schedule="cosine")
+    settings = OptimizerConfig(lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1, warmup_steps=2, schedule="cosine")
     model, again = small_model(dtype), small_model(dtype)
     optimizer = Optimizer(model, settings, total_steps=9)
     for step in range(taken):
@@ -62,7 +62,7 @@ def test_an_optimizer_put_back_goes_on_bit_by_bit(dtype: torch.dtype, taken: int
 
 def test_a_state_names_what_it_is_of_and_is_no_copy() -> None:
     model = small_model(torch.bfloat16)
-    optimizer = Optimizer(model, Settings(lr=1e-2), total_steps=9)
+    optimizer = Optimizer(model, OptimizerConfig(lr=1e-2), total_steps=9)
     names = [name for name, _ in model.named_parameters()]
     assert optimizer.state().keys() == {"steps_taken", *(f"master/{name}" for name in names)}
     take_step(optimizer, model, 0)
@@ -76,7 +76,7 @@ def test_a_state_names_what_it_is_of_and_is_no_copy() -> None:
 
 def test_a_step_that_breaks_off_leaves_another_count_than_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
-    optimizer = Optimizer(model, Settings(lr=1e-2), total_steps=9)
+    optimizer = Optimizer(model, OptimizerConfig(lr=1e-2), total_steps=9)
     take_step(optimizer, model, 0)
     take_step(optimizer, model, 1, loss_is_finite=False)
     assert optimizer.steps_taken == 2

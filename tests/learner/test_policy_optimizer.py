@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import OptimizerConfig
 
 NO_CLIP = 1e9
 
@@ -42,7 +42,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("max_grad_norm", [NO_CLIP, 0.5])
 def test_float32_steps_are_those_of_torchs_adamw(max_grad_norm: float) -> None:
     model, twin = small_model(), small_model()
-    settings = Settings(lr=3e-3, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=max_grad_norm)
+    settings = OptimizerConfig(lr=3e-3, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=max_grad_norm)
     optimizer = Optimizer(model, settings, total_steps=20)
     adamw = torch.optim.AdamW(twin.parameters(), lr=3e-3, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
     for step in range(20):
@@ -60,7 +60,7 @@ def test_float32_steps_are_those_of_torchs_adamw(max_grad_norm: float) -> None:
 
 def test_gradients_are_cleared_by_a_step() -> None:
     model = small_model()
-    optimizer = Optimizer(model, Settings(max_grad_norm=NO_CLIP), total_steps=2)
+    optimizer = Optimizer(model, OptimizerConfig(max_grad_norm=NO_CLIP), total_steps=2)
     gradients = random_gradients(model, 0)
     norms = [take_step(optimizer, model, gradients).grad_norm for _ in range(2)]
     assert norms[0] == norms[1] > 0
@@ -69,7 +69,7 @@ def test_gradients_are_cleared_by_a_step() -> None:
 def test_clipping_bounds_the_gradient_and_keeps_its_direction() -> None:
     # With a huge eps AdamW's first step is lr · g / eps: the weights show the gradient that was applied.
     model = small_model()
-    optimizer = Optimizer(model, Settings(lr=1e3, eps=1e6, max_grad_norm=2.0), total_steps=1)
+    optimizer = Optimizer(model, OptimizerConfig(lr=1e3, eps=1e6, max_grad_norm=2.0), total_steps=1)
     before, gradients = weights(model), random_gradients(model, 0)
     report = take_step(optimizer, model, gradients)
     applied = torch.cat([(p - q).flatten() for p, q in zip(before, weights(model), strict=True)]) * 1e3
@@ -85,7 +85,7 @@ def test_updates_below_bfloat16_precision_move_the_weights_in_the_end() -> None:
         for module in (model, plain):
             nn.init.ones_(module.weight)
             module.to(torch.bfloat16)
-        optimizer = Optimizer(model, Settings(lr=1e-4, max_grad_norm=NO_CLIP), total_steps=number)
+        optimizer = Optimizer(model, OptimizerConfig(lr=1e-4, max_grad_norm=NO_CLIP), total_steps=number)
         adamw = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.0)
         for _ in range(number):
             take_step(optimizer, model, [torch.ones(1, 4)])
@@ -103,7 +103,7 @@ def test_updates_below_bfloat16_precision_move_the_weights_in_the_end() -> None:
 
 def test_bfloat16_weights_are_the_rounded_weights_of_float32_training() -> None:
     model, twin = small_model(torch.bfloat16), small_model(torch.bfloat16).float()
-    settings = Settings(lr=1e-3, weight_decay=0.1, max_grad_norm=NO_CLIP)
+    settings = OptimizerConfig(lr=1e-3, weight_decay=0.1, max_grad_norm=NO_CLIP)
     optimizer, exact = (Optimizer(m, settings, total_steps=30) for m in (model, twin))
     for step in range(30):
         gradients = [g.bfloat16().float() for g in random_gradients(model, step)]
@@ -114,7 +114,7 @@ def test_bfloat16_weights_are_the_rounded_weights_of_float32_training() -> None:
 
 def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    optimizer = Optimizer(model, Settings(max_grad_norm=NO_CLIP), total_steps=1)
+    optimizer = Optimizer(model, OptimizerConfig(max_grad_norm=NO_CLIP), total_steps=1)
     for part in [1.0, *[2.0**-9] * 256]:  # in bfloat16 each of the small ones is lost beside 1
         (model.weight * part).sum().backward()
     assert optimizer.step().grad_norm == 1.5
@@ -122,9 +122,9 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
 
 def test_a_closed_optimizer_leaves_the_gradients_to_the_next() -> None:
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    first = Optimizer(model, Settings(max_grad_norm=NO_CLIP), total_steps=1)
+    first = Optimizer(model, OptimizerConfig(max_grad_norm=NO_CLIP), total_steps=1)
     first.close()
-    second = Optimizer(model, Settings(max_grad_norm=NO_CLIP), total_steps=1)
+    second = Optimizer(model, OptimizerConfig(max_grad_norm=NO_CLIP), total_steps=1)
     (model.weight * 3).sum().backward()
     assert second.step().grad_norm == 3.0
     assert first.step().grad_norm == 0.0
@@ -134,7 +134,7 @@ def test_a_closed_optimizer_leaves_the_gradients_to_the_next() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])
 def test_what_is_not_finite_changes_nothing_and_the_next_good_step_works(bad: float | None, dtype: torch.dtype) -> None:
     model, twin = small_model(dtype), small_model(dtype)
-    optimizer, undisturbed = (Optimizer(m, Settings(lr=1e-2), total_steps=9) for m in (model, twin))
+    optimizer, undisturbed = (Optimizer(m, OptimizerConfig(lr=1e-2), total_steps=9) for m in (model, twin))
     for m, o in ((model, optimizer), (twin, undisturbed)):
         take_step(o, m, random_gradients(m, 0))
     before, gradients = weights(model), random_gradients(model, 1)
@@ -153,7 +153,7 @@ def test_what_is_not_finite_changes_nothing_and_the_next_good_step_works(bad: fl
 
 def test_a_step_without_any_gradient_lets_the_moments_carry_on() -> None:
     model = small_model()
-    optimizer = Optimizer(model, Settings(lr=1e-2), total_steps=2)
+    optimizer = Optimizer(model, OptimizerConfig(lr=1e-2), total_steps=2)
     start = weights(model)
     report = optimizer.step()
     assert report.applied
@@ -180,7 +180,7 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule(
 ) -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    settings = Settings(lr=LR, warmup_steps=4, schedule=schedule, min_lr_fraction=min_lr_fraction)
+    settings = OptimizerConfig(lr=LR, warmup_steps=4, schedule=schedule, min_lr_fraction=min_lr_fraction)
     optimizer = Optimizer(model, settings, total_steps=10)
     reported, moved, at = [], [], 0.0
     for _ in expected:
@@ -194,7 +194,7 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule(
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_stays_at_its_floor_after_the_last_step(schedule: Any) -> None:
-    settings = Settings(lr=1.0, schedule=schedule, min_lr_fraction=0.25)
+    settings = OptimizerConfig(lr=1.0, schedule=schedule, min_lr_fraction=0.25)
     optimizer = Optimizer(nn.Linear(1, 1), settings, total_steps=4)
     rates = [optimizer.step().learning_rate for _ in range(8)]
     assert rates[4:] == pytest.approx([0.25] * 4)
@@ -202,5 +202,5 @@ def test_the_learning_rate_stays_at_its_floor_after_the_last_step(schedule: Any)
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_without_warm_up_the_first_step_has_the_full_rate(schedule: Any) -> None:
-    optimizer = Optimizer(nn.Linear(1, 1), Settings(lr=0.5, schedule=schedule), total_steps=3)
+    optimizer = Optimizer(nn.Linear(1, 1), OptimizerConfig(lr=0.5, schedule=schedule), total_steps=3)
     assert optimizer.step().learning_rate == 0.5

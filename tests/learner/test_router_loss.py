@@ -12,7 +12,7 @@ from torch import Tensor
 from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
 from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 
 NewPolicy = Callable[..., Policy]
@@ -25,15 +25,15 @@ RUNS = [
 ]
 
 
-def sequences_of(policy: Policy, ragged_sequences: Any, replays: bool) -> list[Conditioned]:
+def sequences_of(policy: Policy, ragged_sequences: Any, replays: bool) -> list[TokenSequence]:
     """Some of them a group whose prompt is shared."""
     ragged = ragged_sequences(4, vocabulary=len(policy.tokenizer), seed=2, longest=12)
-    group = [Conditioned(prompt_ids=tuple(range(3, 16)), response_ids=torch.arange(4, 4 + n)) for n in (3, 1, 6)]
+    group = [TokenSequence(prompt_ids=tuple(range(3, 16)), response_ids=torch.arange(4, 4 + n)) for n in (3, 1, 6)]
     told = random_experts(policy, [*ragged[:2], *group, *ragged[2:]])
     return told if replays else [replace(one, experts=None) for one in told]
 
 
-def balance(policy: Policy, sequence: Conditioned) -> tuple[Tensor, Tensor]:
+def balance(policy: Policy, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
     """Mean response log-likelihood and E/K · Σ_e f_e P_e over the tokens the response is predicted from, one pass."""
     routing, ids = policy.routing, torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     assert routing is not None
@@ -62,7 +62,7 @@ def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(
     gradient_of: Any,
 ) -> None:
     plain = new_policy(family, **MIXTURES[family])
-    policy = replace(new_policy(family, **MIXTURES[family]), packs=packs)
+    policy = replace(new_policy(family, **MIXTURES[family]), supports_packing=packs)
     if not kept:
         checkpoint_gradients(policy)
     sequences = sequences_of(plain, ragged_sequences, replays)

@@ -13,7 +13,7 @@ from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
 from gspo.learner.update import accumulate_gradient
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned, pack
+from gspo.model.packing import TokenSequence, pack
 from gspo.model.policy import Policy, checkpoint_gradients
 
 NewPolicy = Callable[..., Policy]
@@ -27,13 +27,13 @@ RUNS = [
 
 def mixture(new_policy: NewPolicy, family: str, packs: bool = True, kept: bool = True) -> Policy:
     policy = new_policy(family, **MIXTURES[family])
-    assert policy.packs == (family != "gpt_oss")
+    assert policy.supports_packing == (family != "gpt_oss")
     if not kept:
         checkpoint_gradients(policy)
-    return replace(policy, packs=packs)
+    return replace(policy, supports_packing=packs)
 
 
-def grouped_sequences(policy: Policy) -> list[Conditioned]:
+def grouped_sequences(policy: Policy) -> list[TokenSequence]:
     """Groups of one prompt (of 13, 1 and 6 tokens), a sequence alone; ragged responses, some of one token."""
     rng = random.Random(4)
 
@@ -43,11 +43,11 @@ def grouped_sequences(policy: Policy) -> list[Conditioned]:
     found = []
     for prompt, lengths in ((13, (1, 9, 4, 1)), (1, (5, 1)), (5, (3,)), (6, (11, 2, 1))):
         prompt_ids = tokens(prompt)
-        found += [Conditioned(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
+        found += [TokenSequence(prompt_ids=prompt_ids, response_ids=torch.tensor(tokens(n))) for n in lengths]
     return random_experts(policy, found)
 
 
-def items_of(sequences: list[Conditioned], old: torch.Tensor) -> list[Item]:
+def items_of(sequences: list[TokenSequence], old: torch.Tensor) -> list[Item]:
     """With advantages of both signs; old log-likelihoods off by enough that some are clipped."""
     generator = torch.Generator().manual_seed(2)
     advantages = torch.randn(len(sequences), generator=generator).tolist()

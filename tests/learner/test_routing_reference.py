@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 
 NewPolicy = Callable[..., Policy]
@@ -72,7 +72,7 @@ class Reference:
 
             block.forward = forward
 
-    def logprobs(self, sequences: Sequence[Conditioned]) -> Tensor:
+    def logprobs(self, sequences: Sequence[TokenSequence]) -> Tensor:
         """Of their responses, each sequence by itself under its experts."""
         found = []
         for sequence in sequences:

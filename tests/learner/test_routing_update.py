@@ -13,10 +13,9 @@ from gspo.learner.cutting import rollouts_of
 from gspo.learner.old_policy import Old, old_policy
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport, update
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts, Score
 
@@ -48,7 +47,7 @@ class Case:
     policy: Policy
     batch: Batch
 
-    def sequence(self, index: int, experts: Experts | None) -> Conditioned:
+    def sequence(self, index: int, experts: Experts | None) -> TokenSequence:
         group = self.batch.groups[index // 4]
         return conditioned(group.query.prompt_ids, rollouts_of(self.batch)[index], experts)
 
@@ -70,7 +69,7 @@ def case_of(new_policy: NewPolicy, query_of: Any) -> Callable[..., Case]:
     def build(family: str, *, dtype: str = "float32", turned: bool = False) -> Case:
         policy = new_policy(family, dtype, **MIXTURES[family])
         queries = [query_of([4 + n] * (1 + 6 * n), n) for n in range(4)]
-        sampling = Sampling(max_new_tokens=7, temperature=TEMPERATURE)
+        sampling = RolloutConfig(max_new_tokens=7, temperature=TEMPERATURE)
         groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0, record_experts=True)
         rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 1.0, 0.5, *[0.0, 0.0, 1.0, 3.0] * 2]
         if turned:  # the engine then is another policy than the trainer's, as one of other kernels is
@@ -80,7 +79,7 @@ def case_of(new_policy: NewPolicy, query_of: Any) -> Callable[..., Case]:
     return build
 
 
-def run(case: Case, old: dict[int, Old], actor: Actor, optimizer: Any) -> list[MiniBatchReport]:
+def run(case: Case, old: dict[int, Old], actor: ActorConfig, optimizer: Any) -> list[MiniBatchReport]:
     return list(update(case.policy, optimizer, case.batch, old, actor, temperature=TEMPERATURE))
 
 

@@ -18,24 +18,23 @@ from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import ColdStep, cold_start, encode_demonstrations
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.recipe.load import make_recipe
-from gspo.recipe.schema import Actor, ColdStart
-from gspo.recipe.schema import ColdStartOptimizer as Settings
+from gspo.recipe.schema import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
 from gspo.train import train
 
 NewPolicy = Callable[..., Policy]
 
 
-def recipe_of(steps: int, rows_per_step: int, **optimizer: Any) -> ColdStart:
-    settings = Settings(**{"lr": 1e-2, "schedule": "linear", **optimizer})
-    return ColdStart(steps=steps, rows_per_step=rows_per_step, demonstrations="a:b", optimizer=settings)
+def recipe_of(steps: int, rows_per_step: int, **optimizer: Any) -> ColdStartConfig:
+    settings = ColdStartOptimizerConfig(**{"lr": 1e-2, "schedule": "linear", **optimizer})
+    return ColdStartConfig(steps=steps, rows_per_step=rows_per_step, demonstrations="a:b", optimizer=settings)
 
 
 def learn(
-    policy: Policy, examples: Sequence[Conditioned], recipe: ColdStart, actor: Actor, *, seed: int = 0
+    policy: Policy, examples: Sequence[TokenSequence], recipe: ColdStartConfig, actor: ActorConfig, *, seed: int = 0
 ) -> Iterator[ColdStep]:
     optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
     return cold_start(policy, optimizer, examples, recipe, actor, seed=seed)
@@ -96,10 +95,10 @@ def test_every_row_comes_once_an_epoch(
     num_rows: int, rows_per_step: int, new_policy: NewPolicy, actor_of: Any, monkeypatch: Any
 ) -> None:
     policy = new_policy()
-    examples = [Conditioned(prompt_ids=(4,), response_ids=torch.tensor([5 + n])) for n in range(num_rows)]
+    examples = [TokenSequence(prompt_ids=(4,), response_ids=torch.tensor([5 + n])) for n in range(num_rows)]
     seen: list[int] = []
 
-    def noting(policy: Policy, rows: Sequence[Conditioned], **arguments: Any) -> Any:
+    def noting(policy: Policy, rows: Sequence[TokenSequence], **arguments: Any) -> Any:
         assert len(rows) == rows_per_step
         seen.extend(int(row.response_ids[0]) - 5 for row in rows)
         return response_likelihood(policy, rows, **arguments)

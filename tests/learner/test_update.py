@@ -13,11 +13,10 @@ from gspo.learner.old_policy import Old, old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import group_advantages
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
@@ -25,9 +24,9 @@ NewPolicy = Callable[..., Policy]
 WIDE = {"clip_low": 0.5, "clip_high": 0.5}
 
 
-def all_sequences(batch: Batch) -> list[Conditioned]:
+def all_sequences(batch: Batch) -> list[TokenSequence]:
     return [
-        Conditioned(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
+        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
         for group in batch.groups
         for rollout in group.rollouts
     ]
@@ -44,7 +43,7 @@ def test_groups_of_equal_rewards_cost_no_forward_pass(
     policy = new_policy()
     batch = batch_of([[1.0] * 4, [0.1] * 3, [None, None], [0.0, None]], vocabulary=len(policy.tokenizer))
     shapes = tokens_read(policy)
-    optimizer = Optimizer(policy.model, Settings(lr=1e-2), total_steps=4)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4)
     before = [p.detach().clone() for p in policy.model.parameters()]
     reports = updated(policy, optimizer, batch, actor_of(mini_batches=4))
     assert shapes == []
@@ -59,7 +58,7 @@ def test_only_sequences_with_an_advantage_are_read(
     policy = new_policy()
     batch = batch_of([[1.0, 1.0, 1.0], [1.0, 0.0, None]], vocabulary=len(policy.tokenizer))
     shapes = tokens_read(policy)
-    optimizer = Optimizer(policy.model, Settings(), total_steps=1)
+    optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     reports = updated(policy, optimizer, batch, actor_of(micro_batch_tokens=1))
     # In their order and once: the update's forward pass of the first mini-batch is π_old's.
     assert shapes == [(1, s.num_tokens - 1) for s in all_sequences(batch)[3:5]]
@@ -141,7 +140,7 @@ def test_old_logprobs_of_engine_and_of_recomputation_agree(
 ) -> None:
     policy = new_policy(family)
     queries = [query_of(prompt, number) for number, prompt in enumerate([[4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10]])]
-    sampling = Sampling(max_new_tokens=10, temperature=temperature)
+    sampling = RolloutConfig(max_new_tokens=10, temperature=temperature)
     groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0)
     rewards = [float(n % 3) for n in range(12)]
     batch = make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
@@ -167,9 +166,9 @@ def test_the_first_mini_batch_has_ratio_one_and_later_ones_do_not(
 ) -> None:
     policy = new_policy("qwen3_moe")
     queries = [query_of([4, 5, 6 + n], n) for n in range(4)]
-    groups = sample_groups(policy, queries, Sampling(max_new_tokens=8), group_size=4, seed=0, policy_version=0)
+    groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=8), group_size=4, seed=0, policy_version=0)
     batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(16)])
-    optimizer = Optimizer(policy.model, Settings(lr=1e-2), total_steps=2)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=2)
     first, second = updated(policy, optimizer, batch, actor_of(mini_batches=2, old_logprobs=source))
     assert [item.sequence_ratio for item in first.trained] == pytest.approx([1.0] * len(first.trained), abs=1e-5)
     assert sum(item.num_clipped for item in first.trained) == 0
@@ -184,7 +183,7 @@ def test_recomputed_ratios_of_the_first_mini_batch_are_exactly_one_in_bfloat16_t
     # the later mini-batches' ratios are exactly one, too.
     policy = new_policy("qwen3", dtype="bfloat16", hidden_size=64, num_hidden_layers=4)
     queries = [query_of([4 + n % 5] * (3 + 5 * n), n) for n in range(8)]
-    groups = sample_groups(policy, queries, Sampling(max_new_tokens=40), group_size=4, seed=0, policy_version=0)
+    groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=40), group_size=4, seed=0, policy_version=0)
     batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(32)])
     actor = actor_of(mini_batches=4, old_logprobs="recompute", micro_batch_tokens=200)
     for report in updated(policy, recording_optimizer(policy.model), batch, actor):
@@ -204,7 +203,7 @@ def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(
             return [float(response_likelihood(policy, [s]).logprobs.sum()) for s in all_sequences(batch)]
 
     better, worse = likelihoods()
-    optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=1)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=1)
     reports = updated(policy, optimizer, batch, actor_of(importance_sampling_level=level))
     better_after, worse_after = likelihoods()
     assert reports[0].step.applied
@@ -236,7 +235,7 @@ def test_the_temperature_of_the_rollout_is_that_of_the_update(
     with torch.no_grad():
         expected = plain_logprobs(policy, all_sequences(batch), 0.5)
     old = old_policy(policy, batch, actor_of(), temperature=0.5)
-    optimizer = Optimizer(policy.model, Settings(), total_steps=1)
+    optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=0.5)
     used = torch.cat([item.old_logprobs for item in report.trained])
     torch.testing.assert_close(used, expected, rtol=0, atol=1e-5)
@@ -260,7 +259,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
         old[index] = Old(logprobs=torch.full(rollout.response_ids.shape, torch.nan), experts=None)
     before = [p.detach().clone() for p in policy.model.parameters()]
     snapshots = []
-    optimizer = Optimizer(policy.model, Settings(lr=1e-3), total_steps=2)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=2)
     step = optimizer.step
 
     def noting_step(**arguments: Any) -> Any:

@@ -16,11 +16,9 @@ from gspo.learner.old_policy import old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient, update
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
-from gspo.recipe.schema import Optimizer as Settings
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
@@ -34,14 +32,14 @@ def sampled_batch(query_of: Any) -> Callable[[Policy], Batch]:
 
     def build(policy: Policy) -> Batch:
         queries = [query_of([4 + n] * (1 + 6 * n), n) for n in range(4)]
-        groups = sample_groups(policy, queries, Sampling(max_new_tokens=9), group_size=4, seed=0, policy_version=0)
+        groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=9), group_size=4, seed=0, policy_version=0)
         rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 0.5, 1.0, *[0.0, 0.0, 1.0, 3.0] * 2]
         return make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
 
     return build
 
 
-def tokens_of(batch: Batch, members: range, actor: Actor) -> list[tuple[int, int]]:
+def tokens_of(batch: Batch, members: range, actor: ActorConfig) -> list[tuple[int, int]]:
     """The shapes that the trainable sequences have one by one, in their order."""
     return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch, actor) if index in members]
 
@@ -136,7 +134,7 @@ def test_an_update_taken_up_makes_the_steps_that_are_left(
     whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
     batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
     old = old_policy(whole, batch, actor, temperature=1.0)
-    one, two = (Optimizer(policy.model, Settings(lr=1e-2), total_steps=4) for policy in (whole, broken))
+    one, two = (Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4) for policy in (whole, broken))
     expected = list(update(whole, one, batch, old, actor, temperature=1.0))
     begun = update(broken, two, batch, old, actor, temperature=1.0)
     found = [next(begun), next(begun)]
@@ -194,7 +192,7 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
     backward_passes: list[int],
 ) -> None:
     policy = new_policy("qwen3_moe")
-    sequences: list[Conditioned] = ragged_sequences(9, vocabulary=len(policy.tokenizer))
+    sequences: list[TokenSequence] = ragged_sequences(9, vocabulary=len(policy.tokenizer))
     with torch.no_grad():
         now = [response_likelihood(policy, [sequence]).logprobs for sequence in sequences]
     # Some sequences have gone far enough, whichever way they were to go.
@@ -232,7 +230,7 @@ def test_one_clipped_token_of_a_response_leaves_the_others_their_gradient(
     new_policy: NewPolicy, actor_of: Any, gradient_of: Any, plain_logprobs: Any
 ) -> None:
     policy = new_policy()
-    sequence = Conditioned(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
+    sequence = TokenSequence(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
     logprobs = plain_logprobs(policy, [sequence])
     (-logprobs[1:].sum() / 3).backward()
     expected = gradient_of(policy.model)

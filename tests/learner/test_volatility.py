@@ -15,9 +15,9 @@ from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport, update
 from gspo.learner.volatility import Activation, VolatilitySample, activation
 from gspo.metrics.experts import expert_metrics
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts, Score
 
@@ -89,7 +89,7 @@ def batch_of_samples(query_of: Any) -> Callable[..., Batch]:
     def build(policy: Policy, num_queries: int = 8, **given: Any) -> Batch:
         queries = [query_of([4 + n] * (1 + 3 * n), n) for n in range(num_queries)]
         given |= {"group_size": 4, "seed": 0, "policy_version": 0}
-        groups = sample_groups(policy, queries, Sampling(max_new_tokens=5), **given)
+        groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=5), **given)
         return make_batch(groups, [Score(reward=reward, parts={}) for reward in [0.0, 1.0, 2.0, 1.0] * num_queries])
 
     return build
@@ -187,14 +187,14 @@ def test_of_a_batchs_only_update_a_sample_is_read_before_and_after(
 
 
 def test_a_dense_model_and_an_empty_mini_batch_have_no_sample(new_policy: NewPolicy, actor_of: Any) -> None:
-    sequence = Conditioned(prompt_ids=(4,), response_ids=torch.tensor([5, 6]))
+    sequence = TokenSequence(prompt_ids=(4,), response_ids=torch.tensor([5, 6]))
     assert VolatilitySample(new_policy("qwen3"), [sequence], actor_of()).change() is None
     assert VolatilitySample(new_policy("qwen3_moe"), [], actor_of()).change() is None
 
 
 def test_the_sample_is_read_in_passes_within_the_budget(new_policy: NewPolicy, actor_of: Any, tokens_read: Any) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
-    sequences = [Conditioned(prompt_ids=(4 + n, 7, 8), response_ids=torch.tensor([5, 6, 7])) for n in range(6)]
+    sequences = [TokenSequence(prompt_ids=(4 + n, 7, 8), response_ids=torch.tensor([5, 6, 7])) for n in range(6)]
     whole = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=10**6))
     shapes = tokens_read(policy)
     cut = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=12))

@@ -9,7 +9,7 @@ import pytest
 
 from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.run import record
 from gspo.run.console import Display
 
@@ -26,7 +26,7 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def found(actor: Actor | None = None, **changes: Any) -> dict[str, str]:
+def found(actor: ActorConfig | None = None, **changes: Any) -> dict[str, str]:
     """Of a run whose every step is the healthy one with these changes (`__` for `/`)."""
     line = {**HEALTHY, **{name.replace("__", "/"): value for name, value in changes.items()}}
     return diagnoses([line] * WINDOW, actor)
@@ -77,14 +77,14 @@ def test_no_signal_says_on_which_side_the_task_lies() -> None:
 
 
 def test_an_unclipped_run_is_not_blamed_where_nothing_could_be_clipped() -> None:
-    assert found(Actor(mini_batches=1), clip__token_fraction=0.0) == {}
+    assert found(ActorConfig(mini_batches=1), clip__token_fraction=0.0) == {}
     nothing_trained = found(clip__token_fraction=0.0, group__zero_variance_fraction=1.0)
     assert nothing_trained.keys() == {"no_signal"}
 
 
 def test_the_advice_on_an_inert_clip_range_fits_the_level() -> None:
     assert "ratio/sequence_min" in found(clip__token_fraction=0.0)["clip_inert"]
-    assert "0.2" in found(Actor(importance_sampling_level="token"), clip__token_fraction=0.0)["clip_inert"]
+    assert "0.2" in found(ActorConfig(importance_sampling_level="token"), clip__token_fraction=0.0)["clip_inert"]
 
 
 def test_only_the_last_steps_count() -> None:
@@ -95,18 +95,18 @@ def test_only_the_last_steps_count() -> None:
 
 @pytest.mark.parametrize("surrogate", ["cispo", "gmpo", "sapo", "dppo", "minirl", "reinforce"])
 def test_a_surrogate_that_does_not_bound_the_ratio_is_not_blamed_for_clipping_nothing(surrogate: Any) -> None:
-    assert found(Actor(surrogate=surrogate), clip__token_fraction=0.0) == {}
-    assert "clip_inert" in found(Actor(surrogate="dapo"), clip__token_fraction=0.0)
+    assert found(ActorConfig(surrogate=surrogate), clip__token_fraction=0.0) == {}
+    assert "clip_inert" in found(ActorConfig(surrogate="dapo"), clip__token_fraction=0.0)
 
 
 @pytest.mark.parametrize("surrogate", ["gmpo", "dppo", "minirl", "dapo"])
 def test_whatever_clips_can_clip_too_much(surrogate: Any) -> None:
-    assert found(Actor(surrogate=surrogate), clip__token_fraction=0.9).keys() == {"clip_too_narrow"}
+    assert found(ActorConfig(surrogate=surrogate), clip__token_fraction=0.9).keys() == {"clip_too_narrow"}
 
 
 def test_a_range_that_sets_itself_is_neither_too_narrow_nor_inert() -> None:
     for clipped in (0.0, 0.9):
-        assert found(Actor(clip_fraction=0.15), clip__token_fraction=clipped) == {}
+        assert found(ActorConfig(clip_fraction=0.15), clip__token_fraction=clipped) == {}
 
 
 @pytest.mark.parametrize(

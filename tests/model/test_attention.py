@@ -10,7 +10,7 @@ from torch import nn
 
 from gspo.model import attention
 from gspo.model.attention import packed_attention, take
-from gspo.model.packing import Conditioned, Pack, pack
+from gspo.model.packing import Pack, TokenSequence, pack
 
 HEADS, WIDTH = 4, 8
 
@@ -35,7 +35,7 @@ def layout_of(monkeypatch: pytest.MonkeyPatch) -> Pack:
     monkeypatch.setattr("gspo.model.packing._shares", decided)
     found = []
     for prompt, lengths in (((1,) * 7, (1, 6, 3)), ((2,), (5,)), ((3,) * 3, (4, 4)), ((4,) * 6, (2,))):
-        found += [Conditioned(prompt_ids=prompt, response_ids=torch.arange(n)) for n in lengths]
+        found += [TokenSequence(prompt_ids=prompt, response_ids=torch.arange(n)) for n in lengths]
     return pack(found, device=torch.device("cpu"), hidden_size=WIDTH)
 
 

@@ -15,7 +15,7 @@ from gspo.model.policy import Policy
 from gspo.model.routers import find_routing
 from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import make_recipe
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 
 NewPolicy = Callable[..., Policy]
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -64,7 +64,7 @@ def test_routers_of_another_kind_are_named_before_a_run_begins(refused: Callable
     assert "set actor.routing_replay to none" in message
 
 
-@pytest.mark.parametrize("actor", [Actor(routing_replay="engine"), Actor(router_aux_loss=1e-3)])
+@pytest.mark.parametrize("actor", [ActorConfig(routing_replay="engine"), ActorConfig(router_aux_loss=1e-3)])
 @pytest.mark.parametrize(
     ("family", "changes", "router", "why"),
     [
@@ -75,7 +75,7 @@ def test_routers_of_another_kind_are_named_before_a_run_begins(refused: Callable
     ids=["phimoe", "llama4", "deepseek_v2"],
 )
 def test_a_router_that_cannot_be_overruled_is_named_with_what_it_lacks(
-    family: str, changes: dict[str, Any], router: str, why: str, actor: Actor, new_policy: NewPolicy
+    family: str, changes: dict[str, Any], router: str, why: str, actor: ActorConfig, new_policy: NewPolicy
 ) -> None:
     policy = new_policy(family, **changes)
     with pytest.raises(UserError) as raised:
@@ -89,7 +89,11 @@ def test_a_router_that_cannot_be_overruled_is_named_with_what_it_lacks(
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_that_can_be_replayed_is_let_through(family: str, new_policy: NewPolicy) -> None:
     policy = new_policy(family, **MIXTURES[family])
-    for actor in (Actor(), Actor(routing_replay="policy"), Actor(routing_replay="engine", router_aux_loss=1e-3)):
+    for actor in (
+        ActorConfig(),
+        ActorConfig(routing_replay="policy"),
+        ActorConfig(routing_replay="engine", router_aux_loss=1e-3),
+    ):
         check_declared(actor, policy.model.config)
         check_routing(actor, policy)
 
@@ -102,8 +106,8 @@ def test_a_mixture_whose_routers_only_its_modules_show_is_let_through() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     routing = find_routing(model, model.model)
     assert routing is not None and routing.gives_probabilities
-    check_declared(Actor(), config)
-    check_declared(Actor(routing_replay="engine"), config)
+    check_declared(ActorConfig(), config)
+    check_declared(ActorConfig(routing_replay="engine"), config)
 
 
 def test_a_recipe_about_experts_for_a_mixture_is_checked(capfd: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +118,8 @@ def test_a_recipe_about_experts_for_a_mixture_is_checked(capfd: pytest.CaptureFi
 def test_without_such_a_wish_no_model_is_refused(family: str, new_policy: NewPolicy) -> None:
     policy = new_policy(family)
     assert policy.routing is None
-    check_routing(Actor(), policy)
-    for actor in (Actor(routing_replay="engine"), Actor(router_aux_loss=1e-3)):
+    check_routing(ActorConfig(), policy)
+    for actor in (ActorConfig(routing_replay="engine"), ActorConfig(router_aux_loss=1e-3)):
         with pytest.raises(UserError):
             check_routing(actor, policy)
 

@@ -8,7 +8,7 @@ import torch
 
 from gspo.model.head import Head
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 
 NewPolicy = Callable[..., Policy]
@@ -84,7 +84,7 @@ def test_value_and_gradient_do_not_depend_on_the_chunk(
 def test_padding_changes_nothing(family: str, new_policy: NewPolicy, ragged_sequences: Any) -> None:
     policy = new_policy(family)
     short = ragged_sequences(3, vocabulary=vocabulary(policy), longest=4)
-    long = Conditioned(prompt_ids=(5,) * 20, response_ids=torch.tensor([6] * 30))
+    long = TokenSequence(prompt_ids=(5,) * 20, response_ids=torch.tensor([6] * 30))
     num_tokens = sum(len(s.response_ids) for s in short)
     with torch.no_grad():
         alone = response_likelihood(policy, short)

@@ -13,8 +13,8 @@ from gspo.model.architecture import load_config
 from gspo.model.check_reference import check_reference
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.objective import Kl
-from gspo.recipe.schema import Model
+from gspo.recipe.objective import KlConfig
+from gspo.recipe.schema import ModelConfig
 
 MODEL_CODE = """
 from pathlib import Path
@@ -73,7 +73,7 @@ def own_tokenizer(new_policy: Callable[..., Policy], tmp_path: Path, ran: Path) 
 
 
 def test_a_models_code_is_refused_by_the_key_that_allows_it(own_model: Path, ran: Path) -> None:
-    recipe = Model(path=str(own_model), device="cpu")
+    recipe = ModelConfig(path=str(own_model), device="cpu")
     for load in (load_config, lambda model: load_policy(model, fit_tokenizer(["a"]), seed=0)):
         with pytest.raises(UserError, match=r"own_model(.|\n)*model\.trust_remote_code: true"):
             load(recipe)
@@ -82,13 +82,13 @@ def test_a_models_code_is_refused_by_the_key_that_allows_it(own_model: Path, ran
 
 def test_a_tokenizers_code_is_refused_by_the_key_that_allows_it(own_tokenizer: Path, ran: Path) -> None:
     with pytest.raises(UserError, match=r"own_tokenizer(.|\n)*model\.trust_remote_code: true"):
-        make_tokenizer(Model(path="elsewhere", tokenizer=str(own_tokenizer)), [])
+        make_tokenizer(ModelConfig(path="elsewhere", tokenizer=str(own_tokenizer)), [])
     assert not ran.exists()
 
 
 def test_a_reference_models_code_is_refused_too(own_model: Path, ran: Path) -> None:
     with pytest.raises(UserError, match=r"actor\.kl\.reference(.|\n)*model\.trust_remote_code: true"):
-        check_reference(Kl(coefficient=0.1, reference=str(own_model)), fit_tokenizer(["a"]))
+        check_reference(KlConfig(coefficient=0.1, reference=str(own_model)), fit_tokenizer(["a"]))
     assert not ran.exists()
 
 
@@ -103,7 +103,7 @@ def test_a_new_model_runs_no_code_that_its_architecture_names(
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
 def test_with_the_key_the_code_runs(kind: str, request: pytest.FixtureRequest, ran: Path) -> None:
     path = request.getfixturevalue(f"own_{kind}")
-    recipe = Model(path=str(path), device="cpu", trust_remote_code=True)
+    recipe = ModelConfig(path=str(path), device="cpu", trust_remote_code=True)
     tokenizer = make_tokenizer(recipe, [])
     if kind == "model":
         policy = load_policy(recipe, tokenizer, seed=0)

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from gspo.model import packing
-from gspo.model.packing import Conditioned, Pack, micro_batches, pack
+from gspo.model.packing import Pack, TokenSequence, micro_batches, pack
 
 CPU = torch.device("cpu")
 HIDDEN = 16
 
 
-def sequence(prompt: tuple[int, ...], length: int, first: int = 50) -> Conditioned:
-    return Conditioned(prompt_ids=prompt, response_ids=torch.arange(first, first + length))
+def sequence(prompt: tuple[int, ...], length: int, first: int = 50) -> TokenSequence:
+    return TokenSequence(prompt_ids=prompt, response_ids=torch.arange(first, first + length))
 
 
-def random_groups(seed: int, longest: int = 30) -> list[Conditioned]:
+def random_groups(seed: int, longest: int = 30) -> list[TokenSequence]:
     """Groups of one to six responses; prompts and responses of one token among them; prompts that begin alike."""
     rng = random.Random(seed)
     found = []
@@ -29,7 +29,7 @@ def random_groups(seed: int, longest: int = 30) -> list[Conditioned]:
     return found
 
 
-def packed_tokens(sequences: list[Conditioned], hidden_size: int | None = None) -> int:
+def packed_tokens(sequences: list[TokenSequence], hidden_size: int | None = None) -> int:
     return len(pack(sequences, device=CPU, hidden_size=hidden_size).ids)
 
 
@@ -54,7 +54,7 @@ def contexts(layout: Pack) -> dict[int, list[tuple[int, int]]]:
 def test_every_response_token_is_predicted_from_all_that_stands_before_it(
     seed: int, decided: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def always(sequences: Sequence[Conditioned], members: Sequence[int], hidden_size: int | None) -> bool:
+    def always(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_size: int | None) -> bool:
         return len(sequences[members[0]].prompt_ids) > 1
 
     if decided != "as it pays":

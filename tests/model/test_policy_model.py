@@ -15,7 +15,7 @@ from gspo.model.architecture import load_config
 from gspo.model.head import Head
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.model.tokenizer import fit_tokenizer, load_tokenizer
-from gspo.recipe.schema import Model
+from gspo.recipe.schema import ModelConfig
 
 NewPolicy = Callable[..., Policy]
 IDS = torch.tensor([[3, 7, 5, 4, 9]])
@@ -27,7 +27,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def load(directory: Path, **settings: Any) -> Policy:
-    recipe = Model(path=str(directory), device="cpu", **settings)
+    recipe = ModelConfig(path=str(directory), device="cpu", **settings)
     return load_policy(recipe, make_tokenizer(recipe, []), seed=0)
 
 
@@ -75,7 +75,11 @@ def test_saved_weights_stand_in_for_the_recipes_bit_by_bit(
     ids = torch.arange(100)[None] % 8 + 3  # far enough for every rotary frequency to count
     with torch.no_grad():
         assert torch.equal(*(one.model(input_ids=ids).logits for one in (again, policy)))
-    assert (again.stop_ids, again.pad_id, again.packs) == (policy.stop_ids, policy.pad_id, policy.packs)
+    assert (again.stop_ids, again.pad_id, again.supports_packing) == (
+        policy.stop_ids,
+        policy.pad_id,
+        policy.supports_packing,
+    )
 
 
 def test_saved_weights_stand_in_for_those_of_a_directory_too(
@@ -85,7 +89,7 @@ def test_saved_weights_stand_in_for_those_of_a_directory_too(
     with torch.no_grad():
         policy.model.model.norm.weight.add_(1)
     policy.save(tmp_path / "trained", policy.weights())
-    recipe = Model(path=str(saved), device="cpu", dtype="bfloat16")
+    recipe = ModelConfig(path=str(saved), device="cpu", dtype="bfloat16")
     again = load_policy(recipe, policy.tokenizer, seed=0, weights=tmp_path / "trained")
     assert torch.equal(logits(again.model), logits(policy.model))
     assert not torch.equal(logits(again.model), logits(load(saved, dtype="bfloat16").model))
@@ -121,14 +125,16 @@ def test_stop_ids_are_those_of_model_tokenizer_and_recipe(saved: Path) -> None:
     tokenizer = load_tokenizer(str(saved))
     generation = json.loads((saved / "generation_config.json").read_text())
     (saved / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": [4, 6]}))
-    policy = load_policy(Model(path=str(saved), device="cpu"), tokenizer, seed=0, stop_tokens=["7"])
+    policy = load_policy(ModelConfig(path=str(saved), device="cpu"), tokenizer, seed=0, stop_tokens=["7"])
     (extra,) = tokenizer("7", add_special_tokens=False).input_ids
     assert policy.stop_ids == tuple(sorted({4, 6, tokenizer.eos_token_id, extra}))
 
 
 def test_a_stop_token_of_several_tokens_is_refused(saved: Path) -> None:
     with pytest.raises(UserError, match="stop_tokens"):
-        load_policy(Model(path=str(saved), device="cpu"), load_tokenizer(str(saved)), seed=0, stop_tokens=["1 + 2"])
+        load_policy(
+            ModelConfig(path=str(saved), device="cpu"), load_tokenizer(str(saved)), seed=0, stop_tokens=["1 + 2"]
+        )
 
 
 def test_a_directory_without_weights_is_refused(saved: Path) -> None:
@@ -141,11 +147,11 @@ def test_a_directory_without_weights_is_refused(saved: Path) -> None:
 def test_a_directory_without_config_is_refused(saved: Path) -> None:
     (saved / "config.json").unlink()
     with pytest.raises(UserError, match=r"config\.json"):
-        load_policy(Model(path=str(saved)), fit_tokenizer(["a"]), seed=0)
+        load_policy(ModelConfig(path=str(saved)), fit_tokenizer(["a"]), seed=0)
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    recipe = Model(path=str(tmp_path / "absent"))
+    recipe = ModelConfig(path=str(tmp_path / "absent"))
     with pytest.raises(UserError, match="absent"):
         make_tokenizer(recipe, [])
     with pytest.raises(UserError, match="absent"):
@@ -166,7 +172,7 @@ def test_a_directory_without_tokenizer_files_is_refused(left: str, saved: Path) 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(saved: Path) -> None:
     tokenizer = fit_tokenizer([" ".join(map(chr, range(97, 123))), "one two three four five six seven"])
     with pytest.raises(UserError, match="tokenizer has"):
-        load_policy(Model(path=str(saved)), tokenizer, seed=0)
+        load_policy(ModelConfig(path=str(saved)), tokenizer, seed=0)
 
 
 def test_a_missing_weight_is_named(saved: Path) -> None:
@@ -249,7 +255,7 @@ def test_a_number_of_layers_that_no_model_has_is_refused_before_any_is_made(save
         load(saved)
     architecture = {"model_type": "qwen3", "num_hidden_layers": 10**9}
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
-        load_config(Model(architecture=architecture, tokenizer="fit"))
+        load_config(ModelConfig(architecture=architecture, tokenizer="fit"))
 
 
 def test_a_damaged_weight_file_is_refused(saved: Path) -> None:
@@ -261,7 +267,7 @@ def test_a_damaged_weight_file_is_refused(saved: Path) -> None:
 def test_a_damaged_config_is_refused(saved: Path) -> None:
     (saved / "config.json").write_text("{")
     with pytest.raises(UserError):
-        load_policy(Model(path=str(saved)), fit_tokenizer(["a"]), seed=0)
+        load_policy(ModelConfig(path=str(saved)), fit_tokenizer(["a"]), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +284,7 @@ def test_a_damaged_config_is_refused(saved: Path) -> None:
 )
 def test_an_architecture_that_cannot_be_is_refused(changes: dict[str, Any], fitted_tokenizer: Any) -> None:
     shape = {"model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
-    recipe = Model(architecture={**shape, "intermediate_size": 8, **changes}, tokenizer="fit", device="cpu")
+    recipe = ModelConfig(architecture={**shape, "intermediate_size": 8, **changes}, tokenizer="fit", device="cpu")
     with pytest.raises(UserError):
         load_policy(recipe, fitted_tokenizer, seed=0)
 

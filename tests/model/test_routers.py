@@ -11,14 +11,14 @@ from tests.mixtures import GROUP_LIMITED, MIXTURES, random_experts, routers_of
 from torch import Tensor, nn
 
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 from gspo.model.routers import find_routing
 from gspo.model.routing import Routing, UnknownRouterError
 
 NewPolicy = Callable[..., Policy]
 LLAMA4: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
-SEQUENCE = Conditioned(prompt_ids=(4, 5, 6), response_ids=torch.tensor([7, 8]))
+SEQUENCE = TokenSequence(prompt_ids=(4, 5, 6), response_ids=torch.tensor([7, 8]))
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -80,13 +80,13 @@ def test_experts_take_a_byte_each_as_far_as_a_byte_goes(
     with torch.no_grad():  # the highest number is chosen, and must come through
         routers_of(policy)[0].weight[-1] *= 100
         ids = torch.arange(3, 15)
-        sequence = Conditioned(prompt_ids=(4, 5, 6), response_ids=ids)
+        sequence = TokenSequence(prompt_ids=(4, 5, 6), response_ids=ids)
         live = response_likelihood(policy, [sequence])
         assert live.experts is not None
         (own,) = live.experts
         assert own.row.dtype == own.prefix.dtype == dtype
         assert own.row.min() >= 0 and own.row.max() == experts - 1
-        replayed = response_likelihood(policy, [Conditioned(prompt_ids=(4, 5, 6), response_ids=ids, experts=own)])
+        replayed = response_likelihood(policy, [TokenSequence(prompt_ids=(4, 5, 6), response_ids=ids, experts=own)])
     assert torch.equal(replayed.logprobs, live.logprobs)
 
 
@@ -94,7 +94,7 @@ def test_a_routers_jitter_is_off_even_where_activations_are_recomputed(new_polic
     policy = new_policy("mixtral", **MIXTURES["mixtral"], router_jitter_noise=0.3)
     checkpoint_gradients(policy)
     assert policy.model.training
-    sequence = Conditioned(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
+    sequence = TokenSequence(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
     one, two = (response_likelihood(policy, [sequence]).logprobs for _ in range(2))
     assert torch.equal(one, two)
 

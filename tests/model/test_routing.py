@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from tests.mixtures import MIXTURES, live_experts, random_experts, router_calls, routers_of, sets
 
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.model.routing import Routing
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import generate
 
 NewPolicy = Callable[..., Policy]
@@ -27,20 +27,20 @@ def mixture(new_policy: NewPolicy) -> NewPolicy:
 
     def build(family: str, packs: bool = True, **changes: Any) -> Policy:
         policy = new_policy(family, **{**MIXTURES[family], **changes})
-        assert policy.packs == (family != "gpt_oss")
-        return replace(policy, packs=packs)
+        assert policy.supports_packing == (family != "gpt_oss")
+        return replace(policy, supports_packing=packs)
 
     return build
 
 
 @pytest.fixture
-def sequences_of(ragged_sequences: Any) -> Callable[[Policy], list[Conditioned]]:
+def sequences_of(ragged_sequences: Any) -> Callable[[Policy], list[TokenSequence]]:
     """Sequences of unequal lengths, and a group with a prompt so long that it is shared."""
 
-    def build(policy: Policy) -> list[Conditioned]:
-        ragged: list[Conditioned] = ragged_sequences(7, vocabulary=len(policy.tokenizer), seed=3)
+    def build(policy: Policy) -> list[TokenSequence]:
+        ragged: list[TokenSequence] = ragged_sequences(7, vocabulary=len(policy.tokenizer), seed=3)
         prompt = tuple(range(3, 16))
-        group = [Conditioned(prompt_ids=prompt, response_ids=torch.arange(4, 4 + n)) for n in (3, 1, 6)]
+        group = [TokenSequence(prompt_ids=prompt, response_ids=torch.arange(4, 4 + n)) for n in (3, 1, 6)]
         return [*ragged[:3], *group, *ragged[3:]]
 
     return build
@@ -154,7 +154,7 @@ def test_other_experts_are_used_as_told_with_weights_from_the_live_logits(
 def test_a_replayed_pass_leaves_the_next_ones_as_they_were(family: str, mixture: NewPolicy, sequences_of: Any) -> None:
     policy = mixture(family, family != "gpt_oss")
     sequences = sequences_of(policy)
-    sampling = Sampling(max_new_tokens=5)
+    sampling = RolloutConfig(max_new_tokens=5)
 
     def passes() -> list[torch.Tensor]:
         with torch.no_grad():
@@ -204,7 +204,7 @@ def test_a_pass_that_fails_leaves_no_replay_behind(
 def test_a_trace_within_a_trace_gives_it_back(mixture: NewPolicy) -> None:
     policy = mixture("qwen3_moe")
     routing, ids = routing_of(policy), torch.arange(2, 8)[None]
-    told = random_experts(policy, [Conditioned(prompt_ids=(1,), response_ids=ids[0])])[0].experts
+    told = random_experts(policy, [TokenSequence(prompt_ids=(1,), response_ids=ids[0])])[0].experts
     assert told is not None
 
     def hidden() -> torch.Tensor:

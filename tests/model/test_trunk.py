@@ -13,11 +13,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gspo.model.attention import NAME, packed_attention
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Block, Conditioned, pack
+from gspo.model.packing import Block, TokenSequence, pack
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.model.trunk import enable_packing
-from gspo.recipe.schema import Model
+from gspo.recipe.schema import ModelConfig
 
 NewPolicy = Callable[..., Policy]
 WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
@@ -43,17 +43,17 @@ NOT_PACKING = {
 }
 
 
-def groups(vocabulary: int, number: int = 3) -> list[Conditioned]:
+def groups(vocabulary: int, number: int = 3) -> list[TokenSequence]:
     """Groups of four that share a long prompt, with short and ragged responses, and a sequence alone."""
     generator = torch.Generator().manual_seed(3)
 
     def tokens(count: int) -> torch.Tensor:
         return torch.randint(3, vocabulary, (count,), generator=generator)
 
-    found = [Conditioned(prompt_ids=tuple(tokens(2).tolist()), response_ids=tokens(40))]
+    found = [TokenSequence(prompt_ids=tuple(tokens(2).tolist()), response_ids=tokens(40))]
     for size in range(number):
         prompt = tuple(tokens(12 + 6 * size).tolist())
-        found += [Conditioned(prompt_ids=prompt, response_ids=tokens(n)) for n in (1, 7, 9, 3)]
+        found += [TokenSequence(prompt_ids=prompt, response_ids=tokens(n)) for n in (1, 7, 9, 3)]
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_shared_prompt_is_read_once(
     family: str, new_policy: NewPolicy, plain_logprobs: Any, tokens_read: Any
 ) -> None:
     policy = new_policy(family, **PACKING[family])
-    assert policy.packs
+    assert policy.supports_packing
     check_values(policy, plain_logprobs)
     shapes = tokens_read(policy)
     response_likelihood(policy, groups(len(policy.tokenizer)))
@@ -83,7 +83,7 @@ def test_a_model_whose_attention_cannot_be_handed_a_pack_is_right_all_the_same(
     family: str, new_policy: NewPolicy, plain_logprobs: Any
 ) -> None:
     policy = new_policy(family, **NOT_PACKING[family])
-    assert not policy.packs and policy.shared_hidden_size is None
+    assert not policy.supports_packing and policy.shared_hidden_size is None
     assert policy.model.config._attn_implementation != NAME
     check_values(policy, plain_logprobs)
 
@@ -131,7 +131,7 @@ def test_attention_that_does_wrong_by_a_pack_is_found_out(
 ) -> None:
     attention_is(wrong)
     policy = new_policy("qwen3", dtype=dtype)
-    assert not policy.packs
+    assert not policy.supports_packing
     assert policy.model.config._attn_implementation == "sdpa"
     if dtype == "float32":
         check_values(policy, plain_logprobs)
@@ -140,7 +140,7 @@ def test_attention_that_does_wrong_by_a_pack_is_found_out(
 def test_the_right_attention_is_found_right_in_bfloat16_too(new_policy: NewPolicy, attention_is: Any) -> None:
     attention_is(packed_attention)
     for seed in range(5):
-        assert new_policy("qwen3", dtype="bfloat16", seed=seed, hidden_size=64, num_hidden_layers=4).packs
+        assert new_policy("qwen3", dtype="bfloat16", seed=seed, hidden_size=64, num_hidden_layers=4).supports_packing
 
 
 def test_a_model_whose_trunk_takes_no_layout_is_read_padded(new_policy: NewPolicy, plain_logprobs: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_model_whose_trunk_takes_no_layout_is_read_padded(new_policy: NewPolic
 
 def test_a_saved_model_knows_nothing_of_packs(new_policy: NewPolicy, tmp_path: Path) -> None:
     policy = new_policy("qwen3")
-    assert policy.packs
+    assert policy.supports_packing
     policy.save(tmp_path)
     for path in tmp_path.glob("*.json"):
         assert "gspo" not in path.read_text(encoding="utf-8")
@@ -179,5 +179,5 @@ def test_a_model_smaller_than_the_probe_loads(family: str) -> None:
     assert len(tokenizer) < 9
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8} if family == "qwen3" else {"n_head": 2}
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "max_position_embeddings": 9, **heads}
-    recipe = Model(architecture={"model_type": family, **shape}, tokenizer="fit", device="cpu")
+    recipe = ModelConfig(architecture={"model_type": family, **shape}, tokenizer="fit", device="cpu")
     load_policy(recipe, tokenizer, seed=0)

@@ -7,7 +7,7 @@ import torch
 
 from gspo.objective import surrogate
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 
 # By hand, from the papers: level, clip_low, clip_high, length norm, advantage.
 EXPECTED: dict[Any, tuple[str, float, float, str, str]] = {
@@ -33,7 +33,7 @@ def test_every_published_surrogate_is_expected_here() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_that_names_only_the_surrogate_has_its_papers_settings(name: Any) -> None:
-    actor = Actor(surrogate=name)
+    actor = ActorConfig(surrogate=name)
     found = (actor.importance_sampling_level, actor.clip_low, actor.clip_high, actor.length_norm, actor.advantage)
     assert found == EXPECTED[name]
     assert (actor.dual_clip, actor.sapo_temperature, actor.advantage_ddof) == (3.0, (1.0, 1.05), 1)
@@ -59,7 +59,7 @@ def test_python_has_the_same_settings_where_none_are_given(name: Any) -> None:
 
 @pytest.mark.parametrize(("name", "level"), [(n, level) for n in EXPECTED for level in PUBLISHED[n].levels])
 def test_at_a_level_it_was_not_published_with_a_surrogate_has_gspos_or_grpos_range(name: Any, level: Any) -> None:
-    actor = Actor(surrogate=name, importance_sampling_level=level)
+    actor = ActorConfig(surrogate=name, importance_sampling_level=level)
     low, high = actor.clip_low, actor.clip_high
     old = torch.zeros(4, dtype=torch.float64)
     new = torch.tensor(

@@ -10,7 +10,7 @@ import pytest
 from gspo.errors import UserError
 from gspo.queries.procedural import held_out_rows, training_rows
 from gspo.queries.source import load_rows
-from gspo.recipe.schema import Procedural, Recipe
+from gspo.recipe.schema import ProceduralConfig, Recipe
 
 
 def prompts(rows: Any) -> list[str]:
@@ -18,7 +18,7 @@ def prompts(rows: Any) -> list[str]:
 
 
 def test_rows_are_distinct_reproducible_and_carry_what_the_verifier_needs(chain_sum: dict[str, Any]) -> None:
-    procedural = Procedural(**chain_sum)
+    procedural = ProceduralConfig(**chain_sum)
     rows = training_rows(procedural, seed=0)
     assert len(set(prompts(rows))) == len(rows) == 300
     assert rows == training_rows(procedural, seed=0)
@@ -30,7 +30,7 @@ def test_rows_are_distinct_reproducible_and_carry_what_the_verifier_needs(chain_
 
 def test_seeds_are_far_apart(chain_sum: dict[str, Any]) -> None:
     # Neighbouring seeds of the task itself share all items but one; a large space makes chance overlaps rare.
-    procedural = Procedural(**{**chain_sum, "min_digits": 6, "max_digits": 6})
+    procedural = ProceduralConfig(**{**chain_sum, "min_digits": 6, "max_digits": 6})
     drawn = [set(prompts(training_rows(procedural, seed=seed))) for seed in range(3)]
     assert not (drawn[0] & drawn[1] or drawn[1] & drawn[2] or drawn[0] & drawn[2])
 
@@ -50,7 +50,7 @@ def test_held_out_is_the_same_for_every_seed_and_disjoint_from_training(
 
 
 def test_a_small_task_gives_what_it_has(chain_sum: dict[str, Any]) -> None:
-    small = Procedural(**{**chain_sum, "min_terms": 2, "max_terms": 2, "size": 1000})
+    small = ProceduralConfig(**{**chain_sum, "min_terms": 2, "max_terms": 2, "size": 1000})
     held_out = held_out_rows(small, size=50)
     rows = training_rows(small, seed=0, held_out=held_out)
     assert 100 < len(rows) <= 2 * 10 * 10 - 50
@@ -59,7 +59,7 @@ def test_a_small_task_gives_what_it_has(chain_sum: dict[str, Any]) -> None:
 
 
 def test_no_held_out_rows_are_drawn_where_none_are_wanted(chain_sum: dict[str, Any]) -> None:
-    assert held_out_rows(Procedural(**chain_sum), size=0) == []
+    assert held_out_rows(ProceduralConfig(**chain_sum), size=0) == []
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_no_held_out_rows_are_drawn_where_none_are_wanted(chain_sum: dict[str, A
 )
 def test_bad_tasks_and_options_say_what_is_there(changes: dict[str, Any], said: str, chain_sum: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=said):
-        training_rows(Procedural(**{**chain_sum, **changes}), seed=0)
+        training_rows(ProceduralConfig(**{**chain_sum, **changes}), seed=0)

@@ -7,14 +7,14 @@ import pytest
 from gspo.errors import UserError
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.recipe.schema import Queries
+from gspo.recipe.schema import QueriesConfig
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def render(prompt: Any, tokenizer: Any, *, max_prompt_tokens: int | None = None, **queries: Any) -> Any:
     row = Row(id="data:1", prompt=prompt, columns={"answer": "2"})
-    (query,) = render_all([row], tokenizer, queries=Queries(**queries), max_prompt_tokens=max_prompt_tokens)
+    (query,) = render_all([row], tokenizer, queries=QueriesConfig(**queries), max_prompt_tokens=max_prompt_tokens)
     return query
 
 
@@ -56,7 +56,7 @@ def test_a_begun_answer_is_continued(chat_tokenizer: Any) -> None:
 
 def test_many_rows_keep_their_order(chat_tokenizer: Any) -> None:
     rows = [Row(id=f"d:{i}", prompt=MESSAGES if i % 2 else f"text {i}") for i in range(6)]
-    queries = render_all(rows, chat_tokenizer, queries=Queries())
+    queries = render_all(rows, chat_tokenizer, queries=QueriesConfig())
     assert [query.id for query in queries] == [row.id for row in rows]
     assert all(chat_tokenizer.decode(query.prompt_ids) == query.text for query in queries)
 

@@ -9,7 +9,7 @@ from gspo.errors import UserError
 from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import make_recipe
 from gspo.recipe.published import CORRECTIONS, LEVELS, PUBLISHED
-from gspo.recipe.schema import Actor, Recipe
+from gspo.recipe.schema import ActorConfig, Recipe
 
 SOUND: dict[str, Any] = {
     "name": "sound",
@@ -46,7 +46,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"reward": [{"function": "math", "weight": 0}]}, ["weight 0", "nothing to train on"]),
         ({"actor": {"surrogate": "grpo"}}, ["actor.surrogate", "importance_sampling_level: token"]),
         ({"actor": {"surrogate": "drgrpo"}}, ["did you mean dr_grpo"]),
-        ({"reward": [{"function": "math", "per": "turn"}]}, ["rollout.turn_separator"]),
+        ({"reward": [{"function": "math", "per": "segment"}]}, ["rollout.segment_separator"]),
         (
             {
                 "actor": {"clip_fraction": 0.1, "importance_sampling_level": "sequence_token"},
@@ -99,7 +99,10 @@ def test_a_surrogate_takes_every_level_it_does_not_refuse_with_a_reason(name: An
 def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> None:
     published = PUBLISHED[name]
     nulls = dict.fromkeys(["importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"])
-    for actor in (Actor.model_validate({"surrogate": name}), Actor.model_validate({"surrogate": name, **nulls})):
+    for actor in (
+        ActorConfig.model_validate({"surrogate": name}),
+        ActorConfig.model_validate({"surrogate": name, **nulls}),
+    ):
         assert actor.importance_sampling_level == published.level
         assert actor.advantage == published.advantage
         assert actor.length_norm == published.length_norm
@@ -133,22 +136,24 @@ def test_a_key_of_a_sections_optimizer_leaves_its_other_defaults_as_they_are() -
 
 
 def test_the_papers_ranges_belong_to_the_level() -> None:
-    assert (Actor().clip_low, Actor().clip_high) == (3e-4, 4e-4)
-    assert Actor.model_validate({"importance_sampling_level": "token"}).clip_high == 0.27
-    dapo = Actor.model_validate({"surrogate": "dapo"})
+    assert (ActorConfig().clip_low, ActorConfig().clip_high) == (3e-4, 4e-4)
+    assert ActorConfig.model_validate({"importance_sampling_level": "token"}).clip_high == 0.27
+    dapo = ActorConfig.model_validate({"surrogate": "dapo"})
     assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
-    at_sequence = Actor.model_validate({"surrogate": "dapo", "importance_sampling_level": "sequence"})
+    at_sequence = ActorConfig.model_validate({"surrogate": "dapo", "importance_sampling_level": "sequence"})
     assert (at_sequence.clip_low, at_sequence.clip_high) == (3e-4, 4e-4)
 
 
 def test_what_a_recipe_sets_stays_whatever_was_published() -> None:
-    actor = Actor.model_validate({"surrogate": "dr_grpo", "advantage": "group", "clip_high": 0.3, "length_norm": "own"})
+    actor = ActorConfig.model_validate(
+        {"surrogate": "dr_grpo", "advantage": "group", "clip_high": 0.3, "length_norm": "own"}
+    )
     assert (actor.advantage, actor.clip_high, actor.length_norm, actor.clip_low) == ("group", 0.3, "own", 0.2)
 
 
 @pytest.mark.parametrize("method", CORRECTIONS)
 def test_a_correction_brings_its_own_bounds_and_level(method: Any) -> None:
-    actor, published = Actor.model_validate({"correction": method}), CORRECTIONS[method]
+    actor, published = ActorConfig.model_validate({"correction": method}), CORRECTIONS[method]
     assert (actor.correction_low, actor.correction_high) == (published.low, published.high)
     assert actor.correction_level == ("sequence" if method == "geometric_mask" else "token")
 
@@ -193,7 +198,7 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
         ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
         ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
-        ({"rollout": {"turn_separator": "x"}}, "rollout.turn_separator"),
+        ({"rollout": {"segment_separator": "x"}}, "rollout.segment_separator"),
     ],
 )
 def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:

@@ -10,7 +10,7 @@ from gspo.learner.item import Trained
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.step import step_metrics
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.reward.score import Scored
 from gspo.types import Batch, FinishReason, Group, Query, Rollout, Score
 
@@ -74,7 +74,7 @@ def report(
 def metrics(batch: Batch, *reports: MiniBatchReport, **actor: Any) -> dict[str, Any]:
     """The line of a recipe whose actor has these settings."""
     scored = Scored(scores=batch.scores, seconds={"verifier": 0.5})
-    return dict(step_metrics(batch, reports, SECONDS, scored=scored, actor=Actor(**actor)))
+    return dict(step_metrics(batch, reports, SECONDS, scored=scored, actor=ActorConfig(**actor)))
 
 
 TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])

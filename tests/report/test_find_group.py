@@ -91,7 +91,7 @@ REFUSALS = [
     (["--step", "-1"], ["step -1 has no rollouts", "the nearest: 1, 2\n"]),
     (["--query", "chain:77"], ["no step has the query chain:77", "name one of chain:7, "]),
     (["--step", "1", "--query", "b"], ["step 1 has no query b", "steps 2, 4 have it; or name one of a\n"]),
-    (["--step", "2", "--query", "cain:3"], ["step 2 has no query cain:3", "mend: name one of chain:3, ", ", …\n"]),
+    (["--step", "2", "--query", "cain:3"], ["step 2 has no query cain:3", "fix: name one of chain:3, ", ", …\n"]),
     (["--query", "x\x1b[2J"], ["no step has the query x␛[2J"]),
 ]
 
@@ -118,16 +118,16 @@ def test_at_most_five_queries_are_named_and_the_nearest_first(capsys: pytest.Cap
 
 @pytest.mark.parametrize("step", [None, 1])
 @pytest.mark.parametrize(
-    ("how", "mend"), [(None, "wait for the end of the step"), ("failed", "name another step, if there is")]
+    ("how", "fix"), [(None, "wait for the end of the step"), ("failed", "name another step, if there is")]
 )
 def test_rollouts_without_a_whole_line_are_none_yet(
-    how: str | None, mend: str, step: int | None, capsys: pytest.CaptureFixture[str]
+    how: str | None, fix: str, step: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(s1=[])
     (RUN / "history.jsonl").write_text("" if how is None else json.dumps({"event": "ended", "how": how}) + "\n")
     assert cli.main(["show", str(RUN), *([] if step is None else ["--step", str(step)])]) == 2
     error = capsys.readouterr().err
-    assert "no response is written whole" in error and f"mend: {mend}\n" in error
+    assert "no response is written whole" in error and f"fix: {fix}\n" in error
 
 
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

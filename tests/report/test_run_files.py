@@ -260,15 +260,15 @@ def test_rollouts_are_by_step_in_their_order_and_other_files_are_none(written: W
 def refused(path: str | Path) -> UserError:
     with pytest.raises(UserError) as found:
         read_run(Path(path))
-    assert found.value.mend
+    assert found.value.fix
     return found.value
 
 
 def test_a_missing_directory_is_named_with_the_runs_beside_it(written: Writing) -> None:
     written()
     error = refused("runs/b")
-    assert (error.what, error.where, error.mend) == ("no such directory", "runs/b", "there are: runs/a")
-    assert refused("nowhere/b").mend == refused("x" * 300).mend == refused(Path("x" * 300, "y")).mend
+    assert (error.what, error.where, error.fix) == ("no such directory", "runs/b", "there are: runs/a")
+    assert refused("nowhere/b").fix == refused("x" * 300).fix == refused(Path("x" * 300, "y")).fix
     assert "name the directory" in str(refused("nowhere/b"))
 
 
@@ -276,8 +276,8 @@ def test_of_many_runs_eight_are_named() -> None:
     for number in range(10):
         Path("runs", str(number)).mkdir(parents=True)
         Path("runs", str(number), "recipe.yaml").write_text(RECIPE)
-    assert refused("runs/x").mend == "there are: " + ", ".join(f"runs/{number}" for number in range(8))
-    assert refused("runs").mend == "name the runs in it: " + " ".join(f"runs/{number}" for number in range(8))
+    assert refused("runs/x").fix == "there are: " + ", ".join(f"runs/{number}" for number in range(8))
+    assert refused("runs").fix == "name the runs in it: " + " ".join(f"runs/{number}" for number in range(8))
 
 
 def test_a_checkpoint_is_told_from_its_run(written: Writing) -> None:
@@ -287,14 +287,14 @@ def test_a_checkpoint_is_told_from_its_run(written: Writing) -> None:
     (checkpoint / "manifest.json").touch()
     (checkpoint / "recipe.yaml").write_text(RECIPE)
     error = refused(checkpoint)
-    assert (error.what, error.mend) == ("this is a checkpoint, not a run", "name the run: runs/a")
+    assert (error.what, error.fix) == ("this is a checkpoint, not a run", "name the run: runs/a")
 
 
 def test_a_directory_above_runs_is_none_and_says_which_are_in_it(written: Writing) -> None:
     written()
     error = refused("runs")
     assert error.what == "this is not a run's directory: it has no recipe.yaml"
-    assert error.mend == "name the runs in it: runs/a"
+    assert error.fix == "name the runs in it: runs/a"
     assert "name the directory that a run has made" in str(refused("."))
 
 
@@ -304,21 +304,21 @@ def test_a_file_of_a_run_is_told_from_it(name: str, written: Writing) -> None:
     Path("runs/a/rollouts").mkdir()
     Path("runs/a/rollouts/step_000001.jsonl").touch()
     error = refused(Path("runs/a", name))
-    assert (error.what, error.mend) == ("this is a file, not a run's directory", "name the run: runs/a")
+    assert (error.what, error.fix) == ("this is a file, not a run's directory", "name the run: runs/a")
 
 
 def test_any_other_file_is_no_run() -> None:
     Path("notes.txt").touch()
     error = refused("notes.txt")
     assert error.what == "this is a file, not a run's directory"
-    assert error.mend == "name the directory that a run has made, such as runs/arithmetic"
+    assert error.fix == "name the directory that a run has made, such as runs/arithmetic"
 
 
 @pytest.mark.parametrize("recipe", ["a: 1", "- name\n- steps\n- model", "", "name: x\nsteps: 1"])
 def test_yaml_of_something_else_is_no_recipe(recipe: str, written: Writing) -> None:
     with pytest.raises(UserError, match="this is no recipe of a run: it has no name, steps and model") as found:
         written(recipe)
-    assert found.value.where == "runs/a/recipe.yaml" and found.value.mend
+    assert found.value.where == "runs/a/recipe.yaml" and found.value.fix
 
 
 ALIASES = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -334,7 +334,7 @@ BROKEN = [
 def test_yaml_that_is_broken_is_one_line_and_a_checkpoint_has_a_copy(recipe: str, written: Writing) -> None:
     with pytest.raises(UserError, match=r"cannot be read: .+") as found:
         written(recipe)
-    assert found.value.where == "runs/a/recipe.yaml" and found.value.mend == "copy it from a checkpoint"
+    assert found.value.where == "runs/a/recipe.yaml" and found.value.fix == "copy it from a checkpoint"
     assert len(str(found.value).splitlines()) == 2
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.types import Group, Messages, Query, Rollout
 
@@ -65,7 +65,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def build(source: str, name: str = "f", **settings: Any) -> RewardFunction:
         path = tmp_path / f"mine_{len(made)}.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
-        made.extend(load_functions([Reward(function=f"{path.name}:{name}", **settings)]))
+        made.extend(load_functions([RewardConfig(function=f"{path.name}:{name}", **settings)]))
         return made[-1]
 
     yield build

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.reward.builtin import exact_match, format_match, reasoning_gym
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score
@@ -56,9 +56,9 @@ def test_format(pattern: str, options: dict[str, Any], completion: str, reward: 
 
 def test_a_bad_pattern_is_one_message_and_a_missing_one_too(groups: Any) -> None:
     with pytest.raises(UserError, match="not a regular expression"):
-        score(groups(["x"]), load_functions([Reward(function="format", options={"pattern": "(x"})]))
+        score(groups(["x"]), load_functions([RewardConfig(function="format", options={"pattern": "(x"})]))
     with pytest.raises(UserError, match=r"format, row data:1: it needs pattern(.|\n)*options"):
-        score(groups(["x"]), load_functions([Reward(function="format")]))
+        score(groups(["x"]), load_functions([RewardConfig(function="format")]))
 
 
 def test_the_verifier_knows_the_tasks_options() -> None:
@@ -73,8 +73,8 @@ def test_the_verifier_knows_the_tasks_options() -> None:
 @pytest.mark.parametrize("name", ["exact_match", "math"])
 def test_a_missing_answer_column_names_those_there(name: str, groups: Any) -> None:
     with pytest.raises(UserError, match=r"'answer'; the columns there are: gold(.|\n)*answer_column"):
-        score(groups(["x"], gold=["x"]), load_functions([Reward(function=name)]))
+        score(groups(["x"], gold=["x"]), load_functions([RewardConfig(function=name)]))
     scored = score(
-        groups(["7"], gold=["7"]), load_functions([Reward(function=name, options={"answer_column": "gold"})])
+        groups(["7"], gold=["7"]), load_functions([RewardConfig(function=name, options={"answer_column": "gold"})])
     )
     assert scored.scores[0].reward == 1.0

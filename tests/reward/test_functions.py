@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.reward.functions import load_functions
 
 
@@ -39,7 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("function", ["my_rewards.py:short", "./my_rewards.py:short", "my_rewards:short"])
 def test_functions_of_a_file_or_module_in_the_working_directory(function: str, home: Path) -> None:
-    (loaded,) = load_functions([Reward(function=function, weight=0.5, time_limit_seconds=3, options={"limit": 3})])
+    (loaded,) = load_functions(
+        [RewardConfig(function=function, weight=0.5, time_limit_seconds=3, options={"limit": 3})]
+    )
     assert loaded.call(completions=["ab", "abc"], limit=3) == [2.0, 0.0]
     assert (loaded.name, loaded.weight, loaded.time_limit_seconds) == ("short", 0.5, 3)
     assert loaded.options == {"limit": 3}
@@ -48,10 +50,10 @@ def test_functions_of_a_file_or_module_in_the_working_directory(function: str, h
 def test_an_edited_file_is_read_anew(home: Path) -> None:
     path = home / "edited.py"
     path.write_text("def f(completions):\n    return [1.0]\n")
-    assert load_functions([Reward(function="edited.py:f")])[0].call(["x"]) == [1.0]
+    assert load_functions([RewardConfig(function="edited.py:f")])[0].call(["x"]) == [1.0]
     path.write_text("def f(completions):\n    return [22.0]\n")
     os.utime(path, ns=(1, 1))
-    assert load_functions([Reward(function="edited.py:f")])[0].call(["x"]) == [22.0]
+    assert load_functions([RewardConfig(function="edited.py:f")])[0].call(["x"]) == [22.0]
 
 
 @pytest.mark.parametrize(
@@ -75,16 +77,16 @@ def test_what_cannot_be_found_or_used_says_what_is_there(
     function: str, options: dict[str, Any], said: str, home: Path
 ) -> None:
     with pytest.raises(UserError, match=said):
-        load_functions([Reward(function=function, options=options)])
+        load_functions([RewardConfig(function=function, options=options)])
 
 
 def test_functions_of_keyword_arguments_take_any_option(home: Path) -> None:
-    (loaded,) = load_functions([Reward(function="my_rewards.py:short", options={"threshold": 1})])
+    (loaded,) = load_functions([RewardConfig(function="my_rewards.py:short", options={"threshold": 1})])
     assert loaded.options == {"threshold": 1}
 
 
 def test_equal_names_are_numbered() -> None:
-    rewards = [Reward(function="format", options={"pattern": pattern}) for pattern in "abc"]
+    rewards = [RewardConfig(function="format", options={"pattern": pattern}) for pattern in "abc"]
     assert [function.name for function in load_functions(rewards)] == ["format", "format_2", "format_3"]
 
 
@@ -94,7 +96,7 @@ def one(completions: Sequence[str]) -> list[float]:
 
 @pytest.mark.parametrize(("given", "names"), [(one, ["one"]), ([one, lambda **columns: []], ["one", "reward"])])
 def test_functions_handed_in_stand_in_for_the_recipes(given: Any, names: list[str]) -> None:
-    assert [function.name for function in load_functions([Reward(function="math")], given)] == names
+    assert [function.name for function in load_functions([RewardConfig(function="math")], given)] == names
 
 
 class Judge:

@@ -8,7 +8,7 @@ import torch
 
 import gspo
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty, without_penalty
 from gspo.reward.score import Scored
 from gspo.run.console import Display
@@ -24,8 +24,8 @@ def dapo(length: int, longest: int, cache: float) -> float:
     return -1.0
 
 
-def sampling(how: Any = "penalty") -> Sampling:
-    return Sampling(max_new_tokens=20, overlong=how, overlong_margin=0.25)
+def sampling(how: Any = "penalty") -> RolloutConfig:
+    return RolloutConfig(max_new_tokens=20, overlong=how, overlong_margin=0.25)
 
 
 @pytest.fixture

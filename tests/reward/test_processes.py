@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 
@@ -139,7 +139,9 @@ def test_closing_ends_the_processes_and_a_further_call_starts_one(groups: Any, n
 def test_functions_that_nobody_holds_leave_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PID)
-    functions = load_functions([Reward(function="mine.py:f"), Reward(function="format", options={"pattern": "a"})])
+    functions = load_functions(
+        [RewardConfig(function="mine.py:f"), RewardConfig(function="format", options={"pattern": "a"})]
+    )
     assert len(workers()) == 2
     del functions
     assert workers() == set()
@@ -196,7 +198,7 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
     monkeypatch.setenv("PYTHONPATH", "unchanged")
     environment = "import os, json\ndef f(**columns):\n    return [float(os.environ['PYTHONPATH'] == 'unchanged')]\n"
     (tmp_path / "mine.py").write_text(environment)
-    functions = load_functions([Reward(function="only_here_mine:f"), Reward(function="mine.py:f")])
+    functions = load_functions([RewardConfig(function="only_here_mine:f"), RewardConfig(function="mine.py:f")])
     (one,) = score(groups(["a"]), functions).scores
     assert one.parts["f"] != os.getpid() and one.parts["f_2"] == 1.0
     close_functions(functions)
@@ -204,7 +206,7 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
 
 SCRIPT = """
 import sys, torch
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.types import Group, Query, Rollout
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score

@@ -82,6 +82,6 @@ def test_what_a_process_says_is_read_as_it_was_meant() -> None:
         Reply(values=[1.0, None]),
         Reply(values=["it returns 'x' for a completion", [1.0, 2.0]]),
         Reply(kind="raised", what="it raises KeyError"),
-        Reply(user_error=["what", None, "mend"]),
+        Reply(user_error=["what", None, "fix"]),
     ):
         assert read_reply(vars(reply), 2) == reply

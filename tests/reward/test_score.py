@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Reward
+from gspo.recipe.schema import RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.score import score
 
@@ -72,14 +72,14 @@ def test_options_arrive_as_they_are(groups: Any, functions: Any) -> None:
     assert rewards(score(groups(["ab", "c"]), functions(scaled, options={"factor": 3.0}))) == [6.0, 3.0]
 
 
-@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids", "turns"])
+@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids", "segments"])
 def test_a_column_in_the_place_of_what_the_run_gives_is_refused(column: str, groups: Any, functions: Any) -> None:
     def takes(completions: Any, **columns: Any) -> list[float]:
         return [0.0 for _ in completions]
 
-    per_turn = functions(takes, per="turn", turn_separator=";")
+    per_segment = functions(takes, per="segment", segment_separator=";")
     with pytest.raises(UserError, match=f"row data:1: a column is named {column}"):
-        score(groups(["x"], **{column: ["theirs"]}), per_turn)
+        score(groups(["x"], **{column: ["theirs"]}), per_segment)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_column_in_the_place_of_what_the_run_gives_is_refused(column: str, gro
     ],
 )
 def test_a_column_sets_no_option_of_a_built_in(name: str, options: Any, column: str, groups: Any) -> None:
-    loaded = load_functions([Reward(function=name, options=options)])
+    loaded = load_functions([RewardConfig(function=name, options=options)])
     columns = {"answer": ["an x"], column: [True]}
     try:
         assert rewards(score(groups(["an x"], **columns), loaded)) == [1.0]

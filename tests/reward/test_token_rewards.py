@@ -1,4 +1,4 @@
-"""Functions that give a number for each token or turn: who earns it, its sum, its faults, its advantages."""
+"""Functions that give a number for each token or segment: who earns it, its sum, its faults, its advantages."""
 
 import dataclasses
 import math
@@ -13,21 +13,21 @@ import torch
 
 from gspo.errors import UserError
 from gspo.learner.batch import make_batch
-from gspo.recipe.schema import Actor, Per, Reward
+from gspo.recipe.schema import ActorConfig, Per, RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.named import find_function
 from gspo.reward.score import score
-from gspo.rollout.turns import split_turns
+from gspo.rollout.segments import split_segments
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.types import Group, Query, Rollout
 
 
 def group_of(texts: Sequence[str], number: int = 1, **columns: Any) -> Group:
-    """Rollouts with one token a character, turns that end with a bar, and an end token."""
+    """Rollouts with one token a character, segments that end with a bar, and an end token."""
     rollouts = []
     for text in texts:
-        turns = [len(turn) for turn in split_turns(text, "|")]
-        turns[-1] += 1
+        segments = [len(segment) for segment in split_segments(text, "|")]
+        segments[-1] += 1
         rollouts.append(
             Rollout(
                 response_ids=torch.tensor([*map(ord, text), 0]),
@@ -35,7 +35,7 @@ def group_of(texts: Sequence[str], number: int = 1, **columns: Any) -> Group:
                 sampler_logprobs=torch.zeros(len(text) + 1),
                 finish_reason="stop",
                 policy_version=0,
-                turns=tuple(turns),
+                segments=tuple(segments),
             )
         )
     query = Query(id=f"data:{number}", prompt="", text="", prompt_ids=(1,), columns=columns)
@@ -50,13 +50,13 @@ def bars(completion_ids, **columns):
     ]
 
 
-def lengths(completions, turns):
-    assert list(completions) == ["".join(its) for its in turns]
-    return [[len(turn) for turn in its] for its in turns]
+def lengths(completions, segments):
+    assert list(completions) == ["".join(its) for its in segments]
+    return [[len(segment) for segment in its] for its in segments]
 
 
-async def later(completions, turns):
-    return lengths(completions, turns)
+async def later(completions, segments):
+    return lengths(completions, segments)
 
 
 def size(completions, **columns):
@@ -70,7 +70,7 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text(SOURCE, encoding="utf-8")
 
 
-def in_threads(*rewards: Reward) -> tuple[RewardFunction, ...]:
+def in_threads(*rewards: RewardConfig) -> tuple[RewardFunction, ...]:
     """SOURCE's functions as Python would give them, had it a way to say what they are for."""
     return tuple(
         RewardFunction(
@@ -78,7 +78,7 @@ def in_threads(*rewards: Reward) -> tuple[RewardFunction, ...]:
             call=find_function(f"mine.py:{one.function}"),
             weight=one.weight,
             per=one.per,
-            turn_separator="|",
+            segment_separator="|",
         )
         for one in rewards
     )
@@ -89,10 +89,10 @@ def in_processes() -> Iterator[Any]:
     """The same as a recipe names them."""
     made: list[RewardFunction] = []
 
-    def build(*rewards: Reward) -> tuple[RewardFunction, ...]:
+    def build(*rewards: RewardConfig) -> tuple[RewardFunction, ...]:
         changes = [{"function": f"mine.py:{one.function}", "concurrent_calls": 1} for one in rewards]
         named = [one.model_copy(update=change) for one, change in zip(rewards, changes, strict=True)]
-        made.extend(load_functions(named, turn_separator="|"))
+        made.extend(load_functions(named, segment_separator="|"))
         return tuple(made)
 
     yield build
@@ -103,11 +103,13 @@ def rows(scored: Any) -> list[list[float] | None]:
     return [None if one.token_rewards is None else one.token_rewards.tolist() for one in scored.scores]
 
 
-def check_token_and_turn(load: Any, second: str = "lengths") -> None:
-    functions = load(Reward(function="bars", per="token"), Reward(function=second, per="turn", weight=-0.5))
+def check_token_and_segment(load: Any, second: str = "lengths") -> None:
+    functions = load(
+        RewardConfig(function="bars", per="token"), RewardConfig(function=second, per="segment", weight=-0.5)
+    )
     scored = score([group_of(["a|bcd", "|"]), group_of(["n|", "x"], 2)], functions)
     assert rows(scored) == [
-        [0.0, 11 - 1.0, 2.0, 3.0, 4.0, 5 - 1.5],  # a turn's by its last token
+        [0.0, 11 - 1.0, 2.0, 3.0, 4.0, 5 - 1.5],  # a segment's by its last token
         [10.0, 1 - 0.5],
         [0.0, 0.0, -1.0],
         [0.0, 1 - 0.5],
@@ -124,12 +126,12 @@ def check_token_and_turn(load: Any, second: str = "lengths") -> None:
 
 
 def test_tokens_and_turns_are_rewarded_one_by_one_from_threads() -> None:
-    check_token_and_turn(in_threads)
+    check_token_and_segment(in_threads)
 
 
 @pytest.mark.parametrize("second", ["lengths", "later"])
 def test_tokens_and_turns_are_rewarded_one_by_one_from_processes(in_processes: Any, second: str) -> None:
-    check_token_and_turn(in_processes, second)
+    check_token_and_segment(in_processes, second)
 
 
 def test_numbers_of_tokens_come_out_of_a_process_to_the_last_bit(named: Any) -> None:
@@ -142,7 +144,7 @@ def test_numbers_of_tokens_come_out_of_a_process_to_the_last_bit(named: Any) -> 
 
 
 def test_where_turns_are_the_finest_they_are_the_places_of_their_tokens() -> None:
-    both = in_threads(Reward(function="lengths", per="turn"), Reward(function="size"))
+    both = in_threads(RewardConfig(function="lengths", per="segment"), RewardConfig(function="size"))
     (scored, other) = score([group_of(["a|bc", "x|"])], both).scores
     assert scored.token_rewards is not None and scored.token_rewards.tolist() == [0, 2, 0, 0, 2 + 4]
     assert scored.places is not None and scored.places.tolist() == [0, 0, 1, 1, 1]
@@ -151,15 +153,15 @@ def test_where_turns_are_the_finest_they_are_the_places_of_their_tokens() -> Non
 
 def test_a_turn_without_a_token_is_earned_by_the_token_before() -> None:
     group = group_of(["a||b"])
-    rollout = dataclasses.replace(group.rollouts[0], turns=(3, 0, 2))  # one token has made both bars
-    function = RewardFunction(name="f", call=lambda **columns: [[1.0, 2.0, 4.0]], per="turn", turn_separator="|")
+    rollout = dataclasses.replace(group.rollouts[0], segments=(3, 0, 2))  # one token has made both bars
+    function = RewardFunction(name="f", call=lambda **columns: [[1.0, 2.0, 4.0]], per="segment", segment_separator="|")
     (scored,) = score([dataclasses.replace(group, rollouts=(rollout,))], [function]).scores
     assert scored.reward == 7 and scored.token_rewards is not None and scored.places is not None
     assert scored.token_rewards.tolist() == [0, 0, 3, 0, 4] and scored.places.tolist() == [0, 0, 0, 2, 2]
 
 
 def test_a_response_level_function_is_earned_by_the_last_token() -> None:
-    both = in_threads(Reward(function="size", weight=2.0), Reward(function="bars", per="token", weight=0.1))
+    both = in_threads(RewardConfig(function="size", weight=2.0), RewardConfig(function="bars", per="token", weight=0.1))
     scored = score([group_of(["ab", "nab"])], both)
     assert scored.scores[0].reward == pytest.approx(4.3) and scored.scores[0].parts == {"size": 2.0, "bars": 3.0}
     assert rows(scored) == [pytest.approx([0.0, 0.1, 4.2]), [0.0] * 3 + [6.0]]
@@ -167,14 +169,14 @@ def test_a_response_level_function_is_earned_by_the_last_token() -> None:
 
 
 def test_a_response_to_which_nothing_applies_has_no_reward_of_any_kind() -> None:
-    scored = score([group_of(["nab", "x"])], in_threads(Reward(function="bars", per="token")))
+    scored = score([group_of(["nab", "x"])], in_threads(RewardConfig(function="bars", per="token")))
     assert [one.reward for one in scored.scores] == [None, 1.0] and rows(scored) == [None, [0.0, 1.0]]
     assert scored.scores[0].failure is None
 
 
 @pytest.mark.parametrize("rewards", [[("size", "response", 1.0)], [("size", "response", 1.0), ("bars", "token", 0.0)]])
 def test_tokens_have_no_rewards_of_their_own_where_no_function_of_weight_gives_any(rewards: Any) -> None:
-    given = [Reward(function=name, per=per, weight=weight) for name, per, weight in rewards]
+    given = [RewardConfig(function=name, per=per, weight=weight) for name, per, weight in rewards]
     scored = score([group_of(["a|b", "x"])], in_threads(*given))
     assert rows(scored) == [None, None] and [one.reward for one in scored.scores] == [3.0, 1.0]
     assert scored.scores[0].parts.get("bars") in (None, 16.0)
@@ -211,21 +213,21 @@ FAULTS = [
     ("token", [None] * 6, "it returns None as number 1 of 6 for a completion"),
     ("token", [[1.0]] * 6, r"it returns \[1\.0\] as number 1 of 6 for a completion"),
     ("token", "111111", "it returns '111111' for a completion"),
-    ("turn", [1.0], "it returns 1 number for a response of 2 turns"),
-    ("turn", [1.0] * 6, "it returns 6 numbers for a response of 2 turns"),
-    ("turn", 2, r"it returns 2\.0 for a completion where a list is due, with a number for each turn"),
+    ("segment", [1.0], "it returns 1 number for a response of 2 segments"),
+    ("segment", [1.0] * 6, "it returns 6 numbers for a response of 2 segments"),
+    ("segment", 2, r"it returns 2\.0 for a completion where a list is due, with a number for each segment"),
     ("response", [1.0] * 6, r"it returns \[1\.0, .*\] for a completion"),
 ]
 
 
 @pytest.mark.parametrize(("per", "value", "said"), FAULTS)
 def test_what_is_not_of_the_due_form_masks_its_own_completion(per: Any, value: Any, said: str) -> None:
-    good: Any = {"token": [1.0] * 6, "turn": [1.0] * 2, "response": 1.0}[per]
+    good: Any = {"token": [1.0] * 6, "segment": [1.0] * 2, "response": 1.0}[per]
 
     def one_odd(completions: list[str], **columns: Any) -> list[Any]:
         return [value if text == "b|add" else good for text in completions]
 
-    function = RewardFunction(name="f", call=one_odd, per=per, turn_separator="|")
+    function = RewardFunction(name="f", call=one_odd, per=per, segment_separator="|")
     scored = score([group_of(["g|ood", "b|add", "g|ood", "g|ood", "g|ood"])], [function])
     whole = float(sum(good)) if isinstance(good, list) else good
     assert [one.reward for one in scored.scores] == [whole, None, whole, whole, whole]
@@ -235,7 +237,7 @@ def test_what_is_not_of_the_due_form_masks_its_own_completion(per: Any, value: A
     with pytest.raises(UserError, match=said) as caught:
         score([group_of(["b|add"])], [function])
     if per != "response":
-        assert caught.value.mend is not None and f"a finite number for each {per}" in caught.value.mend
+        assert caught.value.fix is not None and f"a finite number for each {per}" in caught.value.fix
 
 
 def test_a_wrong_length_from_a_process_is_named_and_masks_one_completion(named: Any) -> None:
@@ -249,22 +251,22 @@ def test_a_wrong_length_from_a_process_is_named_and_masks_one_completion(named: 
     assert scored.scores[3].failure.message == "reward function f: it returns 3 numbers for a response of 7 tokens"
 
 
-def test_only_a_function_per_turn_receives_turns_and_another_is_told_how_to() -> None:
+def test_only_a_function_per_segment_receives_segments_and_another_is_told_how_to() -> None:
     seen: dict[str, Any] = {}
 
     def everything(**columns: Any) -> list[float]:
         seen.update(columns)
         return [1.0]
 
-    def wants(turns: Any) -> list[float]:
+    def wants(segments: Any) -> list[float]:
         return [1.0]
 
-    score([group_of(["a|b"])], [RewardFunction(name="f", call=everything, turn_separator="|")])
-    assert "turns" not in seen
-    score([group_of(["a|b"], turns="the data's")], [RewardFunction(name="f", call=everything)])
-    assert seen["turns"] == ["the data's"]
-    with pytest.raises(UserError, match=r"it needs turns(.|\n)*set per: turn"):
-        score([group_of(["a|b"])], [RewardFunction(name="f", call=wants, turn_separator="|")])
+    score([group_of(["a|b"])], [RewardFunction(name="f", call=everything, segment_separator="|")])
+    assert "segments" not in seen
+    score([group_of(["a|b"], segments="the data's")], [RewardFunction(name="f", call=everything)])
+    assert seen["segments"] == ["the data's"]
+    with pytest.raises(UserError, match=r"it needs segments(.|\n)*set per: segment"):
+        score([group_of(["a|b"])], [RewardFunction(name="f", call=wants, segment_separator="|")])
 
 
 def test_functions_from_python_are_per_response() -> None:
@@ -283,24 +285,24 @@ def test_every_token_has_the_advantage_of_its_reward_to_go() -> None:
     bars = find_function("mine.py:bars")
     groups = [group_of(["a|bcd", "|", "xyz"]), group_of(["nn", "ab|", "n|n", "b"], 2)]
     given = (
-        Reward(function="size", weight=0.3),
-        Reward(function="bars", per="token"),
-        Reward(function="lengths", per="turn"),
+        RewardConfig(function="size", weight=0.3),
+        RewardConfig(function="bars", per="token"),
+        RewardConfig(function="lengths", per="segment"),
     )
     scored = score(groups, in_threads(*given))
-    batch = make_batch(groups, scored.scores, Actor(importance_sampling_level="sequence_token"))
+    batch = make_batch(groups, scored.scores, ActorConfig(importance_sampling_level="sequence_token"))
     expected = []
     for group in groups:
         rewards = []
         for rollout in group.rollouts:
             length = len(rollout.response_ids)
-            of_turn = [len(turn) for turn in split_turns(rollout.text, "|")]
-            per_turn = [
-                x for n, num in zip(of_turn, rollout.turns, strict=True) for x in [0.0] * (num - 1) + [float(n)]
+            of_segment = [len(segment) for segment in split_segments(rollout.text, "|")]
+            per_segment = [
+                x for n, num in zip(of_segment, rollout.segments, strict=True) for x in [0.0] * (num - 1) + [float(n)]
             ]
             (per_token,) = bars([rollout.response_ids.tolist()])
             per_token = per_token or [0.0] * length
-            own = [per_token[t] + per_turn[t] for t in range(length)]
+            own = [per_token[t] + per_segment[t] for t in range(length)]
             rewards.append([*own[:-1], own[-1] + 0.3 * len(rollout.text)])
         expected += plain_advantages(rewards)
     assert list(batch.token_advantages) == list(range(7))
@@ -311,9 +313,9 @@ def test_every_token_has_the_advantage_of_its_reward_to_go() -> None:
 
 def test_a_score_with_rewards_of_tokens_comes_through_a_checkpoint_whole() -> None:
     groups = (group_of(["a|bcd", "x"]),)
-    scored = score(groups, in_threads(Reward(function="lengths", per="turn")))
+    scored = score(groups, in_threads(RewardConfig(function="lengths", per="segment")))
     groups_again, scored_again = decode(*encode((groups, scored)), {"data:1": groups[0].query})
     assert rows(scored_again) == rows(scored)
     for one, again in zip(scored.scores, scored_again.scores, strict=True):
         assert one.places is not None and again.places is not None and torch.equal(one.places, again.places)
-    assert [one.turns for one in groups_again[0].rollouts] == [(2, 4), (2,)]
+    assert [one.segments for one in groups_again[0].rollouts] == [(2, 4), (2,)]

@@ -1,4 +1,4 @@
-"""A whole run on rewards of tokens and turns: the trial before it, what it trains on and writes, what is refused."""
+"""A whole run on rewards of tokens and segments: the trial before it, what it trains on and writes, what is refused."""
 
 import json
 import math
@@ -25,38 +25,38 @@ def test_the_trial_has_tokens_and_turns_to_give_numbers_for(fitted_tokenizer: An
         ids.extend(completion_ids)
         return [[1.0] * (len(row) - 1) + [4.0] for row in completion_ids]
 
-    def by_turn(turns: list[list[str]]) -> list[list[int]]:
-        texts.extend(turns)
-        return [[len(turn) for turn in its] for its in turns]
+    def by_segment(segments: list[list[str]]) -> list[list[int]]:
+        texts.extend(segments)
+        return [[len(segment) for segment in its] for its in segments]
 
     functions = [RewardFunction(name="each", call=each, per="token")]
     if separator is not None:
-        functions.append(RewardFunction(name="by_turn", call=by_turn, per="turn", turn_separator=separator))
+        functions.append(RewardFunction(name="by_segment", call=by_segment, per="segment", segment_separator=separator))
     query = Query(id="data:1", prompt="", text="", prompt_ids=(1,), columns={"answer": "1 + 2"})
-    (gold, its), (junk, _) = probe([query], [], functions, fitted_tokenizer, turn_separator=separator)
+    (gold, its), (junk, _) = probe([query], [], functions, fitted_tokenizer, segment_separator=separator)
     assert (gold, junk) == ("1 + 2", JUNK)
     assert all(row[-1] == fitted_tokenizer.eos_token_id and len(row) > 1 for row in ids)
     assert its.parts["each"] == len(ids[0]) + 3
     if separator is not None:  # "1 ", "+ ", "2" and the end token, a token each but the last
         assert texts == [["1 ", "+ ", "2"], ["I ", "do ", "not ", "know."]]
-        assert its.parts["by_turn"] == 2 + 2 + 1
+        assert its.parts["by_segment"] == 2 + 2 + 1
     with pytest.raises(UserError, match="it returns 2 numbers for a response of"):
         short = RewardFunction(name="short", call=lambda **columns: [[1.0, 2.0]] * 2, per="token")
-        probe([query], [], [short], fitted_tokenizer, turn_separator=separator)
+        probe([query], [], [short], fitted_tokenizer, segment_separator=separator)
 
 
 MINE = """
 def digits(completion_ids, **columns):
     return [[float(token % 2) for token in ids] for ids in completion_ids]
 
-def lines(completions, turns, **columns):
-    return [[float(len(turn) % 3) for turn in its] for its in turns]
+def lines(completions, segments, **columns):
+    return [[float(len(segment) % 3) for segment in its] for its in segments]
 """
 SETTINGS = (
     "actor.importance_sampling_level=sequence_token",
-    'rollout.turn_separator=" "',
+    'rollout.segment_separator=" "',
     "reward=[{function: reasoning_gym}, {function: mine.py:digits, per: token}, "
-    "{function: mine.py:lines, per: turn, weight: 0.5}]",
+    "{function: mine.py:lines, per: segment, weight: 0.5}]",
 )
 
 
@@ -89,16 +89,16 @@ def test_check_says_what_a_number_is_for_and_shows_the_mean(mine: None, capsys: 
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
     assert said[0].startswith("reward      reasoning_gym: gold")
     assert said[1].startswith("reward      digits, a number per token, in all: gold")
-    assert said[2].startswith("reward      lines, a number per turn, in all: gold")
+    assert said[2].startswith("reward      lines, a number per segment, in all: gold")
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_rewards_per_turn_are_refused_where_nothing_ends_a_turn(
+def test_rewards_per_segment_are_refused_where_nothing_ends_a_segment(
     command: str, mine: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([command, str(TINY), SETTINGS[0], SETTINGS[2]]) == 2
     error = capsys.readouterr().err
-    assert "tiny.yaml" in error and "reward.2.per: turn" in error and "turn_separator" in error
-    assert cli.main([command, str(TINY), *SETTINGS, 'rollout.turn_separator=""']) == 2
-    assert "rollout.turn_separator" in capsys.readouterr().err
+    assert "tiny.yaml" in error and "reward.2.per: segment" in error and "segment_separator" in error
+    assert cli.main([command, str(TINY), *SETTINGS, 'rollout.segment_separator=""']) == 2
+    assert "rollout.segment_separator" in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -36,8 +36,8 @@ def terminal() -> tuple[Display, StringIO]:
 
 def test_what_a_note_quotes_is_no_command_to_the_terminal() -> None:
     for display, text in (plain(), terminal()):
-        display.note("f raised: \x1b[2J\x9b\ud800 [bold]\n  mend: it")
-        assert "f raised: ␛[2J\\x9b\\ud800 [bold]\n  mend: it\n" in text.getvalue()
+        display.note("f raised: \x1b[2J\x9b\ud800 [bold]\n  fix: it")
+        assert "f raised: ␛[2J\\x9b\\ud800 [bold]\n  fix: it\n" in text.getvalue()
 
 
 def test_a_plain_step_is_one_line_with_every_number_and_no_control_characters() -> None:

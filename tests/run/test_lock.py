@@ -42,7 +42,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_directory(
             Lock(tmp_path)
         message = str(caught.value)
         assert f"process {holder.pid} on {socket.gethostname()} is writing to this directory" in message
-        assert str(tmp_path) in message and "mend: " in message
+        assert str(tmp_path) in message and "fix: " in message
 
 
 def test_a_process_that_is_killed_lets_go_of_the_directory(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
@@ -109,7 +109,7 @@ def test_where_another_has_come_after_a_removal_nothing_more_may_be_written(is_o
     if is_over:  # what it has written is there all the same
         other.release()
     for _ in range(2):
-        with pytest.raises(RunError, match=r"was removed, and another process is writing(.|\n)*mend: "):
+        with pytest.raises(RunError, match=r"was removed, and another process is writing(.|\n)*fix: "):
             lock.check()
     other.release()
 

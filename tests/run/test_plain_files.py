@@ -107,7 +107,7 @@ def test_nothing_is_written_through_a_link_or_into_a_pipe(
     make(path, precious)
     with pytest.raises(UserError) as refused:
         open(path, mode, opener=for_writing)  # noqa: SIM115
-    assert refused.value.where == str(path) and refused.value.mend
+    assert refused.value.where == str(path) and refused.value.fix
     assert precious.read_text() == "precious" and os.path.lexists(path)
 
 

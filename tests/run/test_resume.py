@@ -102,7 +102,7 @@ def test_every_key_that_may_not_change_is_named_with_what_it_was_and_is(refused:
         "reward.0.weight: was 1.0, is 2.0",
     ):
         assert f"    {line}\n" in message
-    what, _, advice = message.partition("mend: ")
+    what, _, advice = message.partition("fix: ")
     assert "steps" not in what
     assert advice.startswith("set these keys back") and f"model.path={newest()}/model" in advice
 

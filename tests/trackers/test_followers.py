@@ -256,7 +256,7 @@ def test_the_command_refuses_what_it_cannot_do(
     assert "the run's recipe has no report.trackers" in refused(untracked.path, None)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-        assert "mend: pip install wandb" in refused(run.path, None)
+        assert "fix: pip install wandb" in refused(run.path, None)
         assert not (run.path / "trackers").exists()
     monkeypatch.setattr(tracker, "find_spec", _found)
     with sending(read_run(run.path), "wandb", wait=False):

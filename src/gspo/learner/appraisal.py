@@ -10,18 +10,18 @@ from torch import Tensor
 from gspo.learner.critic import Critic
 from gspo.learner.cutting import cut
 from gspo.model.likelihood import response_likelihood, response_states
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Appraisal, Group, Score
 
-Say = Callable[[Sequence[Conditioned]], Float[Tensor, "N"]]
+Say = Callable[[Sequence[TokenSequence]], Float[Tensor, "N"]]
 
 
 def appraise(
     groups: Sequence[Group],
     scores: Sequence[Score],
-    actor: Actor,
+    actor: ActorConfig,
     *,
     policy: Policy,
     reference: Policy | None,
@@ -32,7 +32,7 @@ def appraise(
     rollouts = [(group.query.prompt_ids, rollout) for group in groups for rollout in group.rollouts]
     replays = actor.routing_replay == "engine"  # as the update does, whose states a critic may share
     sequences = {
-        index: Conditioned(
+        index: TokenSequence(
             prompt_ids=prompt_ids,
             response_ids=rollout.response_ids,
             experts=rollout.experts if replays else None,
@@ -41,12 +41,12 @@ def appraise(
         if scores[index].reward is not None
     }
 
-    def likelihood(some: Sequence[Conditioned]) -> Float[Tensor, "N"]:
+    def likelihood(some: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
         assert reference is not None
         own = [replace(one, experts=None) for one in some]  # its routers choose for themselves
         return response_likelihood(reference, own, temperature=temperature).logprobs
 
-    def values(some: Sequence[Conditioned]) -> Float[Tensor, "N"]:
+    def values(some: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
         assert critic is not None
         return critic.values(some, response_states(policy, some).hidden if critic.needs_policy() else None)
 
@@ -58,7 +58,7 @@ def appraise(
 
 @torch.no_grad()
 def _by_rollout(
-    say: Say, sequences: Mapping[int, Conditioned], policy: Policy, actor: Actor
+    say: Say, sequences: Mapping[int, TokenSequence], policy: Policy, actor: ActorConfig
 ) -> dict[int, Float[Tensor, "T"]]:
     indices = list(sequences)
     found: dict[int, Tensor] = {}

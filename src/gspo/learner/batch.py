@@ -10,8 +10,7 @@ from torch import Tensor
 from gspo.learner.cutting import rollouts_of
 from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
 from gspo.objective.gae import whitened
-from gspo.recipe.schema import Actor, Critic
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Appraisal, Batch, Group, Rollout, Score
 
@@ -19,15 +18,15 @@ from gspo.types import Appraisal, Batch, Group, Rollout, Score
 def make_batch(
     groups: Sequence[Group],
     scores: Sequence[Score],
-    actor: Actor | None = None,
+    actor: ActorConfig | None = None,
     *,
-    sampling: Sampling | None = None,
-    critic: Critic | None = None,
+    sampling: RolloutConfig | None = None,
+    critic: CriticConfig | None = None,
     appraisal: Appraisal | None = None,
     dropped: tuple[tuple[Group, tuple[Score, ...]], ...] = (),
 ) -> Batch:
     """Groups with their scores and the actor's advantages; an unscored rollout takes no part in its group."""
-    actor, appraisal = actor or Actor(), appraisal or Appraisal()
+    actor, appraisal = actor or ActorConfig(), appraisal or Appraisal()
     masked = _masked(groups, scores, sampling)
     batch = Batch(
         groups=tuple(groups),
@@ -38,11 +37,11 @@ def make_batch(
         dropped=dropped,
     )
     if actor.advantage == "gae":
-        return _with_gae(batch, critic or Critic(), actor)
+        return _with_gae(batch, critic or CriticConfig(), actor)
     return _with_group_advantages(batch, actor)
 
 
-def rewards_differ(group: Group, scores: Sequence[Score], sampling: Sampling | None = None) -> bool:
+def rewards_differ(group: Group, scores: Sequence[Score], sampling: RolloutConfig | None = None) -> bool:
     """Whether a group's responses can be told apart by what the reward functions gave them, at their ends or before.
 
     A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
@@ -52,14 +51,14 @@ def rewards_differ(group: Group, scores: Sequence[Score], sampling: Sampling | N
     return any(batch.advantages) or any(bool(one.any()) for one in batch.token_advantages.values())
 
 
-def _masked(groups: Sequence[Group], scores: Sequence[Score], sampling: Sampling | None) -> frozenset[int]:
+def _masked(groups: Sequence[Group], scores: Sequence[Score], sampling: RolloutConfig | None) -> frozenset[int]:
     if sampling is None or sampling.overlong != "mask":
         return frozenset()
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return frozenset(index for index, rollout in enumerate(rollouts) if rollout.finish_reason == "length")
 
 
-def _token_rewards(batch: Batch, actor: Actor) -> list[Float[Tensor, "_"]]:
+def _token_rewards(batch: Batch, actor: ActorConfig) -> list[Float[Tensor, "_"]]:
     """What the tokens of each response earn, in float64; NaN: not scored.
 
     One number where all is earned at the end, unless a value model tells tokens apart.
@@ -69,7 +68,9 @@ def _token_rewards(batch: Batch, actor: Actor) -> list[Float[Tensor, "_"]]:
     return [_earned(rollout, score, reference.get(index), actor) for index, (rollout, score) in enumerate(pairs)]
 
 
-def _earned(rollout: Rollout, score: Score, reference: Float[Tensor, "T"] | None, actor: Actor) -> Float[Tensor, "_"]:
+def _earned(
+    rollout: Rollout, score: Score, reference: Float[Tensor, "T"] | None, actor: ActorConfig
+) -> Float[Tensor, "_"]:
     whole = torch.tensor([float("nan") if score.reward is None else score.reward], dtype=torch.float64)
     kl = _kl_in_reward(rollout, reference, actor)
     if score.token_rewards is not None and score.reward is not None:
@@ -80,7 +81,9 @@ def _earned(rollout: Rollout, score: Score, reference: Float[Tensor, "T"] | None
     return by_token - (0 if kl is None else kl)
 
 
-def _kl_in_reward(rollout: Rollout, reference: Float[Tensor, "T"] | None, actor: Actor) -> Float[Tensor, "T"] | None:
+def _kl_in_reward(
+    rollout: Rollout, reference: Float[Tensor, "T"] | None, actor: ActorConfig
+) -> Float[Tensor, "T"] | None:
     """What the reward of each token is lowered by; None where there is no such term."""
     if reference is None or actor.kl.place != "reward":
         return None
@@ -88,7 +91,7 @@ def _kl_in_reward(rollout: Rollout, reference: Float[Tensor, "T"] | None, actor:
     return actor.kl.coefficient * estimate
 
 
-def _with_group_advantages(batch: Batch, actor: Actor) -> Batch:
+def _with_group_advantages(batch: Batch, actor: ActorConfig) -> Batch:
     compared = replace(batch, scores=_compared_scores(batch)) if actor.advantage in ("group", "batch") else batch
     rewards = _token_rewards(compared, actor)
     places = [
@@ -118,7 +121,7 @@ def _compared_scores(batch: Batch) -> tuple[Score, ...]:
     return tuple(found)
 
 
-def _with_gae(batch: Batch, critic: Critic, actor: Actor) -> Batch:
+def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
     scored = [index for index, score in enumerate(batch.scores) if score.reward is not None]
     advantages = [torch.zeros(len(rollout.response_ids), dtype=torch.float64) for rollout in rollouts_of(batch)]
     rewards, returns = _token_rewards(batch, actor), dict[int, Tensor]()

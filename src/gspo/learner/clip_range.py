@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from gspo.learner.item import Trained
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
 
 _LEVEL, _TREND = 0.5, 0.2  # the share of a step's own number in each: one step is a noisy sample
@@ -13,7 +13,7 @@ _BOUND = 7.0  # of one step's change, in the logarithm: a step of a single clipp
 Scale = tuple[float, float]  # the logarithm of what the recipe's range is multiplied by, and its trend a step
 
 
-def with_clip_range(actor: Actor, scale: Scale | None) -> Actor:
+def with_clip_range(actor: ActorConfig, scale: Scale | None) -> ActorConfig:
     """The actor with its clip range scaled, where `clip_fraction` asks for that; the sides keep their proportion."""
     if actor.clip_fraction is None or scale is None:
         return actor
@@ -22,7 +22,7 @@ def with_clip_range(actor: Actor, scale: Scale | None) -> Actor:
     return actor.model_copy(update={"clip_low": low, "clip_high": high})
 
 
-def next_scale(scale: Scale | None, actor: Actor, batch: Batch, trained: Sequence[Trained]) -> Scale | None:
+def next_scale(scale: Scale | None, actor: ActorConfig, batch: Batch, trained: Sequence[Trained]) -> Scale | None:
     """The running scale after a step, for the step to come; None: none known yet.
 
     Ratios shrink as a policy gets surer, steadily over many steps: a mean of those that were would lag behind. So the
@@ -38,7 +38,7 @@ def next_scale(scale: Scale | None, actor: Actor, batch: Batch, trained: Sequenc
     return smoothed, _TREND * (smoothed - level) + (1 - _TREND) * trend
 
 
-def clipping_scale(actor: Actor, batch: Batch, trained: Sequence[Trained]) -> float:
+def clipping_scale(actor: ActorConfig, batch: Batch, trained: Sequence[Trained]) -> float:
     """What the range would have to be multiplied by for `clip_fraction` of the step's tokens to be clipped.
 
     A sequence is clipped if its excess, (s - 1)/clip_high where Â > 0 and (1 - s)/clip_low where Â < 0, is above the
@@ -55,7 +55,7 @@ def clipping_scale(actor: Actor, batch: Batch, trained: Sequence[Trained]) -> fl
     return 0.0
 
 
-def _excess(item: Trained, actor: Actor, batch: Batch) -> float:
+def _excess(item: Trained, actor: ActorConfig, batch: Batch) -> float:
     advantage, moved = batch.advantages[item.index], item.sequence_ratio - 1
     if advantage == 0:  # trained by a KL or entropy term: never clipped
         return -math.inf

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from gspo.learner.optimizer import Optimizer
 from gspo.model.likelihood import response_states
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Critic as Settings
+from gspo.recipe.schema import CriticConfig
 
 _TRUNK, _HEAD, _OPTIMIZER = "trunk.", "head.", "optimizer."  # the beginnings of its tensors' names
 
@@ -18,7 +18,7 @@ _TRUNK, _HEAD, _OPTIMIZER = "trunk.", "head.", "optimizer."  # the beginnings of
 class Critic:
     """V of the state before each response token, in the units of the reward."""
 
-    def __init__(self, settings: Settings, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
+    def __init__(self, settings: CriticConfig, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
         """`own`: a second model, which takes the policy's weights; None: the critic reads the policy's states."""
         self.settings, self._own = settings, own
         # In float32; without a draw, which a resumed run would make once more, and without an opinion.
@@ -36,7 +36,7 @@ class Critic:
         """Of the value loss: in a trunk of its own it would only scale the gradient, which Adam undoes."""
         return self.settings.coefficient if self._own is None else 1.0
 
-    def values(self, sequences: Sequence[Conditioned], hidden: Float[Tensor, "N H"] | None) -> Float[Tensor, "N"]:
+    def values(self, sequences: Sequence[TokenSequence], hidden: Float[Tensor, "N H"] | None) -> Float[Tensor, "N"]:
         """V before each response token; `hidden` are the policy's states there, which only a shared trunk reads."""
         states = hidden
         if self._own is not None:

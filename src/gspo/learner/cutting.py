@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from gspo.model.packing import Conditioned, micro_batches
+from gspo.model.packing import TokenSequence, micro_batches
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch, Rollout
 
 
-def trainable_items(batch: Batch, actor: Actor) -> list[tuple[int, Conditioned]]:
+def trainable_items(batch: Batch, actor: ActorConfig) -> list[tuple[int, TokenSequence]]:
     """The rollouts (index, sequence) that carry a gradient: the others cost no forward or backward pass.
 
     Without an advantage there is none, unless every sequence trains something: a KL or entropy term, a value model.
     """
     replays = actor.routing_replay == "engine"
     sequences = [
-        Conditioned(
+        TokenSequence(
             prompt_ids=group.query.prompt_ids,
             response_ids=rollout.response_ids,
             experts=rollout.experts if replays else None,
@@ -36,7 +36,7 @@ def rollouts_of(batch: Batch) -> list[Rollout]:
     return [rollout for group in batch.groups for rollout in group.rollouts]
 
 
-def cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[list[int]]:
+def cut(policy: Policy, sequences: Sequence[TokenSequence], actor: ActorConfig) -> list[list[int]]:
     """Indices of the micro-batches; where the gradient's noise is measured, none crosses the `middle`."""
     halves = [sequences]
     if actor.gradient_noise and (half := middle(sequences)):
@@ -49,7 +49,7 @@ def cut(policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> list[
     return parts
 
 
-def middle(sequences: Sequence[Conditioned]) -> int:
+def middle(sequences: Sequence[TokenSequence]) -> int:
     """The first sequence of the second half, which begins with a group; 0 where there is only one group."""
     starts = [
         index for index in range(1, len(sequences)) if sequences[index].prompt_ids != sequences[index - 1].prompt_ids
@@ -68,7 +68,7 @@ def mini_batches(batch: Batch, parts: int) -> list[list[int]]:
     ]
 
 
-def _trains(batch: Batch, index: int, actor: Actor) -> bool:
+def _trains(batch: Batch, index: int, actor: ActorConfig) -> bool:
     by_token = batch.token_advantages.get(index)
     has_advantage = batch.advantages[index] != 0 if by_token is None else bool((by_token != 0).any())
     return has_advantage or (actor.every_sequence_trains and takes_part(batch, index))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gspo.learner.cutting import mini_batches, rollouts_of, trainable_items
 from gspo.learner.old_policy import Old
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.objective import Surrogate
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch, Experts
 
 
@@ -20,7 +20,7 @@ class Item:
     """What is known of a sequence before its mini-batch."""
 
     index: int  # of the rollout in the batch
-    sequence: Conditioned
+    sequence: TokenSequence
     advantage: float
     old_logprobs: Float[Tensor, "T"] | None  # None: the policy is π_old, its own forward pass gives them
     sampler_logprobs: Float[Tensor, "T"] | None = None
@@ -55,7 +55,7 @@ class Trained:
     correction_weight: float = 1.0  # mean over its tokens
 
 
-def items_of(batch: Batch, old: Mapping[int, Old], actor: Actor) -> dict[int, Item]:
+def items_of(batch: Batch, old: Mapping[int, Old], actor: ActorConfig) -> dict[int, Item]:
     """The trainable rollouts by index, with what is known of π_old and with the experts they replay."""
     sequences, rollouts = dict(trainable_items(batch, actor)), rollouts_of(batch)
     first = set(mini_batches(batch, actor.mini_batches)[0])

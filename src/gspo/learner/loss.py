@@ -16,7 +16,7 @@ from gspo.model.likelihood import Likelihood, response_likelihood
 from gspo.model.policy import Policy
 from gspo.objective import Surrogate, balance_loss, correction_weights, kl_estimate, surrogate, value_loss
 from gspo.objective.ratio import sequence_mean
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
 
 
@@ -60,7 +60,7 @@ def micro_batch_loss(
     policy: Policy,
     critic: Critic | None,
     items: Sequence[Item],
-    actor: Actor,
+    actor: ActorConfig,
     denominators: Denominators,
     *,
     temperature: float,
@@ -106,7 +106,7 @@ def _surrogate(
     old: Float[Tensor, "N"],
     lengths: Int[Tensor, "B"],
     weights: Float[Tensor, "N"] | None,
-    actor: Actor,
+    actor: ActorConfig,
     denominators: Denominators,
 ) -> Surrogate:
     per_token = any(item.token_advantages is not None for item in items)
@@ -141,7 +141,9 @@ def _surrogate(
     )
 
 
-def _weights(items: Sequence[Item], old: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: Actor) -> Tensor | None:
+def _weights(
+    items: Sequence[Item], old: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: ActorConfig
+) -> Tensor | None:
     if actor.correction == "none":
         return None
     sampler = _packed(items, lambda item: item.sampler_logprobs, old)
@@ -161,7 +163,7 @@ def _packed(
 
 
 def _divergence(
-    items: Sequence[Item], logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: Actor
+    items: Sequence[Item], logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: ActorConfig
 ) -> Float[Tensor, ""] | None:
     """The KL from the reference, a token, summed over the sequences; None where the loss has no such term."""
     if not actor.kl.coefficient or actor.kl.place != "loss":

@@ -9,7 +9,7 @@ from torch import Tensor
 from gspo.learner.cutting import cut, mini_batches, rollouts_of, trainable_items
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch, Experts
 
 
@@ -21,7 +21,7 @@ class Old:
     experts: Experts | None  # its routers' choice
 
 
-def old_policy(policy: Policy, batch: Batch, actor: Actor, *, temperature: float) -> dict[int, Old]:
+def old_policy(policy: Policy, batch: Batch, actor: ActorConfig, *, temperature: float) -> dict[int, Old]:
     """π_old on the trainable rollouts, by rollout index: as the engine had it, or the policy itself (§5.4).
 
     The policy's own is not computed for the first mini-batch, whose forward pass in the update is π_old's. Routers

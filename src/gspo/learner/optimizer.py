@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.learner.noise import Noise, gradient_noise
-from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import OptimizerConfig
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
@@ -30,7 +30,7 @@ class Optimizer:
     smaller than the parameter's own precision is not lost. A float32 parameter is its own master.
     """
 
-    def __init__(self, model: nn.Module, settings: Settings, *, total_steps: int) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int) -> None:
         self.settings = settings
         self.total_steps = total_steps
         self.steps_taken = 0

@@ -11,10 +11,10 @@ import torch
 from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned, micro_batches
+from gspo.model.packing import TokenSequence, micro_batches
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
-from gspo.recipe.schema import Actor, ColdStart
+from gspo.recipe.schema import ActorConfig, ColdStartConfig
 from gspo.types import Query
 
 
@@ -30,7 +30,7 @@ class ColdStep:
 
 def encode_demonstrations(
     policy: Policy, queries: Sequence[Query], demonstrations: Sequence[tuple[Row, str]]
-) -> list[Conditioned]:
+) -> list[TokenSequence]:
     """Prompt and completion tokens of each demonstration, the completion closed by the tokenizer's end token."""
     end = policy.tokenizer.eos_token_id
     if end is None:
@@ -38,7 +38,7 @@ def encode_demonstrations(
     texts = [completion for _, completion in demonstrations]
     completions = policy.tokenizer(texts, add_special_tokens=False).input_ids
     examples = [
-        Conditioned(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
+        TokenSequence(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
         for query, ids in zip(queries, completions, strict=True)
     ]
     for query, example in zip(queries, examples, strict=True):
@@ -46,7 +46,7 @@ def encode_demonstrations(
             raise UserError(
                 f"prompt and completion have {example.num_tokens} tokens, the model {policy.max_positions} positions",
                 where=f"cold start, row {query.id}",
-                mend="shorten or remove such rows",
+                fix="shorten or remove such rows",
             )
     return examples
 
@@ -54,9 +54,9 @@ def encode_demonstrations(
 def cold_start(
     policy: Policy,
     optimizer: Optimizer,
-    examples: Sequence[Conditioned],
-    recipe: ColdStart,
-    actor: Actor,
+    examples: Sequence[TokenSequence],
+    recipe: ColdStartConfig,
+    actor: ActorConfig,
     *,
     seed: int,
     num_done: int = 0,
@@ -77,7 +77,7 @@ def cold_start(
         yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate, applied=report.applied)
 
 
-def _accumulate_gradient(policy: Policy, rows: Sequence[Conditioned], actor: Actor) -> float:
+def _accumulate_gradient(policy: Policy, rows: Sequence[TokenSequence], actor: ActorConfig) -> float:
     """Add the gradient of the mean negative log-likelihood over the rows' completion tokens; returns that mean."""
     num_tokens = sum(len(row.response_ids) for row in rows)
     loss = 0.0

@@ -16,7 +16,7 @@ from gspo.learner.old_policy import Old
 from gspo.learner.optimizer import Optimizer, StepReport
 from gspo.learner.volatility import Activation, VolatilitySample
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
 
 
@@ -49,7 +49,7 @@ def update(
     optimizer: Optimizer,
     batch: Batch,
     old: Mapping[int, Old],
-    actor: Actor,
+    actor: ActorConfig,
     *,
     temperature: float,
     max_tokens: int = 1,
@@ -95,7 +95,7 @@ def update(
 def accumulate_gradient(
     policy: Policy,
     items: Sequence[Item],
-    actor: Actor,
+    actor: ActorConfig,
     denominators: Denominators,
     mini_batch: int,
     *,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gspo.learner.cutting import cut
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Experts
 
 _SAMPLE = 8  # sequences: two more forward passes over them
@@ -56,7 +56,7 @@ def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num
 class VolatilitySample:
     """A few of the sequences an optimiser step trains on, evenly spaced, and the experts they have before it."""
 
-    def __init__(self, policy: Policy, sequences: Sequence[Conditioned], actor: Actor) -> None:
+    def __init__(self, policy: Policy, sequences: Sequence[TokenSequence], actor: ActorConfig) -> None:
         self._policy, self._actor = policy, actor
         self._sequences = sequences[:: -(-len(sequences) // _SAMPLE) or 1]
         self._before = self._experts()

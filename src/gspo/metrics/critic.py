@@ -8,11 +8,11 @@ import torch
 from gspo.learner.cutting import rollouts_of
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.numbers import Metrics, fraction, mean
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
 
 
-def reference_metrics(batch: Batch, reports: Sequence[MiniBatchReport], actor: Actor) -> Metrics:
+def reference_metrics(batch: Batch, reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
     """How far the policy is from its reference; empty where it has none."""
     reference = batch.appraisal.reference_logprobs
     if not reference:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.metrics.numbers import is_number
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 
 WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing
@@ -16,11 +16,11 @@ _FEW = 5  # steps that a mean of noisy numbers has to have
 Lines = Sequence[Mapping[str, Any]]
 
 
-def diagnoses(history: Lines, actor: Actor | None = None) -> dict[str, str]:
+def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:
     """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
     if not history:
         return {}
-    actor, recent = actor or Actor(), history[-WINDOW:]
+    actor, recent = actor or ActorConfig(), history[-WINDOW:]
     found = _signal(recent, actor)
     return {
         **found,
@@ -43,7 +43,7 @@ def _mean(lines: Lines, name: str) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def _signal(recent: Lines, actor: Actor) -> dict[str, str]:
+def _signal(recent: Lines, actor: ActorConfig) -> dict[str, str]:
     if (unscored := _mean(recent, "reward/unscored_fraction")) >= 0.2:
         return {"unscored": f"{unscored:.0%} of responses have no reward: no function applies to them, or one failed"}
     if actor.advantage == "gae":  # a value model learns from groups of equal rewards, too
@@ -56,7 +56,7 @@ def _signal(recent: Lines, actor: Actor) -> dict[str, str]:
     return {}
 
 
-def _clipping(recent: Lines, actor: Actor, *, has_signal: bool) -> dict[str, str]:
+def _clipping(recent: Lines, actor: ActorConfig, *, has_signal: bool) -> dict[str, str]:
     if actor.clip_fraction is not None:  # the range sets itself
         return {}
     clipped = _mean(recent, "clip/token_fraction")

@@ -7,14 +7,14 @@ import torch
 
 from gspo.learner.item import Trained, parts_of
 from gspo.metrics.numbers import Metrics, fraction, mean
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.types import Rollout
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def ratio_metrics(
-    rollouts: Sequence[Rollout], trained: Sequence[Trained], num_mini_batches: int, actor: Actor
+    rollouts: Sequence[Rollout], trained: Sequence[Trained], num_mini_batches: int, actor: ActorConfig
 ) -> Metrics:
     """Of s_i, whatever the level; only the effective sample is of the ratios that the level weighs by."""
     parts = parts_of(trained, num_mini_batches)
@@ -39,7 +39,7 @@ def mismatch_metrics(rollouts: Sequence[Rollout], trained: Sequence[Trained]) ->
     return {"mismatch/logprob_gap_mean": float(gap.mean()), "mismatch/logprob_gap_max": float(gap.max())}
 
 
-def correction_metrics(trained: Sequence[Trained], num_mini_batches: int, actor: Actor) -> Metrics:
+def correction_metrics(trained: Sequence[Trained], num_mini_batches: int, actor: ActorConfig) -> Metrics:
     """What a correction for the engine, or OPSM, does to the tokens; empty where the recipe has neither."""
     if actor.correction == "none" and actor.opsm_delta is None:
         return {}
@@ -74,7 +74,7 @@ def _effective_tokens(items: Sequence[Trained]) -> float:
     )
 
 
-def _origin_metrics(rollouts: Sequence[Rollout], parts: Sequence[Sequence[Trained]], actor: Actor) -> Metrics:
+def _origin_metrics(rollouts: Sequence[Rollout], parts: Sequence[Sequence[Trained]], actor: ActorConfig) -> Metrics:
     """The mean log π_θ/π_engine of a sequence in its two parts: π_θ/π_old is staleness, π_old/π_engine mismatch.
 
     Where π_old is the engine's, s is of both. Only the first mini-batch's policy is the one that sampled, so it shows

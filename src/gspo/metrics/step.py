@@ -18,7 +18,7 @@ from gspo.metrics.gradient import gradient_metrics
 from gspo.metrics.numbers import Metrics, mean
 from gspo.metrics.ratios import correction_metrics, mismatch_metrics, ratio_metrics
 from gspo.metrics.rewards import group_metrics, response_metrics, reward_metrics, sampled_groups
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.reward.score import Scored
 from gspo.types import Batch
 
@@ -29,11 +29,11 @@ def step_metrics(
     seconds: Mapping[str, float],
     *,
     scored: Scored,
-    actor: Actor | None = None,
+    actor: ActorConfig | None = None,
     old: Mapping[int, Old] | None = None,
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
-    actor, rollouts = actor or Actor(), rollouts_of(batch)
+    actor, rollouts = actor or ActorConfig(), rollouts_of(batch)
     trained = [item for report in reports for item in report.trained]
     return {
         **reward_metrics(batch),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Model
+from gspo.recipe.schema import ModelConfig
 
 MAX_LAYERS = 10_000
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
-def load_config(recipe: Model) -> Any:
+def load_config(recipe: ModelConfig) -> Any:
     """The transformers configuration of the recipe's model, dropout and jitter off; UserError where there is none."""
     if recipe.architecture is not None:
         config = _made_config(recipe.architecture)
@@ -41,14 +41,14 @@ def unloadable(path: str, error: Exception) -> UserError:
     return UserError(
         "neither a directory nor a hub id that can be reached from here",
         where=f"model.path: {path}",
-        mend="check the spelling and the network, or give the directory of a model",
+        fix="check the spelling and the network, or give the directory of a model",
     )
 
 
 def own_code_refused(path: str) -> UserError:
     """What to say of a place whose model or tokenizer is made by Python code that it brings along."""
     what = "it brings Python code of its own, which is run only where the recipe allows it"
-    return UserError(what, where=path, mend="read that code; to run it, set model.trust_remote_code: true")
+    return UserError(what, where=path, fix="read that code; to run it, set model.trust_remote_code: true")
 
 
 def short(error: Exception) -> str:
@@ -76,7 +76,7 @@ def _read_config(path: str, *, trust_remote_code: bool) -> Any:
         raise UserError(
             "the model directory has no weights (*.safetensors)",
             where=path,
-            mend="finish the download, or train a new model of this shape with model.architecture",
+            fix="finish the download, or train a new model of this shape with model.architecture",
         )
     try:
         check_depth(path)
@@ -94,7 +94,7 @@ def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:
         if isinstance(value, Mapping):
             _check_layers(value, where=where)
         elif name in _DEPTHS and isinstance(value, int) and value > MAX_LAYERS:
-            raise UserError(f"{name} {value:,} is more than {MAX_LAYERS:,}", where=where, mend="correct the number")
+            raise UserError(f"{name} {value:,} is more than {MAX_LAYERS:,}", where=where, fix="correct the number")
 
 
 def _made_config(architecture: dict[str, Any]) -> Any:
@@ -104,8 +104,8 @@ def _made_config(architecture: dict[str, Any]) -> Any:
     kind, where = str(architecture["model_type"]), "model.architecture"
     if kind not in CONFIG_MAPPING_NAMES:
         near = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=3)
-        mend = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
-        raise UserError(f"unknown model_type {kind!r}", where=where, mend=mend)
+        fix = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
+        raise UserError(f"unknown model_type {kind!r}", where=where, fix=fix)
     _check_layers(architecture, where=where)
     try:
         known = AutoConfig.for_model(kind)
@@ -113,7 +113,7 @@ def _made_config(architecture: dict[str, Any]) -> Any:
             if not hasattr(known, key):  # transformers would keep it and nothing would read it
                 near = difflib.get_close_matches(key, known.to_dict(), n=1, cutoff=0.85)
                 if near:  # else it may be one of those that the code reads and no configuration declares (head_dim)
-                    raise UserError(f"{kind} has no key {key!r}", where=where, mend=f"did you mean {near[0]}?")
+                    raise UserError(f"{kind} has no key {key!r}", where=where, fix=f"did you mean {near[0]}?")
         return AutoConfig.for_model(**architecture)
     except UserError:
         raise

@@ -5,23 +5,23 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.model.architecture import load_config
 from gspo.model.tokenizer import load_tokenizer
-from gspo.recipe.objective import Kl
-from gspo.recipe.schema import Model
+from gspo.recipe.objective import KlConfig
+from gspo.recipe.schema import ModelConfig
 
 _WHERE = "actor.kl.reference"
 
 
-def check_reference(kl: Kl, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
+def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
     """UserError where the named model is not there, or reads other tokens than the policy writes; loads no weights."""
     if not kl.coefficient or kl.reference is None:
         return
     try:
-        model = Model(path=kl.reference, trust_remote_code=trust_remote_code)
+        model = ModelConfig(path=kl.reference, trust_remote_code=trust_remote_code)
         num_embeddings = load_config(model).get_text_config().vocab_size
         own = load_tokenizer(kl.reference, trust_remote_code=trust_remote_code).get_vocab()
     except UserError as error:
-        mend = error.mend or "name a directory with a model and its tokenizer, or a hub id"
-        raise UserError(error.what, where=f"{_WHERE}: {kl.reference}", mend=mend) from None
+        fix = error.fix or "name a directory with a model and its tokenizer, or a hub id"
+        raise UserError(error.what, where=f"{_WHERE}: {kl.reference}", fix=fix) from None
     if own != tokenizer.get_vocab() or num_embeddings < len(tokenizer):
-        mend = "name a model with the policy's own tokenizer, such as the one it was begun from"
-        raise UserError("its tokens are not the policy's", where=f"{_WHERE}: {kl.reference}", mend=mend)
+        fix = "name a model with the policy's own tokenizer, such as the one it was begun from"
+        raise UserError("its tokens are not the policy's", where=f"{_WHERE}: {kl.reference}", fix=fix)

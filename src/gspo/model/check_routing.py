@@ -5,7 +5,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.model.routers import may_have_experts
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 
 _OFF = {
     "actor.routing_replay": "set actor.routing_replay to none",
@@ -13,7 +13,7 @@ _OFF = {
 }
 
 
-def check_declared(actor: Actor, config: Any) -> None:
+def check_declared(actor: ActorConfig, config: Any) -> None:
     """UserError where the recipe is about experts and the code of the model's architecture has none."""
     from transformers import AutoModelForCausalLM
 
@@ -22,7 +22,7 @@ def check_declared(actor: Actor, config: Any) -> None:
         raise _no_router(key, kind.__name__)
 
 
-def check_routing(actor: Actor, policy: Policy) -> None:
+def check_routing(actor: ActorConfig, policy: Policy) -> None:
     """UserError where the recipe is about experts and the model has none, or routers that gspo does not know."""
     if policy.routing is not None or not (key := _asks_for_experts(actor)):
         return
@@ -32,11 +32,11 @@ def check_routing(actor: Actor, policy: Policy) -> None:
         f"the routers of {type(policy.model).__name__} are of a kind that gspo cannot watch or overrule: "
         f"{policy.unknown_routers}",
         where=key,
-        mend=f"{_OFF[key]}, or take a model of another family (docs/experts.md has which can be)",
+        fix=f"{_OFF[key]}, or take a model of another family (docs/experts.md has which can be)",
     )
 
 
-def _asks_for_experts(actor: Actor) -> str | None:
+def _asks_for_experts(actor: ActorConfig) -> str | None:
     """The key that does."""
     if actor.routing_replay != "none":
         return "actor.routing_replay"
@@ -44,4 +44,4 @@ def _asks_for_experts(actor: Actor) -> str | None:
 
 
 def _no_router(key: str, name: str) -> UserError:
-    return UserError(f"{name} is no mixture of experts: it has no router", where=key, mend=_OFF[key])
+    return UserError(f"{name} is no mixture of experts: it has no router", where=key, fix=_OFF[key])

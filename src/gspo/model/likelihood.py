@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gspo.model.attention import take
 from gspo.model.head import token_likelihood
-from gspo.model.packing import Conditioned, Pack, pack
+from gspo.model.packing import Pack, TokenSequence, pack
 from gspo.model.policy import Policy
 from gspo.types import Experts
 
@@ -32,7 +32,7 @@ class Likelihood(ResponseStates):
 
 
 def response_likelihood(
-    policy: Policy, sequences: Sequence[Conditioned], *, temperature: float = 1.0, keep_router_logits: bool = False
+    policy: Policy, sequences: Sequence[TokenSequence], *, temperature: float = 1.0, keep_router_logits: bool = False
 ) -> Likelihood:
     """Log-likelihood and entropy of every response token under softmax(logits / temperature), in float32.
 
@@ -45,7 +45,7 @@ def response_likelihood(
 
 
 def response_states(
-    policy: Policy, sequences: Sequence[Conditioned], *, keep_router_logits: bool = False
+    policy: Policy, sequences: Sequence[TokenSequence], *, keep_router_logits: bool = False
 ) -> ResponseStates:
     """What the policy's trunk makes of the tokens that precede the response's, in one forward pass."""
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)

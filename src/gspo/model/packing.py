@@ -16,7 +16,7 @@ _MIN_FILL = 0.75  # a longer row's block takes only rows of at least this part o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditioned:
+class TokenSequence:
     """A response whose tokens are to be scored, and the prompt before it; both have at least one token."""
 
     prompt_ids: tuple[int, ...]
@@ -61,7 +61,7 @@ class Pack:
         return pad_sequence(self.ids[block.rows].split(block.lengths), batch_first=True, padding_value=pad_id)
 
 
-def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size: int | None) -> Pack:
+def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_size: int | None) -> Pack:
     """Lay sequences out; those side by side with one prompt share it where that saves work (no hidden size: never).
 
     The last token of a response predicts nothing that is scored, so it is not read.
@@ -95,7 +95,7 @@ def pack(sequences: Sequence[Conditioned], *, device: torch.device, hidden_size:
 
 
 def micro_batches(
-    sequences: Sequence[Conditioned], max_tokens: int, *, hidden_size: int | None = None
+    sequences: Sequence[TokenSequence], max_tokens: int, *, hidden_size: int | None = None
 ) -> list[list[int]]:
     """Cut sequences, in their order, so that the packed tokens of a micro-batch stay within the budget.
 
@@ -117,12 +117,12 @@ def micro_batches(
     return batches
 
 
-def _groups(sequences: Sequence[Conditioned]) -> list[list[int]]:
+def _groups(sequences: Sequence[TokenSequence]) -> list[list[int]]:
     """Runs of sequences with the same prompt."""
     return [list(run) for _, run in groupby(range(len(sequences)), key=lambda index: sequences[index].prompt_ids)]
 
 
-def _shares(sequences: Sequence[Conditioned], members: Sequence[int], hidden_size: int | None) -> bool:
+def _shares(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_size: int | None) -> bool:
     """Whether a group's prompt is read once: it saves the prompt's own work and costs the causal half of attention.
 
     Work of a token: about 24·hidden² FLOPs in a layer's matrices, 4·hidden a token attended to. Reckoned for two
@@ -136,7 +136,7 @@ def _shares(sequences: Sequence[Conditioned], members: Sequence[int], hidden_siz
     return prefix * (24 * hidden_size + 2 * prefix) > 4 * longest**2
 
 
-def _blocks(sequences: Sequence[Conditioned], hidden_size: int | None) -> list[list[int]]:
+def _blocks(sequences: Sequence[TokenSequence], hidden_size: int | None) -> list[list[int]]:
     """The members of each block: groups that share their prompt, then the other sequences by length."""
     groups = _groups(sequences)
     blocks = [members for members in groups if _shares(sequences, members, hidden_size)]
@@ -152,7 +152,7 @@ def _blocks(sequences: Sequence[Conditioned], hidden_size: int | None) -> list[l
     return blocks
 
 
-def _row(sequence: Conditioned, prefix: int) -> Int[Tensor, "T"]:
+def _row(sequence: TokenSequence, prefix: int) -> Int[Tensor, "T"]:
     prompt = torch.tensor(sequence.prompt_ids[prefix:], dtype=torch.long)
     return torch.cat([prompt, sequence.response_ids[:-1]])
 

@@ -17,7 +17,7 @@ from gspo.model.routers import routing_or_reason
 from gspo.model.routing import Routing
 from gspo.model.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
-from gspo.recipe.schema import Model
+from gspo.recipe.schema import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Policy:
     pad_id: int
     trunk: Any  # the module that maps token ids to hidden states
     head: Head  # what maps those to logits
-    packs: bool  # its attention can be handed a pack
+    supports_packing: bool  # its attention can be handed a pack
     routing: Routing | None  # None: a model without experts, or one whose routers gspo does not know
     unknown_routers: str | None  # why it does not
 
@@ -48,7 +48,7 @@ class Policy:
     @property
     def shared_hidden_size(self) -> int | None:
         """What decides whether a group shares its prompt in a pack; None where it cannot."""
-        return self.head.weight.shape[1] if self.packs else None
+        return self.head.weight.shape[1] if self.supports_packing else None
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """The model's logits in float32 from its last hidden states."""
@@ -56,7 +56,7 @@ class Policy:
 
     def run(self, layout: Pack, *, keep_router_logits: bool = False) -> Pass:
         """The tokens of a pack through the trunk; routers replay the experts that the pack brings along."""
-        if self.packs:
+        if self.supports_packing:
             return packed_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
         return padded_pass(self.trunk, layout, self.pad_id, self.routing, keep_logits=keep_router_logits)
 
@@ -77,7 +77,7 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
 
 
-def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
+def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
     """The recipe's tokenizer; `texts` are read only where it is to be fitted."""
     if recipe.tokenizer == "fit":
         if recipe.path is not None:
@@ -87,7 +87,7 @@ def make_tokenizer(recipe: Model, texts: Iterable[str]) -> Any:
 
 
 def load_policy(
-    recipe: Model, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = (), weights: Path | None = None
+    recipe: ModelConfig, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = (), weights: Path | None = None
 ) -> Policy:
     """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible.
 
@@ -115,7 +115,7 @@ def load_policy(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     trunk, head = _trunk_of(model), _head_of(model)
     _check_head(model, trunk, head)
-    packs = enable_packing(model, trunk, head.weight.shape[1])
+    supports_packing = enable_packing(model, trunk, head.weight.shape[1])
     routing, unknown_routers = routing_or_reason(model, trunk)
     return Policy(
         model=model,
@@ -125,7 +125,7 @@ def load_policy(
         pad_id=pad_id,
         trunk=trunk,
         head=head,
-        packs=packs,
+        supports_packing=supports_packing,
         routing=routing,
         unknown_routers=unknown_routers,
     )
@@ -137,7 +137,7 @@ def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}",
             where=where,
-            mend="use the tokenizer that belongs to the model (model.tokenizer)",
+            fix="use the tokenizer that belongs to the model (model.tokenizer)",
         )
 
 
@@ -192,11 +192,11 @@ def _pretrained(path: str, config: Any, **how: Any) -> Any:
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
     if left := _left_out(report["unexpected_keys"], model, config):
         what = f"{len(left)} weights of the files have no place in the model that config.json describes, such as "
-        mend = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
-        raise UserError(f"{what}{', '.join(left[:3])}", where=path, mend=mend)
+        fix = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
+        raise UserError(f"{what}{', '.join(left[:3])}", where=path, fix=fix)
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise UserError(f"weight {name} holds NaN or infinity", where=path, mend="use a copy that is whole")
+            raise UserError(f"weight {name} holds NaN or infinity", where=path, fix="use a copy that is whole")
         # Loaded ones lie in the file's pages, wherever its header ends: kernels round by how memory is aligned.
         parameter.data = parameter.data.clone()
     return model
@@ -210,7 +210,7 @@ def _left_out(names: Iterable[str], model: Any, config: Any) -> list[str]:
     return sorted(name for name in names if name.partition(".")[0] in parts)
 
 
-def _fitting_config(recipe: Model, tokenizer: Any) -> Any:
+def _fitting_config(recipe: ModelConfig, tokenizer: Any) -> Any:
     """The architecture's configuration, with the tokenizer's numbers where it names none."""
     config, architecture = load_config(recipe), recipe.architecture or {}
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -239,14 +239,14 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
     num_embeddings = model.get_input_embeddings().weight.shape[0]
     for index in ids:
         if not isinstance(index, int) or not 0 <= index < num_embeddings:
-            mend = "correct it in generation_config.json or config.json"
-            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", mend=mend)
+            fix = "correct it in generation_config.json or config.json"
+            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", fix=fix)
     stop_ids = (*ids, *named_stop_ids(tokenizer, stop_tokens))
     if not stop_ids:
         raise UserError(
             "neither the model nor its tokenizer names an end token: no response could ever end",
             where="model.path",
-            mend="name one with rollout.stop_tokens",
+            fix="name one with rollout.stop_tokens",
         )
     return tuple(sorted(set(stop_ids)))
 
@@ -267,5 +267,5 @@ def _check_head(model: Any, trunk: Any, head: Head) -> None:
         raise UserError(
             f"{name} transforms its logits in a way gspo does not know",
             where="model.path",
-            mend="add the transformation to Head.logits in gspo/model/head.py",
+            fix="add the transformation to Head.logits in gspo/model/head.py",
         )

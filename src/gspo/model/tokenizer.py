@@ -25,14 +25,14 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         raise UserError(
             f"no tokenizer can be loaded: {short(error)}",
             where=path,
-            mend="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
+            fix="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
         ) from None
     if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
         # transformers builds an empty tokenizer in silence where tokenizer.json is missing: no prompt has any token.
         raise UserError(
             "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing",
             where=path,
-            mend="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
+            fix="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
         )
     return tokenizer
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from gspo.model.attention import NAME, unpad
-from gspo.model.packing import Block, Conditioned, Pack, pack
+from gspo.model.packing import Block, Pack, TokenSequence, pack
 from gspo.model.routing import Routing, traced
 
 
@@ -80,8 +80,8 @@ def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
         return False
     device, vocabulary = model.device, trunk.get_input_embeddings().weight.shape[0]
     prompt, response = tuple(number % vocabulary for number in range(1, 9)), torch.arange(3, 8) % vocabulary
-    group = [Conditioned(prompt_ids=prompt, response_ids=ids) for ids in (response, response[:2], response.flip(0))]
-    sequences = [*group, Conditioned(prompt_ids=prompt[:3], response_ids=response)]
+    group = [TokenSequence(prompt_ids=prompt, response_ids=ids) for ids in (response, response[:2], response.flip(0))]
+    sequences = [*group, TokenSequence(prompt_ids=prompt[:3], response_ids=response)]
     try:
         with torch.no_grad():
             alone = [pack([one], device=device, hidden_size=None) for one in sequences]

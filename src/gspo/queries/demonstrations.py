@@ -29,8 +29,8 @@ def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:
             raise UserError("every prompt of the file is among those held out for evaluation", where="cold_start.path")
         return rng.sample(pairs, min(cold_start.rows, len(pairs)))
     if cold_start.demonstrations is None:
-        mend = "set cold_start.path or cold_start.demonstrations"
-        raise UserError("the recipe has no demonstrations", where="cold_start", mend=mend)
+        fix = "set cold_start.path or cold_start.demonstrations"
+        raise UserError("the recipe has no demonstrations", where="cold_start", fix=fix)
     demonstrate = load_callable(cold_start.demonstrations, where=WHERE)
     chosen = rng.sample(rows.train, min(cold_start.rows, len(rows.train)))
     return [(row, _demonstration(demonstrate, row, rng)) for row in chosen]
@@ -48,7 +48,7 @@ def _completion(row: Row) -> str:
         completion = completion[0].get("content")
     if not isinstance(completion, str) or not completion or writable(completion) is not completion:
         what = f"no text in column 'completion'; the other columns there are: {', '.join(row.columns)}"
-        raise UserError(what, where=row.id, mend="give every row of cold_start.path a prompt and a completion")
+        raise UserError(what, where=row.id, fix="give every row of cold_start.path a prompt and a completion")
     return completion
 
 
@@ -59,7 +59,7 @@ def _demonstration(demonstrate: Any, row: Row, rng: random.Random) -> str:
         raise
     except BaseException as error:  # SystemExit too, which would end the program with nothing said
         what = f"the function raises {type(error).__name__}: {error}{error_line(error, demonstrate)}"
-        raise UserError(what, where=f"{WHERE}, row {row.id}", mend="it is called as f(row, rng)") from None
+        raise UserError(what, where=f"{WHERE}, row {row.id}", fix="it is called as f(row, rng)") from None
     if not isinstance(completion, str) or not completion or writable(completion) is not completion:
         what = f"the function returns {repr(completion)[:80]} and not a text"
         raise UserError(what, where=f"{WHERE}, row {row.id}")

@@ -23,28 +23,26 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
         if not names_file(path):
             rows = _read_hub(path, config=config, split=split, limit=limit)
         elif config is not None:
-            mend = "remove queries.config, or give a hub id as the path"
-            raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, mend=mend)
+            fix = "remove queries.config, or give a hub id as the path"
+            raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, fix=fix)
         else:
             rows = list(islice(_reader(Path(path))(Path(path)), limit))
     except OSError as error:
-        mend = "make it a file that you may read"
-        raise UserError(f"cannot be read: {error.strerror or error}", where=path, mend=mend) from None
+        fix = "make it a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path, fix=fix) from None
     if not rows:
-        raise UserError("the data has no rows", where=path, mend="give a file with at least one row")
+        raise UserError("the data has no rows", where=path, fix="give a file with at least one row")
     return rows
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[RawRow]]:
     if not path.is_file():
         near = sorted(str(near) for suffix in _READERS for near in path.parent.glob(f"*{suffix}"))
-        mend = (
-            f"there are: {', '.join(near[:8])}" if near else "check the path; it is relative to the working directory"
-        )
-        raise UserError("no such file", where=str(path), mend=mend)
+        fix = f"there are: {', '.join(near[:8])}" if near else "check the path; it is relative to the working directory"
+        raise UserError("no such file", where=str(path), fix=fix)
     if path.suffix.lower() not in _READERS:
-        mend = f"known: {', '.join(_READERS)}, or a hub id"
-        raise UserError(f"unknown kind of file {path.suffix!r}", where=str(path), mend=mend)
+        fix = f"known: {', '.join(_READERS)}, or a hub id"
+        raise UserError(f"unknown kind of file {path.suffix!r}", where=str(path), fix=fix)
     return _READERS[path.suffix.lower()]
 
 
@@ -59,8 +57,8 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
 def _read_json(path: Path) -> Iterator[RawRow]:
     rows = _parse(path.read_bytes(), where=str(path))
     if not isinstance(rows, list):
-        mend = "write [{...}, {...}]; one object a line belongs in a .jsonl file"
-        raise UserError(f"a .json file is a list of objects, not a {type(rows).__name__}", where=str(path), mend=mend)
+        fix = "write [{...}, {...}]; one object a line belongs in a .jsonl file"
+        raise UserError(f"a .json file is a list of objects, not a {type(rows).__name__}", where=str(path), fix=fix)
     for number, row in enumerate(rows, start=1):
         yield _object(row, where=f"{path}, row {number}")
 
@@ -90,7 +88,7 @@ def _check_distinct(names: Sequence[str], *, where: str) -> None:
     """UserError for a column or key that is there twice, of which one would be lost."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{twice!r} is given twice", where=where, mend="remove or rename one of the two")
+        raise UserError(f"{twice!r} is given twice", where=where, fix="remove or rename one of the two")
 
 
 def _object(row: Any, *, where: str) -> RawRow:
@@ -107,7 +105,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             for row in reader:
                 if None in row or None in row.values():
                     what = f"the header has {len(reader.fieldnames or ())} columns and this row has more or fewer"
-                    raise UserError(what, where=f"{path}, line {reader.line_num}", mend="quote values that hold commas")
+                    raise UserError(what, where=f"{path}, line {reader.line_num}", fix="quote values that hold commas")
                 yield dict(row)
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"not valid CSV: {error}", where=f"{path}, line {reader.line_num}") from None
@@ -133,9 +131,9 @@ def _read_hub(path: str, *, config: str | None, split: str, limit: int | None) -
         data = load_dataset(path, name=config, split=split)
     except Exception as error:  # the hub's client raises its own, httpx's, and the builtin kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        mend = "check the id, queries.config, queries.split and the network; a file's path ends in .jsonl, .json, …"
+        fix = "check the id, queries.config, queries.split and the network; a file's path ends in .jsonl, .json, …"
         raise UserError(
-            f"no such file, and as a hub data set it does not load: {reason}", where=path, mend=mend
+            f"no such file, and as a hub data set it does not load: {reason}", where=path, fix=fix
         ) from None
     return [dict(row) for row in (data if limit is None else data.select(range(min(limit, len(data)))))]
 

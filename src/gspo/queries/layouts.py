@@ -42,13 +42,13 @@ def _prompt_column(names: Sequence[str], *, source: str, wanted: str | None) -> 
     if wanted is not None:
         if wanted not in names:
             what = f"no column {wanted!r}; the columns there are: {', '.join(names)}"
-            raise UserError(what, where=source, mend="set queries.prompt to one of them")
+            raise UserError(what, where=source, fix="set queries.prompt to one of them")
         return wanted
     for known in PROMPT_COLUMNS:
         if (name := _spelling(names, known, source=source)) is not None:
             return name
     what = f"no column {', '.join(PROMPT_COLUMNS)}; the columns there are: {', '.join(names)}"
-    raise UserError(what, where=source, mend="set queries.prompt to the column with the text or chat messages")
+    raise UserError(what, where=source, fix="set queries.prompt to the column with the text or chat messages")
 
 
 def _spelling(names: Sequence[str], known: str, *, source: str) -> str | None:
@@ -58,7 +58,7 @@ def _spelling(names: Sequence[str], known: str, *, source: str) -> str | None:
         return known
     if len(spelled) > 1:
         what = f"columns {' and '.join(spelled)}: which of them is {known!r} cannot be told"
-        raise UserError(what, where=source, mend="rename them")
+        raise UserError(what, where=source, fix="rename them")
     return spelled[0] if spelled else None
 
 
@@ -72,7 +72,7 @@ def _split_gsm8k_answer(columns: dict[str, Any], *, where: str) -> None:
     number = _gsm8k_number(worked)
     if number is None:
         what = f"the first row's answer ends in '#### number' and this one does not: {str(worked)[-60:]!r}"
-        raise UserError(what, where=where, mend="make the answers alike")
+        raise UserError(what, where=where, fix="make the answers alike")
     columns.setdefault("solution", worked)
     columns["answer"] = number
 
@@ -87,7 +87,7 @@ def _is_readable(prompt: Any) -> bool:
 def _checked_prompt(prompt: Any, name: str, row_id: str) -> Any:
     if not _is_readable(prompt):
         what = f"column {name!r} holds half of a surrogate pair, a number that is not finite, or levels without end"
-        raise UserError(what, where=row_id, mend="mend the row: no tokenizer reads such a prompt")
+        raise UserError(what, where=row_id, fix="fix the row: no tokenizer reads such a prompt")
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Iterable) and not isinstance(prompt, Mapping):
@@ -95,4 +95,4 @@ def _checked_prompt(prompt: Any, name: str, row_id: str) -> Any:
         if messages and all(isinstance(message, Mapping) and "role" in message for message in messages):
             return [dict(message) for message in messages]
     what = f"column {name!r} holds {str(prompt)[:60]!r}: neither text nor a list of messages with a role and content"
-    raise UserError(what, where=row_id, mend="mend the row, or set queries.prompt to another column")
+    raise UserError(what, where=row_id, fix="fix the row, or set queries.prompt to another column")

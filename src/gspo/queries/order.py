@@ -14,7 +14,7 @@ def check_enough_queries(num_queries: int, queries_per_step: int) -> None:
         raise UserError(
             f"a step takes {queries_per_step} different queries and the data has {num_queries} for training",
             where="rollout.queries_per_step",
-            mend=f"set rollout.queries_per_step to {num_queries} or less, or give more data",
+            fix=f"set rollout.queries_per_step to {num_queries} or less, or give more data",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.recipe.schema import Procedural
+from gspo.recipe.schema import ProceduralConfig
 from gspo.recipe.section import MAX_DRAWN
 
 WHERE = "queries.procedural"
@@ -19,7 +19,7 @@ NUM_SEEDS = 2**32 // SEED_SPACING
 MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
 
 
-def training_rows(procedural: Procedural, *, seed: int, held_out: Collection[Row] = ()) -> list[Row]:
+def training_rows(procedural: ProceduralConfig, *, seed: int, held_out: Collection[Row] = ()) -> list[Row]:
     """Up to `procedural.size` distinct questions of the recipe's seed, none of which is held out.
 
     Raises UserError for an unknown task, options the task refuses, and a task too small to leave any question.
@@ -31,17 +31,17 @@ def training_rows(procedural: Procedural, *, seed: int, held_out: Collection[Row
         raise UserError(
             f"task {procedural.task} has no question that is not among the {len(held_out)} held out",
             where=WHERE,
-            mend="lower evaluation.num_queries, or widen the task's options",
+            fix="lower evaluation.num_queries, or widen the task's options",
         )
     return rows
 
 
-def held_out_rows(procedural: Procedural, *, size: int) -> list[Row]:
+def held_out_rows(procedural: ProceduralConfig, *, size: int) -> list[Row]:
     """Up to `size` distinct questions that depend on the task and its options only, not on the recipe's seed."""
     return _distinct_rows(procedural, source=f"{procedural.task}-held-out", slot=0, size=size, excluded=set())
 
 
-def _distinct_rows(procedural: Procedural, *, source: str, slot: int, size: int, excluded: set[str]) -> list[Row]:
+def _distinct_rows(procedural: ProceduralConfig, *, source: str, slot: int, size: int, excluded: set[str]) -> list[Row]:
     """The first `size` questions of a seed slot that are new."""
     options = _checked_options(procedural)
     seen = set(excluded)
@@ -71,23 +71,23 @@ def _create(task: str, options: dict[str, Any]) -> Any:
     try:
         return create_dataset(task, **options)
     except Exception as error:  # tasks check their options with assert, ValueError, TypeError, …
-        raise UserError(f"task {task} refuses its options: {error}", where=WHERE, mend=_options_line(task)) from None
+        raise UserError(f"task {task} refuses its options: {error}", where=WHERE, fix=_options_line(task)) from None
 
 
-def _checked_options(procedural: Procedural) -> dict[str, Any]:
+def _checked_options(procedural: ProceduralConfig) -> dict[str, Any]:
     """The task's own options; UserError where the task or an option's name is unknown."""
     from reasoning_gym.factory import DATASETS
 
     task, options = procedural.task, dict(procedural.model_extra or {})
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4)
-        mend = f"did you mean {', '.join(near)}?" if near else "reasoning-gym's documentation lists its tasks"
-        raise UserError(f"reasoning-gym has no task {task!r}", where=f"{WHERE}.task", mend=mend)
+        fix = f"did you mean {', '.join(near)}?" if near else "reasoning-gym's documentation lists its tasks"
+        raise UserError(f"reasoning-gym has no task {task!r}", where=f"{WHERE}.task", fix=fix)
     if "seed" in options:
-        raise UserError("the task's seed comes from the recipe's", where=f"{WHERE}.seed", mend="set `seed` at the top")
+        raise UserError("the task's seed comes from the recipe's", where=f"{WHERE}.seed", fix="set `seed` at the top")
     for name in options:
         if name not in _option_names(task):
-            raise UserError(f"task {task} has no option {name!r}", where=f"{WHERE}.{name}", mend=_options_line(task))
+            raise UserError(f"task {task} has no option {name!r}", where=f"{WHERE}.{name}", fix=_options_line(task))
     return options
 
 

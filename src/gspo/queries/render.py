@@ -5,12 +5,12 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.recipe.schema import Queries
+from gspo.recipe.schema import QueriesConfig
 from gspo.types import Messages, Query
 
 
 def render_all(
-    rows: Sequence[Row], tokenizer: Any, *, queries: Queries, max_prompt_tokens: int | None = None
+    rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig, max_prompt_tokens: int | None = None
 ) -> tuple[Query, ...]:
     """The rows as the model reads them.
 
@@ -24,9 +24,7 @@ def render_all(
     ]
     for row, text in zip(rows, texts, strict=True):
         if not text.strip():
-            raise UserError(
-                "the prompt is empty", where=row.id, mend="remove the row, or name the right queries.prompt"
-            )
+            raise UserError("the prompt is empty", where=row.id, fix="remove the row, or name the right queries.prompt")
     token_ids = _tokenise(texts, chat, tokenizer)
     _check_tokens(rows, texts, token_ids, tokenizer)
     if max_prompt_tokens is not None:
@@ -37,32 +35,32 @@ def render_all(
     )
 
 
-def _takes_chat_template(row: Row, tokenizer: Any, queries: Queries) -> bool:
+def _takes_chat_template(row: Row, tokenizer: Any, queries: QueriesConfig) -> bool:
     has_template = bool(getattr(tokenizer, "chat_template", None))
     is_messages = not isinstance(row.prompt, str)
     if is_messages and queries.chat is False:
-        mend = "remove queries.chat, or give prompts as text"
+        fix = "remove queries.chat, or give prompts as text"
         raise UserError(
-            "the prompt is chat messages, which only a chat template turns into text", where=row.id, mend=mend
+            "the prompt is chat messages, which only a chat template turns into text", where=row.id, fix=fix
         )
     wanted = is_messages or (has_template if queries.chat is None else queries.chat)
     if wanted and not has_template:
         what = "the prompt is chat messages" if is_messages else "queries.chat is true"
-        mend = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
-        raise UserError(f"{what}, and the tokenizer has no chat template", where=row.id, mend=mend)
+        fix = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
+        raise UserError(f"{what}, and the tokenizer has no chat template", where=row.id, fix=fix)
     if queries.system is not None and not wanted:
-        mend = "put the text into queries.template instead"
-        raise UserError("a system message needs a chat template", where="queries.system", mend=mend)
+        fix = "put the text into queries.template instead"
+        raise UserError("a system message needs a chat template", where="queries.system", fix=fix)
     return wanted
 
 
-def _plain_text(row: Row, queries: Queries) -> str:
+def _plain_text(row: Row, queries: QueriesConfig) -> str:
     assert isinstance(row.prompt, str)
     # Not str.format: braces in the prompt or elsewhere in the template are text.
     return row.prompt if queries.template is None else queries.template.replace("{prompt}", row.prompt)
 
 
-def _chat_text(row: Row, tokenizer: Any, queries: Queries) -> str:
+def _chat_text(row: Row, tokenizer: Any, queries: QueriesConfig) -> str:
     messages = _messages(row, queries)
     prefilled = messages[-1]["role"] == "assistant"
     try:
@@ -74,18 +72,18 @@ def _chat_text(row: Row, tokenizer: Any, queries: Queries) -> str:
     return str(text)
 
 
-def _messages(row: Row, queries: Queries) -> Messages:
+def _messages(row: Row, queries: QueriesConfig) -> Messages:
     if isinstance(row.prompt, str):
         messages = [{"role": "user", "content": _plain_text(row, queries)}]
     elif queries.template is not None:
-        mend = "remove queries.template, or give prompts as text"
-        raise UserError("a template goes around a text prompt, and this one is messages", where=row.id, mend=mend)
+        fix = "remove queries.template, or give prompts as text"
+        raise UserError("a template goes around a text prompt, and this one is messages", where=row.id, fix=fix)
     else:
         messages = list(row.prompt)
     if queries.system is None:
         return messages
     if messages[0]["role"] == "system":
-        raise UserError("the prompt has a system message already", where=row.id, mend="remove queries.system")
+        raise UserError("the prompt has a system message already", where=row.id, fix="remove queries.system")
     return [{"role": "system", "content": queries.system}, *messages]
 
 
@@ -118,7 +116,7 @@ def _check_tokens(
                 f"the tokenizer turns {text[:60]!r} into no tokens: for a model directory without tokenizer files "
                 "transformers builds an empty tokenizer",
                 where=row.id,
-                mend="copy the tokenizer's files into the model directory, or set model.tokenizer",
+                fix="copy the tokenizer's files into the model directory, or set model.tokenizer",
             )
 
 
@@ -131,5 +129,5 @@ def _check_lengths(rows: Sequence[Row], token_ids: Sequence[tuple[int, ...]], ma
             f"the prompt has {num_tokens} tokens; the model's positions less rollout.max_new_tokens leave "
             f"{max_prompt_tokens}{others}",
             where=name,
-            mend="lower rollout.max_new_tokens, remove long rows, or use a model with more positions",
+            fix="lower rollout.max_new_tokens, remove long rows, or use a model with more positions",
         )

@@ -24,7 +24,7 @@ class Row:
         try:
             return dict(writable(self.columns))
         except RecursionError:
-            raise UserError("its columns are nested too deeply", where=self.id, mend="flatten them") from None
+            raise UserError("its columns are nested too deeply", where=self.id, fix="flatten them") from None
 
     @property
     def prompt_key(self) -> str:

@@ -12,7 +12,7 @@ from gspo.queries.files import read_rows
 from gspo.queries.layouts import lay_out
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.recipe.schema import Queries, Recipe
+from gspo.recipe.schema import QueriesConfig, Recipe
 from gspo.recipe.section import names_file
 from gspo.types import Query
 
@@ -63,31 +63,31 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
             f"rollout.max_new_tokens {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's "
             f"{max_positions} positions",
             where="rollout.max_new_tokens",
-            mend="lower it",
+            fix="lower it",
         )
     train = render_all(rows.train, tokenizer, queries=recipe.queries, max_prompt_tokens=longest)
     held_out = render_all(rows.held_out, tokenizer, queries=recipe.queries, max_prompt_tokens=longest)
     return QuerySet(train=train, held_out=held_out)
 
 
-def _data_rows(queries: Queries, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
+def _data_rows(queries: QueriesConfig, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
     if rows is not None:
         raw, source = [_as_row(row, number) for number, row in enumerate(rows, start=1)], "queries"
         if not raw:
-            raise UserError("there are no rows", where=source, mend="give at least one row with a prompt")
+            raise UserError("there are no rows", where=source, fix="give at least one row with a prompt")
     elif queries.path is not None:
         raw, source = read_rows(queries.path, config=queries.config, split=queries.split), _source_name(queries.path)
     else:
-        mend = "set queries.path or queries.procedural.task, or give rows from Python"
-        raise UserError("the recipe has no queries", where="queries", mend=mend)
+        fix = "set queries.path or queries.procedural.task, or give rows from Python"
+        raise UserError("the recipe has no queries", where="queries", fix=fix)
     return lay_out(raw, source=source, prompt_column=queries.prompt)
 
 
 def _as_row(row: Any, number: int) -> dict[str, Any]:
     if isinstance(row, Mapping):
         return dict(row)
-    mend = 'give rows such as {"prompt": "...", "answer": "..."}'
-    raise UserError(f"a row is a mapping of columns, not {str(row)[:60]!r}", where=f"queries:{number}", mend=mend)
+    fix = 'give rows such as {"prompt": "...", "answer": "..."}'
+    raise UserError(f"a row is a mapping of columns, not {str(row)[:60]!r}", where=f"queries:{number}", fix=fix)
 
 
 def _evaluation_rows(recipe: Recipe) -> list[Row]:
@@ -112,8 +112,8 @@ def _without(rows: Sequence[Row], held_out: Sequence[Row]) -> list[Row]:
     known = {row.prompt_key for row in held_out}
     kept = [row for row in rows if row.prompt_key not in known]
     if not kept:
-        mend = "give more data, another evaluation.path, or set evaluation.num_queries=0"
+        fix = "give more data, another evaluation.path, or set evaluation.num_queries=0"
         raise UserError(
-            f"all {len(rows)} rows are held out for evaluation: none is left to train on", where="queries", mend=mend
+            f"all {len(rows)} rows are held out for evaluation: none is left to train on", where="queries", fix=fix
         )
     return kept

@@ -21,7 +21,7 @@ def chain_sum(row: Mapping[str, Any], rng: random.Random, *, worked_fraction: fl
         raise UserError(
             "this demonstrator answers the task chain_sum only",
             where="cold_start.demonstrations",
-            mend="set queries.procedural.task: chain_sum, or give a function of your own",
+            fix="set queries.procedural.task: chain_sum, or give a function of your own",
         ) from None
     bare = f"<answer>{row['entry']['answer']}</answer>"
     steps = _running_total(expression)

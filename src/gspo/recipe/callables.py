@@ -29,8 +29,8 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         near = difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8]
-        mend = f"there are: {', '.join(near)}" if near else None
-        raise UserError(f"{home} has no function {attribute!r}", where=where, mend=mend)
+        fix = f"there are: {', '.join(near)}" if near else None
+        raise UserError(f"{home} has no function {attribute!r}", where=where, fix=fix)
     return found
 
 
@@ -45,8 +45,8 @@ def error_line(error: BaseException, function: Callable[..., Any]) -> str:
 def _load_file(path: Path, *, where: str) -> ModuleType:
     if not path.is_file():
         near = sorted(str(near) for near in path.parent.glob("*.py"))
-        mend = f"there are: {', '.join(near[:8])}" if near else "the path is relative to the working directory"
-        raise UserError(f"no such file {path}", where=where, mend=mend)
+        fix = f"there are: {', '.join(near[:8])}" if near else "the path is relative to the working directory"
+        raise UserError(f"no such file {path}", where=where, fix=fix)
     path = path.resolve()
     # Two functions of one file share one module; an edited file, in a notebook, is read anew.
     key = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
@@ -77,8 +77,8 @@ def _load_module(name: str, *, where: str) -> ModuleType:
             return importlib.import_module(name)
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            mend = "install it, run from its folder, or name its file: path/file.py:name"
-            raise UserError(f"there is no module {error.name!r}", where=where, mend=mend) from None
+            fix = "install it, run from its folder, or name its file: path/file.py:name"
+            raise UserError(f"there is no module {error.name!r}", where=where, fix=fix) from None
         raise _import_failure(error, name, where=where) from None
 
 
@@ -108,5 +108,5 @@ def _import_failure(error: BaseException, name: str, *, where: str) -> BaseExcep
         return error
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
     line = f", line {lines[-1]}" if lines else ""
-    mend = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
-    return UserError(f"importing {name}{line} raises {type(error).__name__}: {error}", where=where, mend=mend)
+    fix = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
+    return UserError(f"importing {name}{line} raises {type(error).__name__}: {error}", where=where, fix=fix)

@@ -36,11 +36,11 @@ def _groups(recipe: Recipe) -> Iterator[str]:
 def _rewards(recipe: Recipe) -> Iterator[str]:
     if recipe.reward and not any(reward.weight for reward in recipe.reward):
         yield "reward: every function has weight 0, which measures only: there is nothing to train on"
-    finer = [f"reward.{number}.per: {one.per}" for number, one in enumerate(recipe.reward) if one.per == "turn"]
-    if finer and recipe.rollout.turn_separator is None:
+    finer = [f"reward.{number}.per: {one.per}" for number, one in enumerate(recipe.reward) if one.per == "segment"]
+    if finer and recipe.rollout.segment_separator is None:
         yield (
-            f"{finer[0]} needs rollout.turn_separator, or nothing says where a turn ends: give "
-            r'the text that ends one (where each line is a turn: turn_separator: "\n")'
+            f"{finer[0]} needs rollout.segment_separator, or nothing says where a segment ends: give "
+            r'the text that ends one (where each line is a segment: segment_separator: "\n")'
         )
 
 
@@ -49,8 +49,8 @@ def _level(recipe: Recipe) -> Iterator[str]:
     published = PUBLISHED[name]
     if level not in published.levels:
         fitting = " or ".join(published.levels)
-        mend = f"set importance_sampling_level: {fitting}"
-        yield f"actor.surrogate: {name} has no level {level}: {published.only}; {mend}"
+        fix = f"set importance_sampling_level: {fitting}"
+        yield f"actor.surrogate: {name} has no level {level}: {published.only}; {fix}"
 
 
 def _advantage(recipe: Recipe) -> Iterator[str]:

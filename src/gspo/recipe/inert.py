@@ -101,7 +101,7 @@ def _surrogate(recipe: Recipe) -> list[str]:
     if actor.surrogate == "dppo" and actor.old_logprobs == "recompute":
         found.append("actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass")
     if _changed(actor, "discount") and all(reward.per == "response" for reward in recipe.reward):
-        found.append("actor.discount is for rewards per token or turn: a response's own is not discounted")
+        found.append("actor.discount is for rewards per token or segment: a response's own is not discounted")
     if actor.surrogate == "ppo" and actor.advantage != "gae":
         found.append(f"actor.surrogate: ppo with actor.advantage: {actor.advantage}: no value model is made")
     if actor.surrogate == "dual_clip" and actor.importance_sampling_level != "token":
@@ -172,8 +172,8 @@ def _selection(recipe: Recipe) -> list[str]:
         found.append("rollout.max_rounds is for rollout.dynamic_sampling")
     if _changed(rollout, "overlong_margin") and rollout.overlong != "penalty":
         found.append("rollout.overlong_margin is for rollout.overlong: penalty")
-    if rollout.turn_separator is not None and all(reward.per != "turn" for reward in recipe.reward):
-        found.append("rollout.turn_separator is for rewards per turn")
+    if rollout.segment_separator is not None and all(reward.per != "segment" for reward in recipe.reward):
+        found.append("rollout.segment_separator is for rewards per segment")
     return found
 
 

@@ -52,11 +52,11 @@ def _read_text(path: Path) -> str:
             return path.read_text(encoding="utf-8")
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text: {error}", where=str(path), mend="save the file as UTF-8") from None
+        raise UserError(f"not UTF-8 text: {error}", where=str(path), fix="save the file as UTF-8") from None
     except OSError as error:
-        mend = "name a file that you may read"
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), mend=mend) from None
-    raise UserError("no such recipe file", where=str(path), mend=f"there are: {', '.join(near)}" if near else None)
+        fix = "name a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+    raise UserError("no such recipe file", where=str(path), fix=f"there are: {', '.join(near)}" if near else None)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -20,7 +20,7 @@ from gspo.recipe.section import (
     Finite,
     Fraction,
     NonNegativeFloat,
-    Optimizer,
+    OptimizerConfig,
     PathText,
     Positive,
     PositiveFloat,
@@ -38,7 +38,7 @@ _PUBLISHED_KEYS = {
 }
 
 
-class Kl(Section):
+class KlConfig(Section):
     """What holds the policy near a reference model; off at coefficient 0."""
 
     coefficient: NonNegativeFloat = 0.0
@@ -47,7 +47,7 @@ class Kl(Section):
     reference: PathText | None = None  # a directory or a hub id; default: the policy as RL begins
 
 
-class Actor(Section):
+class ActorConfig(Section):
     surrogate: Name = "clip"
     # What follows, down to clip_high, is as the surrogate was published where the recipe does not say, or says null.
     importance_sampling_level: Level = "sequence"
@@ -59,14 +59,14 @@ class Actor(Section):
     dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0  # the most a ratio counts where Â < 0
     minirl_cap: PositiveFloat = 5.0  # the most that π_θ/π_engine counts
     sapo_temperature: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)  # where Â > 0, where Â < 0
-    discount: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a later token's or turn's reward, for each one between
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a later token's or segment's reward, for each one between
     advantage_ddof: Literal[0, 1] = 1  # the divisor of a variance is n - ddof
     opsm_delta: PositiveFloat | None = None  # drop a sequence of Â < 0 with mean log(π_engine/π_θ) above it
     correction: Correction = "none"  # for the engine's likelihoods not being the policy's
     correction_level: CorrectionLevel = "token"  # whose π_old/π_engine it weighs by: a token's, a sequence's mean
     correction_low: PositiveFloat | None = None  # bounds on π_old/π_engine, of the correction's own meaning
     correction_high: PositiveFloat | None = None
-    kl: Kl = Kl()
+    kl: KlConfig = KlConfig()
     entropy_bonus: Finite = 0.0  # coefficient of the mean entropy of a response's tokens
     mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
     micro_batch_tokens: Positive = 16_384  # packed tokens of one forward pass; never splits a sequence
@@ -75,7 +75,7 @@ class Actor(Section):
     router_aux_loss: NonNegativeFloat = 0.0  # coefficient of the loss that evens out the experts' load
     gradient_checkpointing: bool = False
     gradient_noise: bool = False  # measure the gradient's signal and noise: one more copy of it, on its device
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -131,11 +131,11 @@ class Actor(Section):
         return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 
-class CriticOptimizer(Optimizer):
+class CriticOptimizerConfig(OptimizerConfig):
     lr: PositiveFloat = 1e-5
 
 
-class Critic(Section):
+class CriticConfig(Section):
     """The value model of advantage: gae."""
 
     trunk: Literal["own", "shared"] = "own"  # a copy of the policy as RL begins, or the policy's hidden states
@@ -144,4 +144,4 @@ class Critic(Section):
     whiten: bool = True  # advantages to mean 0 and standard deviation 1 over the batch's tokens
     clip: PositiveFloat | None = 0.2  # how far a value may move from the old one before its loss stops falling
     coefficient: PositiveFloat = 0.5  # of the value loss in the shared trunk's
-    optimizer: CriticOptimizer = CriticOptimizer()
+    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()

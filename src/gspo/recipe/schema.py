@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gspo.recipe.combinations import impossible
-from gspo.recipe.objective import Actor, Critic
+from gspo.recipe.objective import ActorConfig, CriticConfig
 from gspo.recipe.section import (
     MAX_DRAWN,
     BelowOne,
@@ -14,7 +14,7 @@ from gspo.recipe.section import (
     Fraction,
     Natural,
     NumResponses,
-    Optimizer,
+    OptimizerConfig,
     PathText,
     Positive,
     PositiveFloat,
@@ -23,28 +23,28 @@ from gspo.recipe.section import (
 )
 
 __all__ = [
-    "Actor",
-    "Checkpoint",
-    "ColdStart",
-    "ColdStartOptimizer",
-    "Critic",
-    "Evaluation",
-    "Model",
-    "Optimizer",
+    "ActorConfig",
+    "CheckpointConfig",
+    "ColdStartConfig",
+    "ColdStartOptimizerConfig",
+    "CriticConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "OptimizerConfig",
     "Per",
-    "Procedural",
-    "Queries",
+    "ProceduralConfig",
+    "QueriesConfig",
     "Recipe",
-    "Report",
-    "Reward",
-    "Rollout",
+    "ReportConfig",
+    "RewardConfig",
+    "RolloutConfig",
     "Section",
 ]
 
-Per = Literal["response", "turn", "token"]
+Per = Literal["response", "segment", "token"]
 
 
-class Model(Section):
+class ModelConfig(Section):
     path: PathText | None = None  # a directory or a hub id
     architecture: dict[str, Any] | None = None  # any transformers config with a model_type: a new, untrained model
     tokenizer: PathText | None = None  # directory, hub id, or "fit": a small one from the queries; default: model.path
@@ -63,19 +63,19 @@ class Model(Section):
         return self
 
 
-class ColdStartOptimizer(Optimizer):
+class ColdStartOptimizerConfig(OptimizerConfig):
     lr: PositiveFloat = 1e-3
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     schedule: Literal["constant", "linear", "cosine"] = "linear"
 
 
-class ColdStart(Section):
+class ColdStartConfig(Section):
     steps: Natural = 0  # supervised optimiser steps before RL; 0: none
     path: PathText | None = None  # a file with a prompt and a completion a row
     demonstrations: PathText | None = None  # module:name or file.py:name of f(row, rng) -> completion, over the queries
     rows: Positive = 20_000  # demonstrations drawn (procedural queries) or read at most (path)
     rows_per_step: Positive = 64
-    optimizer: ColdStartOptimizer = ColdStartOptimizer()
+    optimizer: ColdStartOptimizerConfig = ColdStartOptimizerConfig()
 
     @model_validator(mode="after")
     def _source(self) -> Self:
@@ -84,7 +84,7 @@ class ColdStart(Section):
         return self
 
 
-class Procedural(Section):
+class ProceduralConfig(Section):
     """A reasoning-gym task; other keys go to the task's own configuration."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -92,12 +92,12 @@ class Procedural(Section):
     size: Annotated[int, Field(gt=0, le=MAX_DRAWN)] = 20_000  # distinct training queries drawn
 
 
-class Queries(Section):
+class QueriesConfig(Section):
     path: PathText | None = None  # .jsonl, .json, .csv, .parquet, or a hub id
     config: str | None = None  # the hub data set's configuration
     split: str = "train"  # the hub data set's split
     prompt: str | None = None  # the column with text or chat messages; default: known layouts are recognised
-    procedural: Procedural | None = None
+    procedural: ProceduralConfig | None = None
     limit: Positive | None = None  # the first rows only
     system: str | None = None  # a system message before the prompt (chat models)
     template: str | None = None  # text around a text prompt, with {prompt} in it
@@ -113,7 +113,7 @@ class Queries(Section):
         return self
 
 
-class Rollout(Section):
+class RolloutConfig(Section):
     engine: Literal["embedded"] = "embedded"
     queries_per_step: Positive = 64
     group_size: NumResponses = 8
@@ -127,10 +127,10 @@ class Rollout(Section):
     max_rounds: Positive = 4  # of sampling in a step, the first one too; then groups of equal rewards fill the batch
     overlong: Literal["keep", "mask", "penalty"] = "keep"  # what becomes of a response cut off at max_new_tokens
     overlong_margin: Fraction = 0.2  # of max_new_tokens: the last ones, over which the penalty grows from 0 to 1
-    turn_separator: Annotated[str, Field(min_length=1)] | None = None  # ends a turn, for rewards per turn
+    segment_separator: Annotated[str, Field(min_length=1)] | None = None  # ends a segment, for rewards per segment
 
 
-class Reward(Section):
+class RewardConfig(Section):
     function: PathText  # built-in name, module:name, or file.py:name
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # a sum that is weighted with more may be no number
     per: Per = "response"  # what the function gives a number for
@@ -139,7 +139,7 @@ class Reward(Section):
     options: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the function
 
 
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     """A run is saved, too, when a signal asks it to end, and at its end."""
 
     every: Natural = 0  # steps between checkpoints; 0: as the seconds say
@@ -147,7 +147,7 @@ class Checkpoint(Section):
     keep: Positive = 2  # the newest ones
 
 
-class Evaluation(Section):
+class EvaluationConfig(Section):
     every: Natural = 0  # steps between evaluations; 0: before and after training only
     num_queries: Annotated[int, Field(ge=0, le=MAX_DRAWN)] = 512  # held out from training; 0: no evaluation
     path: PathText | None = None  # a file, or a hub id, of its own; default: held out from the queries
@@ -157,7 +157,7 @@ class Evaluation(Section):
     pass_threshold: Finite = 1.0  # a response passes if its reward reaches this
 
 
-class Report(Section):
+class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # each is an extra of the package
     project: Annotated[str, Field(min_length=1)] = "gspo"  # that trackio and wandb file the run under
     rollouts: bool = True  # write rollouts/step_*.jsonl
@@ -178,16 +178,16 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     steps: Positive
     output_dir: PathText | None = None  # default: runs/<name>
-    model: Model
-    cold_start: ColdStart = ColdStart()
-    queries: Queries = Queries()
-    rollout: Rollout = Rollout()
-    reward: tuple[Reward, ...] = ()
-    actor: Actor = Actor()
-    critic: Critic = Critic()
-    checkpoint: Checkpoint = Checkpoint()
-    evaluation: Evaluation = Evaluation()
-    report: Report = Report()
+    model: ModelConfig
+    cold_start: ColdStartConfig = ColdStartConfig()
+    queries: QueriesConfig = QueriesConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: tuple[RewardConfig, ...] = ()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    report: ReportConfig = ReportConfig()
 
     @field_validator("reward", mode="before")
     @classmethod

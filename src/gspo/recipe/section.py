@@ -51,7 +51,7 @@ def names_file(path: str) -> bool:
 def _usable_path(path: str) -> str:
     if fault := path_fault(path):
         raise PydanticCustomError("fault", "this path {fault}", {"fault": fault})
-    return os.path.expanduser(path)  # noqa: PTH111 - Path would turn ./name into name, which may be a hub id
+    return os.path.expanduser(path)  # noqa: PTH111 - Path would make of ./name into name, which may be a hub id
 
 
 PathText = Annotated[str, AfterValidator(_usable_path)]  # or a hub id
@@ -90,7 +90,7 @@ def _is_encodable(value: Any) -> bool:
     return not isinstance(value, list | tuple) or all(map(_is_encodable, value))
 
 
-class Optimizer(Section):
+class OptimizerConfig(Section):
     lr: PositiveFloat = 1e-6
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
     eps: PositiveFloat = 1e-8

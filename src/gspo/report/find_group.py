@@ -41,16 +41,16 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Found:
         return _last(run, files, query)
     if step not in files:
         nearest = sorted(sorted(files, key=lambda other: abs(other - step))[:2])
-        mend = f"name one that has, the nearest: {', '.join(map(str, nearest))}"
-        raise UserError(f"step {step} has no rollouts", where=str(run.path / "rollouts"), mend=mend)
+        fix = f"name one that has, the nearest: {', '.join(map(str, nearest))}"
+        raise UserError(f"step {step} has no rollouts", where=str(run.path / "rollouts"), fix=fix)
     groups = read_groups(files[step])
     if not groups:
         raise _not_written(run, files[step])
     if query is not None and query not in groups:
-        mend = f"name one of {_some(query, list(groups))}"
+        fix = f"name one of {_some(query, list(groups))}"
         if steps := steps_with(run, query):
-            mend = f"{in_words(steps)} it; or {mend}"
-        raise UserError(f"step {step} has no query {visible(query)}", where=str(files[step]), mend=mend)
+            fix = f"{in_words(steps)} it; or {fix}"
+        raise UserError(f"step {step} has no query {visible(query)}", where=str(files[step]), fix=fix)
     return Found(step=step, query=next(iter(groups)) if query is None else query, groups=groups)
 
 
@@ -62,8 +62,8 @@ def _last(run: RunFiles, files: Mapping[int, Path], query: str | None) -> Found:
     if query is None:
         raise _not_written(run, run.path / "rollouts")
     ids = dict.fromkeys(islice(chain.from_iterable(_ids(files[step]) for step in reversed(list(files))), _COMPARED))
-    mend = f"name one of {_some(query, list(ids))}" if ids else None
-    raise UserError(f"no step has the query {visible(query)}", where=str(run.path / "rollouts"), mend=mend)
+    fix = f"name one of {_some(query, list(ids))}" if ids else None
+    raise UserError(f"no step has the query {visible(query)}", where=str(run.path / "rollouts"), fix=fix)
 
 
 def _files(run: RunFiles) -> Mapping[int, Path]:
@@ -73,15 +73,15 @@ def _files(run: RunFiles) -> Mapping[int, Path]:
         return files
     resume = f"gspo resume {shlex.quote(str(run.path))}"
     if section(run.recipe, "report").get("rollouts") is False:
-        mend = f"{resume} report.rollouts=true writes those of the steps to come"
-        raise UserError("this run writes no rollouts: report.rollouts is false", where=str(run.path), mend=mend)
-    mend = "wait for the end of its first step" if run.state in ("running", "unknown") else f"go on with it: {resume}"
-    raise UserError("this run has no rollouts yet", where=str(run.path), mend=mend)
+        fix = f"{resume} report.rollouts=true writes those of the steps to come"
+        raise UserError("this run writes no rollouts: report.rollouts is false", where=str(run.path), fix=fix)
+    fix = "wait for the end of its first step" if run.state in ("running", "unknown") else f"go on with it: {resume}"
+    raise UserError("this run has no rollouts yet", where=str(run.path), fix=fix)
 
 
 def _not_written(run: RunFiles, where: Path) -> UserError:
-    mend = "wait for the end of the step" if run.state in ("running", "unknown") else "name another step, if there is"
-    return UserError("no response is written whole in it", where=str(where), mend=mend)
+    fix = "wait for the end of the step" if run.state in ("running", "unknown") else "name another step, if there is"
+    return UserError("no response is written whole in it", where=str(where), fix=fix)
 
 
 def _some(query: str, ids: Sequence[str]) -> str:

@@ -90,27 +90,25 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     file = path / "recipe.yaml"
     if not os.path.lexists(path):  # False, not an error, where no such name can be
         near = _runs_in(path.parent)
-        mend = f"there are: {', '.join(near)}" if near else _NAME_A_RUN
-        raise UserError("no such directory", where=str(path), mend=mend)
+        fix = f"there are: {', '.join(near)}" if near else _NAME_A_RUN
+        raise UserError("no such directory", where=str(path), fix=fix)
     if (path / "manifest.json").is_file():
-        raise UserError("this is a checkpoint, not a run", where=str(path), mend=f"name the run: {path.parent.parent}")
+        raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {path.parent.parent}")
     if path.is_file():
         run = next((str(parent) for parent in path.parents if (parent / "recipe.yaml").is_file()), None)
-        mend = f"name the run: {run}" if run else _NAME_A_RUN
-        raise UserError("this is a file, not a run's directory", where=str(path), mend=mend)
+        fix = f"name the run: {run}" if run else _NAME_A_RUN
+        raise UserError("this is a file, not a run's directory", where=str(path), fix=fix)
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:
         found = _runs_in(path)
-        mend = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN
-        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend) from None
+        fix = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN
+        raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError, UserError) as error:
         why = error.what if isinstance(error, UserError) else " ".join(str(error).split())
-        raise UserError(f"cannot be read: {why}", where=str(file), mend="copy it from a checkpoint") from None
+        raise UserError(f"cannot be read: {why}", where=str(file), fix="copy it from a checkpoint") from None
     if not (isinstance(tree, dict) and {"name", "steps", "model"} <= tree.keys()):
-        raise UserError(
-            "this is no recipe of a run: it has no name, steps and model", where=str(file), mend=_NAME_A_RUN
-        )
+        raise UserError("this is no recipe of a run: it has no name, steps and model", where=str(file), fix=_NAME_A_RUN)
     return tree
 
 

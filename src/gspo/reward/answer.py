@@ -40,6 +40,6 @@ def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> lis
     if name not in columns:
         there = ", ".join(column for column in columns if column != "completion_ids") or "none"
         what = f"it needs a column {name!r}; the columns there are: {there}"
-        mend = "name the column: options: {answer_column: …}"
-        raise UserError(what, where=f"reward function {function}", mend=mend)
+        fix = "name the column: options: {answer_column: …}"
+        raise UserError(what, where=f"reward function {function}", fix=fix)
     return list(columns[name])

@@ -46,7 +46,7 @@ def format_match(
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
         what = f"not a regular expression: {error}: {pattern!r}"
-        raise UserError(what, where="reward function format", mend="mend its option pattern") from None
+        raise UserError(what, where="reward function format", fix="fix its option pattern") from None
     match = compiled.fullmatch if full_match else compiled.search
     return [float(match(completion_text(completion)) is not None) for completion in completions]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Per, Reward
+from gspo.recipe.schema import Per, RewardConfig
 from gspo.reward.calls import Host
 from gspo.reward.named import BUILT_IN, built_in_options, find_function
 from gspo.reward.processes import Processes
@@ -22,12 +22,12 @@ class RewardFunction:
     name: str  # unique in the recipe: the key in Score.parts
     call: Function
     weight: float = 1.0
-    time_limit_seconds: float = Reward.model_fields["time_limit_seconds"].default
+    time_limit_seconds: float = RewardConfig.model_fields["time_limit_seconds"].default
     options: Mapping[str, Any] = field(default_factory=dict)
     only_options: tuple[str, ...] = ()  # parameters that no column of the data sets
     host: Host = field(default_factory=Threads)  # where calls are made
     per: Per = "response"  # what it gives a number for
-    turn_separator: str | None = None  # that the rollouts' turns end with, where it is called per turn
+    segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
 
     @property
     def is_async(self) -> bool:
@@ -36,23 +36,23 @@ class RewardFunction:
 
 
 def load_functions(
-    rewards: Sequence[Reward],
+    rewards: Sequence[RewardConfig],
     given: Function | Sequence[Function] | None = None,
     *,
-    turn_separator: str | None = None,
+    segment_separator: str | None = None,
 ) -> tuple[RewardFunction, ...]:
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
-    Those from Python are called per response; one per turn needs the `turn_separator` of the rollouts.
+    Those from Python are called per response; one per segment needs the `segment_separator` of the rollouts.
     Raises UserError where there is none, a name is not found, or a function does not take its options.
     """
     if given is not None:
         functions = [_given_function(function) for function in ([given] if callable(given) else given)]
     else:
-        functions = [_named_function(reward, turn_separator) for reward in rewards]
+        functions = [_named_function(reward, segment_separator) for reward in rewards]
     if not functions:
-        mend = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
-        raise UserError("the recipe has no reward", where="reward", mend=mend)
+        fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
+        raise UserError("the recipe has no reward", where="reward", fix=fix)
     for function in functions:
         if isinstance(function.host, Processes):
             function.host.open()
@@ -73,7 +73,7 @@ def _given_function(function: Function) -> RewardFunction:
     return RewardFunction(name="reward" if name == "<lambda>" else name, call=function)
 
 
-def _named_function(reward: Reward, turn_separator: str | None) -> RewardFunction:
+def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
     call = find_function(reward.function)
     _check_options(reward, call)
     return RewardFunction(
@@ -85,7 +85,7 @@ def _named_function(reward: Reward, turn_separator: str | None) -> RewardFunctio
         only_options=built_in_options(reward.function),
         host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
         per=reward.per,
-        turn_separator=turn_separator,
+        segment_separator=segment_separator,
     )
 
 
@@ -95,7 +95,7 @@ def _is_async(call: Function) -> bool:
     )
 
 
-def _check_options(reward: Reward, call: Function) -> None:
+def _check_options(reward: RewardConfig, call: Function) -> None:
     parameters = inspect.signature(call).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -104,9 +104,9 @@ def _check_options(reward: Reward, call: Function) -> None:
         takes_any, known = False, list(built_in_options(reward.function))
     for option in reward.options:
         if option not in known and not (takes_any and option not in named):
-            mend = f"it takes: {', '.join(known)}" if known else "it takes none"
+            fix = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(
-                f"reward function {reward.function} has no option {option!r}", where="reward.options", mend=mend
+                f"reward function {reward.function} has no option {option!r}", where="reward.options", fix=fix
             )
 
 

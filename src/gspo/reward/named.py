@@ -38,7 +38,7 @@ def find_function(name: str) -> Function:
         return load_callable(name, where="reward.function")
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
     known = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
-    mend = f"{known} A function of your own is module:name or file.py:name"
+    fix = f"{known} A function of your own is module:name or file.py:name"
     if name.endswith(".py"):
-        mend = f"name the function in the file: {name}:function"
-    raise UserError(f"no built-in reward {name!r}", where="reward.function", mend=mend)
+        fix = f"name the function in the file: {name}:function"
+    raise UserError(f"no built-in reward {name!r}", where="reward.function", fix=fix)

@@ -31,8 +31,8 @@ def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> No
                     f"task {min(named)}: reasoning-gym's verifier of it evaluates text as Python or sympy, and in data "
                     "that text could be any program"
                 )
-                mend = "give queries.procedural.task instead of data, or use a task whose verifier only reads"
-                raise UserError(what, where=f"reward function {function.name}, row {row.id}", mend=mend)
+                fix = "give queries.procedural.task instead of data, or use a task whose verifier only reads"
+                raise UserError(what, where=f"reward function {function.name}, row {row.id}", fix=fix)
 
 
 def _texts(task: object) -> list[str]:

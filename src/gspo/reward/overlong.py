@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.reward.score import Scored
 from gspo.types import Group, Score
 
 PART = "overlong_penalty"  # its name among a score's parts
 
 
-def with_overlong_penalty(groups: Sequence[Group], scored: Scored, sampling: Sampling) -> Scored:
+def with_overlong_penalty(groups: Sequence[Group], scored: Scored, sampling: RolloutConfig) -> Scored:
     """The scores with the penalty in them, where rollout.overlong asks for it; what has no reward has none either."""
     if sampling.overlong != "penalty":
         return scored

@@ -7,7 +7,7 @@ import torch
 
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
-from gspo.rollout.turns import split_turns
+from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Rollout, Score
 
 JUNK = "I do not know."
@@ -19,7 +19,7 @@ def probe(
     functions: Sequence[RewardFunction],
     tokenizer: Any,
     *,
-    turn_separator: str | None,
+    segment_separator: str | None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
 
@@ -29,20 +29,20 @@ def probe(
     check_columns([*train[:1], *held_out[:1]], functions)
     answer = train[0].columns.get("answer")
     texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
-    group = Group(query=train[0], rollouts=tuple(_rollout(text, tokenizer, turn_separator) for text in texts))
+    group = Group(query=train[0], rollouts=tuple(_rollout(text, tokenizer, segment_separator) for text in texts))
     return list(zip(texts, score([group], functions, strict=True).scores, strict=True))
 
 
 def _rollout(text: str, tokenizer: Any, separator: str | None) -> Rollout:
-    """As if it had been sampled, each turn's tokens by itself, and an end token in the last."""
-    turns = [text] if separator is None else split_turns(text, separator)
-    ids = [list(tokenizer(turn, add_special_tokens=False).input_ids) for turn in turns]
+    """As if it had been sampled, each segment's tokens by itself, and an end token in the last."""
+    segments = [text] if separator is None else split_segments(text, separator)
+    ids = [list(tokenizer(segment, add_special_tokens=False).input_ids) for segment in segments]
     ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none
     return Rollout(
-        response_ids=torch.tensor([token for turn in ids for token in turn]),
+        response_ids=torch.tensor([token for segment in ids for token in segment]),
         text=text,
         sampler_logprobs=torch.zeros(sum(map(len, ids))),
         finish_reason="stop",
         policy_version=0,
-        turns=() if separator is None else tuple(map(len, ids)),
+        segments=() if separator is None else tuple(map(len, ids)),
     )

@@ -120,7 +120,7 @@ class Processes:
         status = self._drop(worker)
         if not worker.ready:
             refusal = worker.refusal or UserError(f"{how_it_ended(status)} while it started")
-            raise UserError(refusal.what, where=f"reward function {self._function}", mend=refusal.mend)
+            raise UserError(refusal.what, where=f"reward function {self._function}", fix=refusal.fix)
 
     def _has_place(self, worker: WorkerProcess, call: Call) -> bool:
         if call.alone or any(other.alone for other in worker.running.values()):
@@ -132,10 +132,8 @@ class Processes:
             return pickle.dumps(dict(call.arguments))
         except Exception as error:
             what = f"its arguments cannot be handed to another process: {type(error).__name__}: {error}"
-            mend = (
-                "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
-            )
-            raise UserError(what, where=f"reward function {self._function}", mend=mend) from None
+            fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
+            raise UserError(what, where=f"reward function {self._function}", fix=fix) from None
 
     def _holder(self, number: int) -> WorkerProcess:
         return next(worker for worker in self._workers if number in worker.running)

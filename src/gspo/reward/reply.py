@@ -19,7 +19,7 @@ class Reply:
     values: Sequence[float | list[float] | str | None] = ()  # a text says why what came is no score
     kind: FailureKind | None = None  # of a call that failed as a whole
     what: str = ""  # how it failed
-    user_error: Sequence[str | None] | None = None  # what, where, mend: the recipe is at fault, not a completion
+    user_error: Sequence[str | None] | None = None  # what, where, fix: the recipe is at fault, not a completion
 
 
 def read_reply(fields: Any, size: int) -> Reply:
@@ -95,6 +95,6 @@ def _number(plain: Any) -> float | None:
 
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:
     if isinstance(error, UserError):
-        return Reply(user_error=(error.what, error.where, error.mend))
+        return Reply(user_error=(error.what, error.where, error.fix))
     what = f"it raises {type(error).__name__}: {error}"[:MAX_CHARACTERS]
     return Reply(kind="raised", what=what + error_line(error, function))

@@ -11,7 +11,7 @@ from gspo.errors import UserError
 from gspo.reward.calls import Call, run_calls
 from gspo.reward.functions import NAMED, RewardFunction
 from gspo.reward.tally import MAX_MASKED_FRACTION, Job, Tally
-from gspo.rollout.turns import split_turns
+from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Score
 
 
@@ -33,7 +33,7 @@ def score(
     """What the functions say of every rollout; a function is called once a group.
 
     A rollout's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
-    part is the sum over its tokens, where a function gives them, or the turns, numbers of their own.
+    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
     the rollouts are masked; where `strict`, for the first call that fails.
@@ -87,12 +87,12 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
         "completions": texts if is_text else [[{"role": "assistant", "content": text}] for text in texts],
         "completion_ids": [rollout.response_ids.tolist() for rollout in group.rollouts],  # TRL hands them over too
     }
-    if function.per == "turn":
-        assert function.turn_separator is not None
-        own["turns"] = [split_turns(text, function.turn_separator) for text in texts]
+    if function.per == "segment":
+        assert function.segment_separator is not None
+        own["segments"] = [split_segments(text, function.segment_separator) for text in texts]
     if taken := [name for name in query.columns if name in own]:
         what = f"a column is named {taken[0]}, which is what a reward function gets of the run"
-        raise UserError(what, where=f"row {query.id}", mend="rename the column")
+        raise UserError(what, where=f"row {query.id}", fix="rename the column")
     columns = {name: [value] * size for name, value in query.columns.items() if name not in function.only_options}
     there = {**columns, **function.options, **own}
     parameters = inspect.signature(function.call).parameters.values()
@@ -100,11 +100,11 @@ def _arguments(group: Group, function: RewardFunction) -> dict[str, Any]:
     if missing:
         names = ", ".join(query.columns) or "none"  # what is there besides is not the data's
         what = f"it needs {', '.join(missing)}; the columns there are: {names}"
-        mend = "rename the column or the parameter, or give it under the reward's options"
-        if "turns" in missing:
-            mend = "set per: turn beside the function, or rename the parameter"
+        fix = "rename the column or the parameter, or give it under the reward's options"
+        if "segments" in missing:
+            fix = "set per: segment beside the function, or rename the parameter"
         where = f"reward function {function.name}, row {query.id}"
-        raise UserError(what, where=where, mend=mend)
+        raise UserError(what, where=where, fix=fix)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return there
     return {p.name: there[p.name] for p in parameters if p.name in there}

@@ -11,13 +11,13 @@ from gspo.types import Rollout
 
 
 def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float | Float[Tensor, "T"] | str:
-    """One reward for all, or one for each token, in float64: a turn's is earned by its last token.
+    """One reward for all, or one for each token, in float64: a segment's is earned by its last token.
 
     A text says why the value is not of the due form.
     """
     if per == "response":
         return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
-    due = len(rollout.response_ids) if per == "token" else len(rollout.turns)
+    due = len(rollout.response_ids) if per == "token" else len(rollout.segments)
     if isinstance(value, float) and due == 1:  # an array of one number comes as that number
         value = [value]
     if isinstance(value, float):
@@ -27,7 +27,7 @@ def spread(value: float | Sequence[float], per: Per, rollout: Rollout) -> float 
     numbers = torch.tensor(value, dtype=torch.float64)
     if per == "token":
         return numbers
-    last_tokens = (torch.tensor(rollout.turns).cumsum(0) - 1).clamp(min=0)  # a turn of no token takes the one before
+    last_tokens = (torch.tensor(rollout.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
     return numbers.new_zeros(len(rollout.response_ids)).index_add_(0, last_tokens, numbers)
 
 

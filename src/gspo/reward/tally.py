@@ -18,7 +18,7 @@ Part = float | Tensor | Failure | None  # what a function says of a rollout: of 
 
 MAX_MASKED_FRACTION = 0.2
 
-_MENDS: Mapping[FailureKind, str] = {
+_FIXES: Mapping[FailureKind, str] = {
     "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
     "timed_out": "make it faster or raise time_limit_seconds",
     "invalid": "return a list with a finite number for each completion, or None where the function does not apply",
@@ -61,8 +61,8 @@ class Tally:
         Raises UserError where the recipe is at fault, or too much has failed.
         """
         if reply.user_error:
-            what, where, mend = reply.user_error
-            raise UserError(what or "", where=where, mend=mend)
+            what, where, fix = reply.user_error
+            raise UserError(what or "", where=where, fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
         if reply.kind not in (None, "timed_out") and len(job.rollouts) > 1 and not self._strict:
             return False
@@ -95,7 +95,7 @@ class Tally:
             return
         where = f"reward function {function.name}, row {self._groups[job.group].query.id}"
         self._masked.add((job.group, rollout))
-        self._first_mask = self._first_mask or UserError(what, where=where, mend=_mend(kind, what, function.per))
+        self._first_mask = self._first_mask or UserError(what, where=where, fix=_fix(kind, what, function.per))
 
     def _check(self) -> None:
         if (first := self._first_mask) is None:
@@ -105,8 +105,8 @@ class Tally:
         masked, total = len(self._masked), sum(len(group.rollouts) for group in self._groups)
         if masked > self._max_masked_fraction * total:
             what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
-            mend = f"{first.mend or 'look at that line'}; then resume: the same responses are scored again"
-            raise UserError(what, where=first.where, mend=mend)
+            fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
+            raise UserError(what, where=first.where, fix=fix)
 
     def _score(self, group: int, rollout: int) -> Score:
         said = [self._parts[group, number, rollout] for number in range(len(self._functions))]
@@ -128,8 +128,8 @@ class Tally:
         last[-1] = 1.0  # a response's own reward is earned by its end
         for weight, part in applying:
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
-        turns = None if "token" in finer else torch.tensor(its.turns)
-        places = None if turns is None else torch.arange(len(turns)).repeat_interleave(turns)
+        segments = None if "token" in finer else torch.tensor(its.segments)
+        places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
 
 
@@ -138,11 +138,11 @@ def _total(part: float | Tensor) -> float:
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
-def _mend(kind: FailureKind, what: str, per: Per) -> str | None:
+def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
     if kind == "raised" and "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
         return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
     if kind == "invalid" and per != "response":
         return (
             f"return, for each completion, a list with a finite number for each {per}, or None where it does not apply"
         )
-    return _MENDS.get(kind)
+    return _FIXES.get(kind)

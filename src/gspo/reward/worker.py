@@ -49,7 +49,7 @@ def main(handle: int, mark: str) -> None:
         if setup["name"] in VERIFIERS:
             VERIFIERS[setup["name"]].start()  # no call has to wait for it
     except UserError as error:
-        _send(link, "refused", [error.what, error.mend])
+        _send(link, "refused", [error.what, error.fix])
         return
     except BaseException as error:
         _send(link, "refused", [f"importing it raises {type(error).__name__}: {error}", None])

@@ -94,7 +94,7 @@ class WorkerProcess:
             while True:
                 kind, content = self._message()
                 if kind == "refused":
-                    self.refusal = UserError(content[0], mend=content[1])
+                    self.refusal = UserError(content[0], fix=content[1])
                 elif kind == "blocked":
                     self.blocked_by = content
                 self.ready = self.ready or kind == "ready"

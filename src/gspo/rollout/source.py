@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import Response, generate
-from gspo.rollout.turns import turn_lengths
+from gspo.rollout.segments import segment_lengths
 from gspo.types import Group, Query, Rollout
 
 
 def sample_groups(
     policy: Policy,
     queries: Sequence[Query],
-    sampling: Sampling,
+    sampling: RolloutConfig,
     *,
     group_size: int,
     seed: int,
@@ -29,8 +29,8 @@ def sample_groups(
     )
 
 
-def _rollout(policy: Policy, response: Response, sampling: Sampling, policy_version: int) -> Rollout:
-    ids, separator = response.ids.tolist(), sampling.turn_separator
+def _rollout(policy: Policy, response: Response, sampling: RolloutConfig, policy_version: int) -> Rollout:
+    ids, separator = response.ids.tolist(), sampling.segment_separator
     decode = partial(policy.tokenizer.decode, skip_special_tokens=True)
     return Rollout(
         response_ids=response.ids,
@@ -39,5 +39,5 @@ def _rollout(policy: Policy, response: Response, sampling: Sampling, policy_vers
         finish_reason=response.finish_reason,
         policy_version=policy_version,
         experts=response.experts,
-        turns=() if separator is None else turn_lengths(ids, decode, separator),
+        segments=() if separator is None else segment_lengths(ids, decode, separator),
     )

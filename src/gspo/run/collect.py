@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gspo.learner.batch import make_batch, rewards_differ
-from gspo.recipe.schema import Recipe
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import Recipe, RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import Scored, score
 from gspo.rollout.source import sample_groups
@@ -63,7 +62,7 @@ def batch_of(recipe: Recipe, found: Collected, appraisal: Appraisal) -> Batch:
     )
 
 
-def chosen(rounds: Sequence[Round], sampling: Sampling) -> Collected:
+def chosen(rounds: Sequence[Round], sampling: RolloutConfig) -> Collected:
     """The first groups whose rewards differ and, where they are too few, the first of the others, in their order."""
     judged, num_groups = _judged(rounds), sampling.queries_per_step
     order = sorted(range(len(judged)), key=lambda place: not rewards_differ(*judged[place], sampling))  # stable
@@ -93,7 +92,7 @@ def _queries(run: Run, step: int, rounds: Sequence[Round]) -> list[Query]:
     return [query for query in run.queries(step, len(rounds)) if query.id not in seen][:missing]
 
 
-def _missing(rounds: Sequence[Round], sampling: Sampling) -> int:
+def _missing(rounds: Sequence[Round], sampling: RolloutConfig) -> int:
     """Groups with something to learn from that the batch still lacks."""
     return sampling.queries_per_step - sum(rewards_differ(*one, sampling) for one in _judged(rounds))
 

@@ -39,7 +39,7 @@ def _settle_reference(run: Run, reference: Policy) -> None:
     digest = digest_of(reference.weights())
     if begun_with not in (None, digest):
         where = named or str(run.directory.reference)
-        raise UserError("the reference model is not the one the run began with", where=where, mend=_MEND)
+        raise UserError("the reference model is not the one the run began with", where=where, fix=_MEND)
     run.progress.reference_sha256 = digest
 
 
@@ -50,10 +50,10 @@ def _load(reference: Policy, path: Path, *, trust_remote_code: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     if not path.is_dir():
-        raise UserError("the reference model is not there", where=str(path), mend=_MEND)
+        raise UserError("the reference model is not there", where=str(path), fix=_MEND)
     dtype = next(reference.model.parameters()).dtype
     try:
         saved = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
         reference.model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"the reference model cannot be read: {error}", where=str(path), mend=_MEND) from None
+        raise UserError(f"the reference model cannot be read: {error}", where=str(path), fix=_MEND) from None

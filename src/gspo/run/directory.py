@@ -43,13 +43,13 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path, Lock(path))
         except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
+            raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
         try:
             replace_text(path / "recipe.yaml", dump_recipe(recipe))
             sync(path.parent)
         except OSError as error:
             directory.close()
-            raise UserError(f"cannot be written: {error.strerror}", where=str(path), mend="set output_dir") from None
+            raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
         return directory
 
     @classmethod
@@ -162,8 +162,8 @@ class RunDirectory:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            mend = "make room or the directory writable"
-            raise RunError(f"{path} could not be written: {error}\n  mend: {mend}") from error
+            fix = "make room or the directory writable"
+            raise RunError(f"{path} could not be written: {error}\n  fix: {fix}") from error
 
     def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
         """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
@@ -195,10 +195,10 @@ def check_absent(recipe: Recipe) -> None:
     """UserError where the run's directory exists and is not empty."""
     path = recipe.run_dir
     if path.exists() and not (path.is_dir() and is_unused(path)):
-        mend = "give this run another name=… or output_dir=…, or remove the directory"
+        fix = "give this run another name=… or output_dir=…, or remove the directory"
         if (path / "recipe.yaml").is_file():
-            mend = f"to go on with that run: {how_to_resume(recipe)}; else {mend}"
-        raise UserError("this output directory exists, and a run never overwrites another", where=str(path), mend=mend)
+            fix = f"to go on with that run: {how_to_resume(recipe)}; else {fix}"
+        raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
 
 
 def how_to_resume(recipe: Recipe) -> str:

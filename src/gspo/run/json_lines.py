@@ -26,8 +26,8 @@ def content_of(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        mend = "make it a file that you may read"
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), mend=mend) from None
+        fix = "make it a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

@@ -33,8 +33,8 @@ class Lock:
             os.close(removed)
         except UserError as error:
             what = f"the lock of this run was removed, and {error.what}: nothing more is written"
-            mend = "leave the file alone while a run goes on; once the other one has ended: gspo resume"
-            raise RunError(f"{self._path}: {what}\n  mend: {mend}") from None
+            fix = "leave the file alone while a run goes on; once the other one has ended: gspo resume"
+            raise RunError(f"{self._path}: {what}\n  fix: {fix}") from None
 
     def release(self) -> None:
         """Let another process have the directory."""
@@ -48,8 +48,8 @@ def _locked(path: Path) -> int:
     try:
         descriptor = for_writing(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        mend = "make the directory writable, or set output_dir"
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), mend=mend) from None
+        fix = "make the directory writable, or set output_dir"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), fix=fix) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_at(descriptor, path):
@@ -57,8 +57,8 @@ def _locked(path: Path) -> int:
     except OSError:
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
-        mend = "wait for it or end it, or give this run another output_dir"
-        raise UserError(f"{holder} is writing to this directory", where=str(path.parent), mend=mend) from None
+        fix = "wait for it or end it, or give this run another output_dir"
+        raise UserError(f"{holder} is writing to this directory", where=str(path.parent), fix=fix) from None
     with suppress(OSError):  # a full disk: the lock holds without a name in it
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

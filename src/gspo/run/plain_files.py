@@ -78,8 +78,8 @@ def is_unfinished(name: str, of: str) -> bool:
 
 def _not_plain(path: str) -> UserError:
     what = "a link" if Path(path).is_symlink() else "a pipe or a device"
-    mend = "remove it, or put a file in its place (a directory may be a link)"
-    return UserError(f"this is {what}, and a run writes to its own files alone", where=path, mend=mend)
+    fix = "remove it, or put a file in its place (a directory may be a link)"
+    return UserError(f"this is {what}, and a run writes to its own files alone", where=path, fix=fix)
 
 
 def _is_plain(about: os.stat_result) -> bool:

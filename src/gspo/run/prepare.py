@@ -13,14 +13,14 @@ from gspo.learner.sft import encode_demonstrations
 from gspo.model.architecture import load_config
 from gspo.model.check_reference import check_reference
 from gspo.model.check_routing import check_declared, check_routing
-from gspo.model.likelihood import Conditioned
+from gspo.model.likelihood import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
-from gspo.recipe.schema import Model, Recipe
+from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
@@ -34,7 +34,7 @@ class Prepared:
     policy: Policy
     queries: QuerySet
     functions: Sequence[RewardFunction]
-    demonstrations: Sequence[Conditioned]
+    demonstrations: Sequence[TokenSequence]
     reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
     value_trunk: Policy | None  # what a critic of its own is made of
     rows_sha256: str  # of the data as it was before the tokenizer
@@ -52,8 +52,8 @@ def prepare(
 
     Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
     """
-    separator = recipe.rollout.turn_separator
-    functions = load_functions(recipe.reward, reward, turn_separator=separator)
+    separator = recipe.rollout.segment_separator
+    functions = load_functions(recipe.reward, reward, segment_separator=separator)
     rows = load_rows(recipe, queries)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
@@ -76,7 +76,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
-    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, turn_separator=separator)
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
         policy=policy,
@@ -97,7 +97,7 @@ def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tup
     """
     kl, reference, value_trunk = recipe.actor.kl, None, None
 
-    def like(model: Model, weights: Path | None) -> Policy:
+    def like(model: ModelConfig, weights: Path | None) -> Policy:
         stop_tokens = recipe.rollout.stop_tokens
         return load_policy(model, tokenizer, seed=recipe.seed, stop_tokens=stop_tokens, weights=weights)
 

@@ -31,7 +31,7 @@ def record_cold_step(run: Run, done: ColdStep) -> None:
     if run.count_update(applied=done.applied) >= MAX_SKIPPED_IN_A_ROW:
         raise DivergedError(
             f"cold start, step {done.step}: loss or gradient was not finite {MAX_SKIPPED_IN_A_ROW} times in a row\n"
-            "  mend: lower cold_start.optimizer.lr"
+            "  fix: lower cold_start.optimizer.lr"
         )
 
 
@@ -113,7 +113,7 @@ def _stop_if_broken(run: Run, step: int, batch: Batch, reports: Sequence[MiniBat
     if not all(rollout.sampler_logprobs.isfinite().all() for rollout in rollouts):
         raise DivergedError(
             f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
-            "  mend: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
+            "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
         )
     for report in reports:
         if report.step.applied and not report.trained:
@@ -123,5 +123,5 @@ def _stop_if_broken(run: Run, step: int, batch: Batch, reports: Sequence[MiniBat
             where = run.directory.write_rollouts(step, rollout_lines(batch, trained, run.token_text))
             raise DivergedError(
                 f"step {step}: loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row; "
-                f"the batch is in {where}\n  mend: lower actor.optimizer.lr, or look for extreme rewards"
+                f"the batch is in {where}\n  fix: lower actor.optimizer.lr, or look for extreme rewards"
             )

@@ -80,10 +80,10 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory, Saved | None] | No
 
 def not_a_run(path: Path) -> UserError:
     """What is to be said of a directory without a recipe."""
-    mend = "name the directory that a run has made, such as runs/arithmetic"
+    fix = "name the directory that a run has made, such as runs/arithmetic"
     if any((path / "checkpoints").glob("*/recipe.yaml")):
-        mend = "copy it back from the newest of its checkpoints"
-    return UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), mend=mend)
+        fix = "copy it back from the newest of its checkpoints"
+    return UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix)
 
 
 def home_of(directory: Path) -> Path | None:
@@ -98,21 +98,21 @@ def home_of(directory: Path) -> Path | None:
 def put_back(saved: Saved, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     if saved.about["tokens_sha256"] != tokens_digest(queries):
-        mend = "restore the tokenizer as it was; " + saved.otherwise
-        raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", mend=mend)
+        fix = "restore the tokenizer as it was; " + saved.otherwise
+        raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", fix=fix)
     if saved.about["weights_sha256"] != digest_of(policy.weights()):
         what = "the weights, once loaded, are not bit by bit those that were saved"
-        mend = "install the saved versions of the libraries; "
-        raise UserError(what, where=str(saved.path), mend=mend + json.dumps(saved.about["environment"]))
+        fix = "install the saved versions of the libraries; "
+        raise UserError(what, where=str(saved.path), fix=fix + json.dumps(saved.about["environment"]))
     try:
         progress = decode(saved.progress, saved.group("records"), {query.id: query for query in queries.train})
         assert isinstance(progress, Progress)
     except (TypeError, KeyError, AssertionError) as error:
         what = f"it was saved by gspo {saved.about['environment']['gspo']} in another form ({error})"
-        raise UserError(what, where=str(saved.path), mend=f"install that version; {saved.otherwise}") from None
+        raise UserError(what, where=str(saved.path), fix=f"install that version; {saved.otherwise}") from None
     if progress.position > Position(recipe.steps):
         what = f"the run has come to {progress.position}, which is further than steps={recipe.steps}"
-        raise UserError(what, where="steps", mend=f"set steps to {progress.steps + 1} or more")
+        raise UserError(what, where="steps", fix=f"set steps to {progress.steps + 1} or more")
     return progress
 
 
@@ -129,8 +129,8 @@ def take_over(directory: RunDirectory, recipe: Recipe, saved: Saved | None, note
         elif aside := directory.set_aside():
             note(f"what was written before any checkpoint is set aside in {aside}")
     except OSError as error:
-        where, mend = str(error.filename or directory.path), "make it writable"
-        raise UserError(f"cannot be written: {error.strerror}", where=where, mend=mend) from None
+        where, fix = str(error.filename or directory.path), "make it writable"
+        raise UserError(f"cannot be written: {error.strerror}", where=where, fix=fix) from None
     if saved is None:
         note(f"no checkpoint in {directory.checkpoints} yet: from the start")
 
@@ -138,8 +138,8 @@ def take_over(directory: RunDirectory, recipe: Recipe, saved: Saved | None, note
 def check_rows(saved: Saved, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
     """UserError where the data is not what the run was trained on so far."""
     if saved.about["rows_sha256"] != rows_digest(rows, pairs):
-        mend = "restore the data as it was; " + saved.otherwise
-        raise UserError("the queries are not those the run was trained on so far", where="queries", mend=mend)
+        fix = "restore the data as it was; " + saved.otherwise
+        raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 
 def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> str:
@@ -177,10 +177,10 @@ def _newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved | None
     if directory.model.is_dir() or store.damaged():
         left = ", ".join(path.name for path in store.damaged()) or "none"
         what = f"its checkpoints are gone (set aside as damaged: {left}); it is not begun again over what is left of it"
-        mend = "restore one from a copy"
+        fix = "restore one from a copy"
         if directory.model.is_dir():
-            mend += "; " + new_run(directory.path, recipe)
-        raise UserError(what, where=str(directory.path), mend=mend)
+            fix += "; " + new_run(directory.path, recipe)
+        raise UserError(what, where=str(directory.path), fix=fix)
     _checked(recipe, directory.path / RECIPE, note)
     return None
 
@@ -191,11 +191,11 @@ def _checked(recipe: Recipe, saved: Path, note: Note) -> Sequence[str]:
     changed = changes(then, read_yaml(dump_recipe(recipe), where="recipe"))
     if changed.refused:
         lines = "".join(f"\n    {line}" for line in changed.refused)
-        mend = "set these keys back"
+        fix = "set these keys back"
         if (saved.parent / "model").is_dir():
-            mend += f"; {new_run(saved.parent, recipe)}"
+            fix += f"; {new_run(saved.parent, recipe)}"
         what = f"it is not the one that the run in {saved.parent} was made with, and would make another run:{lines}"
-        raise UserError(what, where="recipe", mend=mend)
+        raise UserError(what, where="recipe", fix=fix)
     for line in changed.safe:
         if not line.startswith(("output_dir:", "name:")):  # where it lies, as it was just named
             note(f"changed since: {line}")

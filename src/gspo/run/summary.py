@@ -17,7 +17,11 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-    about = "" if policy.packs else "; trained padded, for its attention cannot be handed packed sequences: slower"
+    about = (
+        ""
+        if policy.supports_packing
+        else "; trained padded, for its attention cannot be handed packed sequences: slower"
+    )
     if (routing := policy.routing) is not None:
         about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
         about += f", replay: {actor.routing_replay}"

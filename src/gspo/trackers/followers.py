@@ -76,7 +76,7 @@ def _started(path: Path, name: str, note: Note, over: threading.Event) -> Follow
 
 
 def _tell_of_failure(follower: Follower, path: Path, note: Note, over: threading.Event) -> None:
-    """Say at once what is told again in the end: a tracker that has failed at the first step can be mended by then."""
+    """Say at once what is told again in the end: a tracker that has failed at the first step can be fixed by then."""
     if follower.process.wait() and not over.is_set():
         why = _last_line(log_of(path, follower.name))
         note(f"tracker {follower.name} has failed ({why}); training goes on without it")

@@ -87,11 +87,11 @@ def sending(run: RunFiles, name: str, *, wait: bool) -> Iterator[Sender]:
         file = open(home / f"{name}.lock", "w", opener=for_writing)  # noqa: SIM115 - closed below
     except OSError as error:
         what = f"cannot be written: {error.strerror}"
-        raise UserError(what, where=str(home), mend="make the directory writable") from None
+        raise UserError(what, where=str(home), fix="make the directory writable") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            mend = f"wait until it has ended ({home / name}.log has what it says)"
-            raise UserError(f"another process is sending this run to {name}", where=str(run.path), mend=mend) from None
+            fix = f"wait until it has ended ({home / name}.log has what it says)"
+            raise UserError(f"another process is sending this run to {name}", where=str(run.path), fix=fix) from None
         yield Sender(run, name)

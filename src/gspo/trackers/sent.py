@@ -24,8 +24,8 @@ def read_sent(path: Path) -> Sent:
     except FileNotFoundError:
         return Sent()
     except (OSError, ValueError, RecursionError, TypeError) as error:
-        mend = "remove it, and the run is sent as a new one"
-        raise UserError(f"cannot be read: {error}", where=str(path), mend=mend) from None
+        fix = "remove it, and the run is sent as a new one"
+        raise UserError(f"cannot be read: {error}", where=str(path), fix=fix) from None
 
 
 def write_sent(path: Path, sent: Sent) -> None:

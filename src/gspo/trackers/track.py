@@ -25,8 +25,8 @@ def track(path: Path, to: Sequence[str] | None, *, follow: bool, note: Callable[
     own = section(run.recipe, "report").get("trackers")
     names = list(dict.fromkeys(to or map(str, own if isinstance(own, list) else ())))
     if not names:
-        mend = f"name one: gspo track {path} --to tensorboard"
-        raise UserError("the run's recipe has no report.trackers", where=str(path), mend=mend)
+        fix = f"name one: gspo track {path} --to tensorboard"
+        raise UserError("the run's recipe has no report.trackers", where=str(path), fix=fix)
     check_trackers(names, where="--to" if to else "report.trackers")
     with ExitStack() as stack:
         senders = [stack.enter_context(sending(run, name, wait=False)) for name in names]
@@ -36,8 +36,8 @@ def track(path: Path, to: Sequence[str] | None, *, follow: bool, note: Callable[
         note(f"tracker {sender.name}: {done}; it has the run up to step {max(sender.step, 0)}")
     if failures:
         what = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures.items())
-        mend = "see to what it says; the same command then goes on from the step after the last one sent"
-        raise RunError(f"tracker {what}\n  mend: {mend}")
+        fix = "see to what it says; the same command then goes on from the step after the last one sent"
+        raise RunError(f"tracker {what}\n  fix: {fix}")
 
 
 def send(senders: Sequence[Sender], path: Path, *, follow: bool) -> Mapping[str, Exception]:

@@ -41,11 +41,11 @@ def check_trackers(names: Iterable[str], *, where: str) -> None:
     """UserError for a name that is no tracker's, and for a tracker whose package is not installed."""
     for name in names:
         if name not in NAMES:
-            raise UserError(f"there is no tracker {name!r}", where=where, mend=f"there are: {', '.join(NAMES)}")
+            raise UserError(f"there is no tracker {name!r}", where=where, fix=f"there are: {', '.join(NAMES)}")
         spec = find_spec(name)
         if spec is None or spec.origin is None:  # no origin: a mere directory of that name, as wandb itself makes
             what = f"the tracker {name} needs the package {name}, which is not installed"
-            raise UserError(what, where=where, mend=f"pip install {name}")
+            raise UserError(what, where=where, fix=f"pip install {name}")
 
 
 def open_tracker(name: str, opening: Opening) -> Tracker:

@@ -49,7 +49,7 @@ def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "where", "what", "mend"),
+    ("arguments", "where", "what", "fix"),
     [
         (["absent"], "absent", "no such directory", "there are: a"),
         (["a", "absent"], "absent", "no such directory", "there are: a"),
@@ -64,7 +64,7 @@ def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.Mo
     ],
 )
 def test_what_is_wrong_ends_with_2_and_says_what_where_and_how_to_mend_it(
-    arguments: list[str], where: str, what: str, mend: str, capsys: Said
+    arguments: list[str], where: str, what: str, fix: str, capsys: Said
 ) -> None:
     made_run(Path("a"))
     for path in ("partial", "foreign", "a/checkpoints/step_1"):
@@ -77,7 +77,7 @@ def test_what_is_wrong_ends_with_2_and_says_what_where_and_how_to_mend_it(
     said, error = capsys.readouterr()
     first, second = error.splitlines()
     assert said == "" and first.startswith(f"error: {where}: ") and what in first
-    assert second.startswith("  mend: ") and mend in second
+    assert second.startswith("  fix: ") and fix in second
     assert sorted(Path().rglob("*")) == before
 
 

@@ -30,7 +30,7 @@ def quiet(_: str) -> None:
 def refused(*paths: Path, out: Path | None = None) -> UserError:
     with pytest.raises(UserError) as found:
         write_report(paths, out, note=quiet)
-    assert found.value.where and found.value.mend
+    assert found.value.where and found.value.fix
     return found.value
 
 

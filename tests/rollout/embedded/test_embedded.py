@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import Response, generate
 from gspo.rollout.source import sample_groups
 
@@ -29,7 +29,7 @@ def check_logprobs(
 ) -> None:
     """What the engine returned is what the model says of these responses after these prompts."""
     pairs = [(prompt, response) for prompt, group in zip(prompts, groups, strict=True) for response in group]
-    sequences = [Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids) for prompt, response in pairs]
+    sequences = [TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids) for prompt, response in pairs]
     with torch.no_grad():
         expected = plain_logprobs(policy, sequences, temperature).tolist()
     found = [value for _, response in pairs for value in response.logprobs.tolist()]
@@ -50,7 +50,7 @@ def check_ends(policy: Policy, groups: list[list[Response]], max_new_tokens: int
 
 def proven(policy: Policy) -> Policy:
     """After a first decoding, before which the engine tries out once how it can decode this model."""
-    generate(policy, [[3]], Sampling(max_new_tokens=1), group_size=1, seed=0)
+    generate(policy, [[3]], RolloutConfig(max_new_tokens=1), group_size=1, seed=0)
     return policy
 
 
@@ -65,7 +65,7 @@ def test_logprobs_are_those_of_a_fresh_forward_pass(
 ) -> None:
     # gemma2, mistral and qwen2 attend within a window of 4 tokens in some or all layers.
     policy = new_policy(family)
-    groups = generate(policy, prompts, Sampling(max_new_tokens=14, temperature=0.8), group_size=3, seed=0)
+    groups = generate(policy, prompts, RolloutConfig(max_new_tokens=14, temperature=0.8), group_size=3, seed=0)
     check_logprobs(policy, prompts, groups, plain_logprobs, temperature=0.8)
 
 
@@ -73,7 +73,7 @@ def test_logprobs_of_truncated_sampling_are_those_of_the_whole_distribution(
     new_policy: NewPolicy, plain_logprobs: Any
 ) -> None:
     policy = new_policy("qwen3")
-    sampling = Sampling(max_new_tokens=10, top_k=4, top_p=0.8, temperature=1.3)
+    sampling = RolloutConfig(max_new_tokens=10, top_k=4, top_p=0.8, temperature=1.3)
     groups = generate(policy, RAGGED, sampling, group_size=4, seed=0)
     check_logprobs(policy, RAGGED, groups, plain_logprobs, temperature=1.3)
 
@@ -85,7 +85,7 @@ def test_dropping_finished_rows_leaves_the_others_what_they_were(
 ) -> None:
     policy = dataclasses.replace(new_policy(family), stop_ids=(1, 5, 9))
     shapes = tokens_read(proven(policy))
-    sampling = Sampling(max_new_tokens=30)
+    sampling = RolloutConfig(max_new_tokens=30)
     groups = generate(policy, prompts, sampling, group_size=8, seed=0)
     rows = [shape[0] for shape in shapes[1:]]
     assert rows == sorted(rows, reverse=True)
@@ -98,7 +98,7 @@ def test_dropping_finished_rows_leaves_the_others_what_they_were(
 def test_finished_rows_cost_little(new_policy: NewPolicy, tokens_read: Any) -> None:
     policy = dataclasses.replace(new_policy("llama"), stop_ids=(1, 5, 9))
     shapes = tokens_read(proven(policy))
-    groups = generate(policy, UNIFORM, Sampling(max_new_tokens=60), group_size=30, seed=0)
+    groups = generate(policy, UNIFORM, RolloutConfig(max_new_tokens=60), group_size=30, seed=0)
     for step, (rows, *_) in enumerate(shapes[1:]):
         alive = sum(len(response.ids) > step + 1 for group in groups for response in group)
         assert alive <= rows <= alive / 0.9 + 1
@@ -109,7 +109,7 @@ def test_finished_rows_cost_little(new_policy: NewPolicy, tokens_read: Any) -> N
 def test_a_group_reads_its_prompt_once(prompts: Any, new_policy: NewPolicy, tokens_read: Any) -> None:
     policy = dataclasses.replace(new_policy(), stop_ids=NEVER)
     shapes = tokens_read(proven(policy))
-    generate(policy, prompts, Sampling(max_new_tokens=5), group_size=16, seed=0)
+    generate(policy, prompts, RolloutConfig(max_new_tokens=5), group_size=16, seed=0)
     assert shapes[0] == (len(prompts), max(map(len, prompts)))
     assert [math.prod(shape) for shape in shapes[1:]] == [16 * len(prompts)] * 4  # the last token is not read
 
@@ -119,14 +119,14 @@ def test_without_a_stop_token_responses_have_exactly_the_most_tokens(
     max_new_tokens: int, new_policy: NewPolicy
 ) -> None:
     policy = dataclasses.replace(new_policy(), stop_ids=NEVER)
-    groups = generate(policy, RAGGED, Sampling(max_new_tokens=max_new_tokens), group_size=3, seed=0)
+    groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=max_new_tokens), group_size=3, seed=0)
     assert check_ends(policy, groups, max_new_tokens) == [max_new_tokens] * 12
     assert {response.finish_reason for group in groups for response in group} == {"length"}
 
 
 def test_a_stop_token_in_the_last_place_is_a_stop(new_policy: NewPolicy) -> None:
     policy = dataclasses.replace(new_policy(), stop_ids=tuple(range(len(new_policy().tokenizer))))
-    groups = generate(policy, RAGGED, Sampling(max_new_tokens=1), group_size=2, seed=0)
+    groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=1), group_size=2, seed=0)
     assert check_ends(policy, groups, 1) == [1] * 8
     assert {response.finish_reason for group in groups for response in group} == {"stop"}
 
@@ -134,13 +134,13 @@ def test_a_stop_token_in_the_last_place_is_a_stop(new_policy: NewPolicy) -> None
 def test_a_prompt_that_holds_a_stop_token_is_answered_all_the_same(new_policy: NewPolicy, plain_logprobs: Any) -> None:
     policy = new_policy()
     prompts = [[4, 1, 5], [1], [0, 0, 6, 7]]  # and one that begins with padding tokens: they are read, too
-    groups = generate(policy, prompts, Sampling(max_new_tokens=6), group_size=3, seed=0)
+    groups = generate(policy, prompts, RolloutConfig(max_new_tokens=6), group_size=3, seed=0)
     check_logprobs(policy, prompts, groups, plain_logprobs)
 
 
 def test_the_seed_decides(new_policy: NewPolicy) -> None:
     policy = new_policy("qwen3_moe")
-    sampling = Sampling(max_new_tokens=8)
+    sampling = RolloutConfig(max_new_tokens=8)
     first, again, other = (generate(policy, RAGGED, sampling, group_size=4, seed=seed) for seed in (3, 3, 4))
     assert values_of(first) == values_of(again)
     assert values_of(first) != values_of(other)
@@ -149,16 +149,16 @@ def test_the_seed_decides(new_policy: NewPolicy) -> None:
 def test_the_global_random_state_has_no_part_in_it(new_policy: NewPolicy) -> None:
     policy = new_policy()
     torch.manual_seed(1)
-    first = generate(policy, RAGGED, Sampling(max_new_tokens=6), group_size=2, seed=0)
+    first = generate(policy, RAGGED, RolloutConfig(max_new_tokens=6), group_size=2, seed=0)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    again = generate(policy, RAGGED, Sampling(max_new_tokens=6), group_size=2, seed=0)
+    again = generate(policy, RAGGED, RolloutConfig(max_new_tokens=6), group_size=2, seed=0)
     assert values_of(again) == values_of(first)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_responses_of_a_group_differ(new_policy: NewPolicy) -> None:
-    (group,) = generate(new_policy(), [[4, 5]], Sampling(max_new_tokens=12), group_size=8, seed=0)
+    (group,) = generate(new_policy(), [[4, 5]], RolloutConfig(max_new_tokens=12), group_size=8, seed=0)
     assert len({tuple(response.ids.tolist()) for response in group}) == 8
 
 
@@ -169,7 +169,7 @@ def test_many_queries_are_answered_in_waves_and_in_order(
     policy = new_policy()
     prompts = [[4 + n, *[3 + n] * (n % 4)] for n in range(7)]
     shapes = tokens_read(proven(policy))
-    groups = generate(policy, prompts, Sampling(max_new_tokens=6, max_rows=max_rows), group_size=4, seed=0)
+    groups = generate(policy, prompts, RolloutConfig(max_new_tokens=6, max_rows=max_rows), group_size=4, seed=0)
     assert [len(group) for group in groups] == [4] * 7
     assert max(rows for rows, *_ in shapes) <= max(max_rows, 4)  # a group is never split
     shapes.clear()
@@ -178,16 +178,16 @@ def test_many_queries_are_answered_in_waves_and_in_order(
 
 
 def test_no_queries_have_no_answers(new_policy: NewPolicy) -> None:
-    assert generate(new_policy(), [], Sampling(max_new_tokens=4), group_size=2, seed=0) == []
+    assert generate(new_policy(), [], RolloutConfig(max_new_tokens=4), group_size=2, seed=0) == []
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma2", "llama"])
 def test_decoding_leaves_the_policy_ready_to_train(family: str, new_policy: NewPolicy, plain_logprobs: Any) -> None:
     policy = new_policy(family)
     before = [p.detach().clone() for p in policy.model.parameters()]
-    generate(policy, RAGGED, Sampling(max_new_tokens=6), group_size=2, seed=0)
+    generate(policy, RAGGED, RolloutConfig(max_new_tokens=6), group_size=2, seed=0)
     assert all(torch.equal(p, q) for p, q in zip(policy.model.parameters(), before, strict=True))
-    sequences = [Conditioned(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))]
+    sequences = [TokenSequence(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))]
     plain_logprobs(policy, sequences).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in policy.model.parameters() if p.grad is not None)
 
@@ -196,7 +196,7 @@ def test_gradient_checkpointing_leaves_the_rollouts_right(new_policy: NewPolicy,
     policy = new_policy()
     checkpoint_gradients(policy)
     policy.model.train()  # as prepare() does for actor.gradient_checkpointing
-    groups = generate(policy, RAGGED, Sampling(max_new_tokens=8), group_size=3, seed=0)
+    groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=8), group_size=3, seed=0)
     assert policy.model.training
     check_logprobs(policy, RAGGED, groups, plain_logprobs)
 
@@ -204,7 +204,7 @@ def test_gradient_checkpointing_leaves_the_rollouts_right(new_policy: NewPolicy,
 def test_groups_carry_their_query_text_and_provenance(new_policy: NewPolicy, query_of: Any) -> None:
     policy = dataclasses.replace(new_policy(), stop_ids=(1, 5, 9))
     queries = [query_of(prompt, number) for number, prompt in enumerate(RAGGED)]
-    sampling = Sampling(max_new_tokens=12)
+    sampling = RolloutConfig(max_new_tokens=12)
     groups = sample_groups(policy, queries, sampling, group_size=3, seed=5, policy_version=17)
     expected = generate(policy, RAGGED, sampling, group_size=3, seed=5)
     assert [group.query for group in groups] == queries
@@ -236,7 +236,7 @@ def test_an_interrupted_decoding_leaves_the_model_as_it_was(training: bool, new_
     before = state()
     policy.model.get_input_embeddings().register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        generate(policy, RAGGED, Sampling(max_new_tokens=8), group_size=2, seed=0)
+        generate(policy, RAGGED, RolloutConfig(max_new_tokens=8), group_size=2, seed=0)
     assert len(reads) == 3
     assert state() == before
     assert not torch.is_inference_mode_enabled()
@@ -247,9 +247,9 @@ def test_half_precision_decoding_is_close_to_a_fresh_forward_pass(
     family: str, new_policy: NewPolicy, plain_logprobs: Any
 ) -> None:
     policy = new_policy(family, dtype="bfloat16", initializer_range=0.1)
-    groups = generate(policy, RAGGED, Sampling(max_new_tokens=8), group_size=4, seed=0)
+    groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=8), group_size=4, seed=0)
     pairs = [(prompt, r) for prompt, group in zip(RAGGED, groups, strict=True) for r in group]
     with torch.no_grad():
-        expected = plain_logprobs(policy, [Conditioned(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
+        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
     gaps = (torch.tensor([value for _, r in pairs for value in r.logprobs.tolist()]) - expected).abs()
     assert gaps.mean() < 0.02

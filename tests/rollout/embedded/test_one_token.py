@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded import one_token
 from gspo.rollout.embedded.engine import generate
 from gspo.rollout.embedded.one_token import decoder_of
@@ -32,10 +32,10 @@ def test_a_decoder_that_is_built_alike_and_called_otherwise_decodes_by_its_modul
     family: str, new_policy: NewPolicy, plain_logprobs: Any
 ) -> None:
     policy = new_policy(family)
-    groups = generate(policy, PROMPTS, Sampling(max_new_tokens=9), group_size=2, seed=0)
+    groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=9), group_size=2, seed=0)
     pairs = [(prompt, response) for prompt, group in zip(PROMPTS, groups, strict=True) for response in group]
     with torch.no_grad():
-        expected = plain_logprobs(policy, [Conditioned(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
+        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
     torch.testing.assert_close(torch.cat([r.logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_it_samples_what_the_modules_sample(
     policy = new_policy(family)
 
     def sampled() -> list[Any]:
-        groups = generate(policy, PROMPTS, Sampling(max_new_tokens=20), group_size=4, seed=0)
+        groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=20), group_size=4, seed=0)
         return [(response.ids.tolist(), response.logprobs) for group in groups for response in group]
 
     found = sampled()
@@ -85,7 +85,7 @@ def test_updated_weights_are_used_at_once(new_policy: NewPolicy) -> None:
     policy = new_policy("qwen3")
 
     def sampled() -> list[float]:
-        groups = generate(policy, PROMPTS, Sampling(max_new_tokens=4), group_size=1, seed=0)
+        groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=4), group_size=1, seed=0)
         return [float(response.logprobs.sum()) for group in groups for response in group]
 
     before = sampled()

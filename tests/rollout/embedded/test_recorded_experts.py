@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, live_experts, sets
 
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import Response, generate
 from gspo.rollout.embedded.transcript import Transcript
 from gspo.rollout.source import sample_groups
@@ -39,7 +39,7 @@ def check(policy: Policy, prompts: Any, groups: list[list[Response]]) -> set[int
             assert own.row.dtype == own.prefix.dtype == torch.uint8
             assert own.row.untyped_storage().nbytes() == own.row.nbytes  # it keeps nothing else alive
             assert not own.row.is_inference() and not own.prefix.is_inference()
-            sequence = Conditioned(prompt_ids=tuple(prompt), response_ids=response.ids)
+            sequence = TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids)
             assert sets(own) == sets(live_experts(policy, sequence))
     return {len(response.ids) for group in groups for response in group}
 
@@ -50,7 +50,7 @@ def check(policy: Policy, prompts: Any, groups: list[list[Response]]) -> set[int
 )
 def test_recorded_experts_are_those_of_a_fresh_pass(family: str, prompts: Any, new_policy: NewPolicy) -> None:
     policy = mixture(new_policy, family)
-    groups = generate(policy, prompts, Sampling(max_new_tokens=16), group_size=4, seed=0, record_experts=True)
+    groups = generate(policy, prompts, RolloutConfig(max_new_tokens=16), group_size=4, seed=0, record_experts=True)
     assert len(check(policy, prompts, groups)) >= 4  # rows were dropped on the way
 
 
@@ -70,7 +70,7 @@ def test_rows_that_are_taken_over_keep_their_own_experts(
     joined = refilling(decoder, look_every)
     policy, rng = mixture(new_policy, family), random.Random(0)
     prompts = [[rng.randrange(9, 20) for _ in range(rng.randint(1, 12))] for _ in range(6)]
-    sampling = Sampling(max_new_tokens=14, max_rows=6)
+    sampling = RolloutConfig(max_new_tokens=14, max_rows=6)
     groups = generate(policy, prompts, sampling, group_size=3, seed=1, record_experts=True)
     assert len(check(policy, prompts, groups)) > 3
     assert joined  # rows were taken over while others were under way
@@ -79,7 +79,7 @@ def test_rows_that_are_taken_over_keep_their_own_experts(
 @pytest.mark.parametrize(("family", "max_rows"), [("qwen3_moe", 1), ("qwen3_moe", 9), ("gpt_oss", 9)])
 def test_in_waves_every_response_has_its_own_experts(family: str, max_rows: int, new_policy: NewPolicy) -> None:
     policy = mixture(new_policy, family)
-    sampling = Sampling(max_new_tokens=6, max_rows=max_rows)
+    sampling = RolloutConfig(max_new_tokens=6, max_rows=max_rows)
     prompts = [[4 + n, *[3 + n] * (n % 4)] for n in range(5)]
     groups = generate(policy, prompts, sampling, group_size=4, seed=0, record_experts=True)
     check(policy, prompts, groups)
@@ -90,7 +90,7 @@ def test_recording_changes_nothing_of_what_is_sampled(family: str, new_policy: N
     policy = mixture(new_policy, family)
 
     def sampled(record: bool) -> list[Any]:
-        groups = generate(policy, RAGGED, Sampling(max_new_tokens=9), group_size=3, seed=2, record_experts=record)
+        groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=9), group_size=3, seed=2, record_experts=record)
         responses = [response for group in groups for response in group]
         assert all((response.experts is not None) == record for response in responses)
         return [(one.ids.tolist(), one.logprobs.tolist(), one.finish_reason) for one in responses]
@@ -99,7 +99,7 @@ def test_recording_changes_nothing_of_what_is_sampled(family: str, new_policy: N
 
 
 def test_a_dense_model_has_no_experts_to_record(new_policy: NewPolicy) -> None:
-    (group,) = generate(new_policy(), [[4]], Sampling(max_new_tokens=3), group_size=2, seed=0, record_experts=True)
+    (group,) = generate(new_policy(), [[4]], RolloutConfig(max_new_tokens=3), group_size=2, seed=0, record_experts=True)
     assert [response.experts for response in group] == [None, None]
 
 
@@ -110,7 +110,7 @@ def test_rollouts_carry_what_was_recorded(new_policy: NewPolicy, query_of: Any) 
         groups = sample_groups(
             policy,
             queries,
-            Sampling(max_new_tokens=5),
+            RolloutConfig(max_new_tokens=5),
             group_size=2,
             seed=0,
             policy_version=0,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.model.packing import Conditioned
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import generate
 
 NewPolicy = Callable[..., Policy]
@@ -35,7 +35,7 @@ def test_responses_are_the_models_whatever_row_they_are_decoded_in(
     policy = replace(policy, stop_ids=(5, 6, 7, 8))  # responses end after a few tokens, each at its own time
     rng = random.Random(0)
     prompts = [[rng.randrange(9, 20) for _ in range(rng.randint(1, 12))] for _ in range(11)]
-    groups = generate(policy, prompts, Sampling(max_new_tokens=LONGEST, max_rows=max_rows), group_size=3, seed=1)
+    groups = generate(policy, prompts, RolloutConfig(max_new_tokens=LONGEST, max_rows=max_rows), group_size=3, seed=1)
     pairs = [(prompt, response) for prompt, group in zip(prompts, groups, strict=True) for response in group]
     assert len(pairs) == 33
     for _, response in pairs:
@@ -44,7 +44,7 @@ def test_responses_are_the_models_whatever_row_they_are_decoded_in(
         assert response.finish_reason == ("stop" if stopped else "length")
         assert stopped or len(response.ids) == LONGEST
     with torch.no_grad():
-        expected = plain_logprobs(policy, [Conditioned(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
+        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
     torch.testing.assert_close(torch.cat([r.logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
     assert len({len(r.ids) for _, r in pairs}) > 5
     assert joined or max_rows == 3  # rows were taken over while others were under way

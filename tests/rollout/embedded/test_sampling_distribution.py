@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.engine import generate
 from gspo.rollout.embedded.sampling import sample
 
@@ -25,7 +25,7 @@ def probabilities(policy: Policy, temperature: float) -> list[float]:
 
 
 def first_tokens(policy: Policy, seed: int = 0, **settings: Any) -> Counter[int]:
-    sampling = Sampling(max_new_tokens=1, max_rows=COUNT, **settings)
+    sampling = RolloutConfig(max_new_tokens=1, max_rows=COUNT, **settings)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=seed)
     return Counter(int(response.ids[0]) for response in group)
 
@@ -115,7 +115,7 @@ def test_no_random_number_draws_a_token_of_probability_zero(
     monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, number))
     p = probabilities(policy, settings.get("temperature", 1.0))
     p = top_p_of(top_k_of(p, settings.get("top_k", len(p))), settings.get("top_p", 1.0))
-    (group,) = generate(policy, [PROMPT], Sampling(max_new_tokens=1, **settings), group_size=1, seed=0)
+    (group,) = generate(policy, [PROMPT], RolloutConfig(max_new_tokens=1, **settings), group_size=1, seed=0)
     assert p[group[0].ids[0]] > 1e-30
 
 
@@ -126,7 +126,7 @@ def test_top_k_beyond_the_vocabulary_and_top_p_of_one_cut_nothing(new_policy: Ne
 
 def test_later_tokens_are_drawn_given_the_ones_before(new_policy: NewPolicy) -> None:
     policy = new_policy("gemma2")
-    sampling = Sampling(max_new_tokens=2, max_rows=COUNT, temperature=0.7)
+    sampling = RolloutConfig(max_new_tokens=2, max_rows=COUNT, temperature=0.7)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=1)
     pairs = Counter(tuple(response.ids.tolist()) for response in group if len(response.ids) == 2)
     (first,) = {ids[0] for ids, _ in pairs.most_common(1)}
@@ -142,7 +142,7 @@ def test_a_large_vocabulary_drawn_from_block_by_block_gives_the_same_tokens(
     block: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = 3 * torch.randn(400, 37, generator=torch.Generator().manual_seed(0))
-    sampling = Sampling(**settings)
+    sampling = RolloutConfig(**settings)
     expected = sample(logits, sampling, torch.Generator().manual_seed(1))
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", 0)
     monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", block)
@@ -159,7 +159,7 @@ def test_a_token_of_probability_0_is_never_drawn_at_the_edge_of_rounding(monkeyp
     for large in (4096, 0):
         monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
         monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", 3)
-        token, _ = sample(logits, Sampling(), torch.Generator())
+        token, _ = sample(logits, RolloutConfig(), torch.Generator())
         assert token.tolist() == [4, 4, 4]
 
 
@@ -168,6 +168,6 @@ def test_logits_that_are_not_numbers_are_no_crash_of_the_sampler(large: int, mon
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
     logits = torch.zeros(2, 1030)
     logits[1] = torch.nan  # the run is stopped with its reason after the step
-    token, logprob = sample(logits, Sampling(), torch.Generator().manual_seed(0))
+    token, logprob = sample(logits, RolloutConfig(), torch.Generator().manual_seed(0))
     assert ((token >= 0) & (token < 1030)).all()
     assert logprob[0].isfinite() and logprob[1].isnan()

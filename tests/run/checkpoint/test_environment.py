@@ -31,7 +31,7 @@ def test_another_number_of_threads_and_another_way_through_the_model_are_differe
         assert differences(then, environment(policy, ())) == [f"threads was {threads}, is {threads + 1}"]
     finally:
         torch.set_num_threads(threads)
-    padded = dataclasses.replace(policy, packs=False)
+    padded = dataclasses.replace(policy, supports_packing=False)
     assert differences(then, environment(padded, ())) == ["packed attention was True, is False"]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from gspo.errors import RunError
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Optimizer as Settings
+from gspo.recipe.schema import OptimizerConfig
 from gspo.run.checkpoint.files import DamagedError, seal, verified
 from gspo.run.checkpoint.random_state import random_state
 from gspo.run.checkpoint.snapshot import STATE, TENSORS, Snapshot, digest_of, take_snapshot, write
@@ -37,7 +37,7 @@ def trained(new_policy: NewPolicy) -> Callable[..., tuple[Policy, Optimizer]]:
 
     def build(family: str = "qwen3", **settings: Any) -> tuple[Policy, Optimizer]:
         policy = new_policy(family, **settings)
-        optimizer = Optimizer(policy.model, Settings(lr=1e-2), total_steps=9)
+        optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=9)
         train_a_step(policy, optimizer)
         return policy, optimizer
 

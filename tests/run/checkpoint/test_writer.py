@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from gspo.errors import RunError
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Checkpoint
+from gspo.recipe.schema import CheckpointConfig
 from gspo.run.checkpoint.position import Position, position_in_step
 from gspo.run.checkpoint.random_state import random_state
 from gspo.run.checkpoint.snapshot import Snapshot, digest_of, take_snapshot
@@ -59,7 +59,7 @@ def save(writer: Writer, position: Position) -> None:
 
 
 def test_every_so_many_whole_steps_one_is_due(store: Store, clock: list[float]) -> None:
-    writer = Writer(store, Checkpoint(every=3, seconds=None))
+    writer = Writer(store, CheckpointConfig(every=3, seconds=None))
     clock[0] += 1e9
     due = [
         Position(step, stage) for step in range(-1, 10) for stage in range(5) if writer.is_due(Position(step, stage))
@@ -70,7 +70,7 @@ def test_every_so_many_whole_steps_one_is_due(store: Store, clock: list[float]) 
 def test_so_many_seconds_after_the_last_one_is_due_wherever_the_run_is(
     store: Store, clock: list[float], writes: Any
 ) -> None:
-    writer = Writer(store, Checkpoint(every=0, seconds=60.0))
+    writer = Writer(store, CheckpointConfig(every=0, seconds=60.0))
     for position in (Position(-1, 2), Position(0), SAMPLED, Position(7)):
         clock[0] += 59.9
         assert not writer.is_due(position)
@@ -83,13 +83,13 @@ def test_so_many_seconds_after_the_last_one_is_due_wherever_the_run_is(
 
 
 def test_none_is_ever_due_where_neither_is_asked_for(store: Store, clock: list[float]) -> None:
-    writer = Writer(store, Checkpoint(every=0, seconds=None))
+    writer = Writer(store, CheckpointConfig(every=0, seconds=None))
     clock[0] += 1e9
     assert not any(writer.is_due(Position(step, stage)) for step in range(-1, 9) for stage in range(5))
 
 
 def test_as_many_are_kept_as_the_recipe_says_and_only_once_the_new_one_is_whole(store: Store, writes: Any) -> None:
-    writer = Writer(store, Checkpoint(keep=2))
+    writer = Writer(store, CheckpointConfig(keep=2))
     for step in (1, 2, 10):
         save(writer, Position(step))
     writer.wait()
@@ -115,7 +115,7 @@ FAILURES = [
 def test_a_failure_is_said_once_at_the_next_safe_point_and_the_old_one_is_there(
     error: Exception, said: str, store: Store, writes: Any
 ) -> None:
-    writer = Writer(store, Checkpoint(keep=1))
+    writer = Writer(store, CheckpointConfig(keep=1))
     save(writer, Position(1))
     writer.wait()
     writes.error = error
@@ -140,7 +140,7 @@ def test_a_failure_is_said_once_at_the_next_safe_point_and_the_old_one_is_there(
 
 
 def test_a_failure_is_said_before_the_next_one_is_begun(store: Store, writes: Any) -> None:
-    writer = Writer(store, Checkpoint())
+    writer = Writer(store, CheckpointConfig())
     store.root.mkdir()
     writes.error = OSError(errno.EIO, "Input/output error")
     save(writer, Position(1))
@@ -149,7 +149,7 @@ def test_a_failure_is_said_before_the_next_one_is_begun(store: Store, writes: An
 
 
 def test_one_that_is_there_is_neither_taken_nor_written_again(store: Store, writes: Any) -> None:
-    writer = Writer(store, Checkpoint())
+    writer = Writer(store, CheckpointConfig())
     save(writer, SAMPLED)
     writer.save(SAMPLED, lambda: pytest.fail("taken"))
     writer.wait()
@@ -183,7 +183,7 @@ def test_training_goes_on_while_one_is_written_which_is_of_the_weights_as_they_w
 
     monkeypatch.setattr(module, "write", held_up)
     expected = digest_of(policy.weights())
-    writer = Writer(store, Checkpoint())
+    writer = Writer(store, CheckpointConfig())
     writer.save(Position(1), take)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -206,7 +206,7 @@ def test_the_next_one_waits_for_the_one_before(store: Store, monkeypatch: pytest
         order.append(f"end {snapshot.position}")
 
     monkeypatch.setattr("gspo.run.checkpoint.writer.write", slow)
-    writer = Writer(store, Checkpoint())
+    writer = Writer(store, CheckpointConfig())
     for step in (1, 2, 3):
         save(writer, Position(step))
     writer.wait()

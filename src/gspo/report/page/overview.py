@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.metrics.evaluated import measured, measures
 from gspo.metrics.numbers import is_number
-from gspo.recipe.schema import Actor
+from gspo.recipe.schema import ActorConfig
 from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
@@ -82,11 +82,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
-def _actor(recipe: Mapping[str, Any]) -> Actor:
+def _actor(recipe: Mapping[str, Any]) -> ActorConfig:
     try:
-        return Actor.model_validate(recipe.get("actor", {}))
+        return ActorConfig.model_validate(recipe.get("actor", {}))
     except ValidationError:  # of another version of gspo
-        return Actor()
+        return ActorConfig()
 
 
 def _introduction(run: RunFiles) -> list[str]:

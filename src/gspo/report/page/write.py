@@ -141,12 +141,12 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
     if _is_directory(target):
-        raise UserError("this is a directory", where=str(target), mend="name a file: --out report.html")
+        raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
     if not _is_directory(target.parent):
-        raise UserError("there is no such directory to write to", where=str(target.parent), mend="make it first")
+        raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
     if out is None and not is_one and os.path.lexists(target) and not _is_page(target):
-        mend = f"--out {target} replaces it; or name another file"
-        raise UserError("this is no page that gspo has written", where=str(target), mend=mend)
+        fix = f"--out {target} replaces it; or name another file"
+        raise UserError("this is no page that gspo has written", where=str(target), fix=fix)
     return target
 
 
@@ -177,4 +177,4 @@ def _replace(target: Path, text: str) -> None:
     try:
         replace_text(target, text, is_only_writer=False)
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(target), mend="set --out") from None
+        raise UserError(f"cannot be written: {error.strerror}", where=str(target), fix="set --out") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo.model.policy import Policy
 from gspo.model.routing import Routing, traced
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import Decoder, additive, decoder_of
 from gspo.rollout.embedded.sampling import sample
@@ -27,7 +27,7 @@ _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows h
 def generate(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: RolloutConfig,
     *,
     group_size: int,
     seed: int,
@@ -111,7 +111,7 @@ class _Engine:
     policy: Policy
     routing: Routing | None  # records where the model has routers and it is wanted
     decoder: Decoder | None
-    sampling: Sampling
+    sampling: RolloutConfig
     group_size: int
     generator: torch.Generator
     transcript: Transcript

@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gspo.recipe.schema import Rollout as Sampling
+from gspo.recipe.schema import RolloutConfig
 
 _BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any one of them is looked at
 _LARGE = 4096
 
 
 def sample(
-    logits: Float[Tensor, "R V"], sampling: Sampling, generator: torch.Generator
+    logits: Float[Tensor, "R V"], sampling: RolloutConfig, generator: torch.Generator
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
     """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
     scores = logits / sampling.temperature
@@ -57,7 +57,7 @@ def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -
     return torch.searchsorted(cumulated, point, right=True).clamp_(max=cumulated.shape[-1] - 1)
 
 
-def _truncate(scores: Float[Tensor, "R V"], sampling: Sampling) -> Float[Tensor, "R V"]:
+def _truncate(scores: Float[Tensor, "R V"], sampling: RolloutConfig) -> Float[Tensor, "R V"]:
     """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
     if 0 < sampling.top_k < scores.shape[-1]:
         threshold = scores.topk(sampling.top_k, dim=-1).values[:, -1:]

@@ -27,7 +27,7 @@ def environment(policy: Policy, functions: Sequence[RewardFunction]) -> dict[str
         "threads": str(torch.get_num_threads()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matrix products": torch.get_float32_matmul_precision(),
-        "packed attention": str(policy.packs),
+        "packed attention": str(policy.supports_packing),
         "decoder written out": str(decoder_of(policy.trunk) is not None),
         **{f"code of reward {function.name}": _code(function) for function in functions},
     }

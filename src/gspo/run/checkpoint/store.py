@@ -55,8 +55,8 @@ class Store:
         if not passed_over:
             return None
         reasons = "".join(f"\n  {path.name}: {reason}" for path, reason in passed_over)
-        mend = "restore one from a copy; to begin afresh, give another output_dir or remove this run"
-        raise UserError(f"no checkpoint is whole:{reasons}", where=str(self.root), mend=mend)
+        fix = "restore one from a copy; to begin afresh, give another output_dir or remove this run"
+        raise UserError(f"no checkpoint is whole:{reasons}", where=str(self.root), fix=fix)
 
     def damaged(self) -> list[Path]:
         """What was passed over and set aside before."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from safetensors import SafetensorError
 
 from gspo.errors import RunError
-from gspo.recipe.schema import Checkpoint
+from gspo.recipe.schema import CheckpointConfig
 from gspo.run.checkpoint.files import DamagedError
 from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.snapshot import Snapshot, write
@@ -22,7 +22,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 class Writer:
     """Takes snapshots when they are due and has a thread write them, one at a time."""
 
-    def __init__(self, store: Store, settings: Checkpoint) -> None:
+    def __init__(self, store: Store, settings: CheckpointConfig) -> None:
         self.store = store
         self._settings = settings
         self._thread: threading.Thread | None = None
@@ -85,7 +85,7 @@ class Writer:
 
     def _what_is_left(self, position: Position) -> str:
         left = [one for one in self.store.positions() if one != position]
-        return f"the one before, {left[-1].name}, is untouched: mend this, then resume" if left else "there is no other"
+        return f"the one before, {left[-1].name}, is untouched: fix this, then resume" if left else "there is no other"
 
 
 def _reason(error: Exception, needed: int, free: int) -> str:

@@ -59,8 +59,8 @@ async function start() {
 start().catch((error) => {
   const told = document.createElement("p");
   told.className = "broken";
-  const mend = typeof DecompressionStream === "undefined" ? " It needs a browser of 2023 or later." : "";
-  told.textContent = `This page could not be shown: ${error.message}.${mend}`;
+  const fix = typeof DecompressionStream === "undefined" ? " It needs a browser of 2023 or later." : "";
+  told.textContent = `This page could not be shown: ${error.message}.${fix}`;
   document.querySelector("main").prepend(told);
   throw error;
 });

@@ -1,4 +1,4 @@
-"""The turns of a response: its text cut after each separator, and which of its tokens belong to which."""
+"""The segments of a response: its text cut after each separator, and which of its tokens belong to which."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -9,17 +9,20 @@ from operator import itemgetter
 STRETCH = 64  # tokens: decoding a long response from its beginning, time and again, would be slow
 
 
-def split_turns(text: str, separator: str) -> list[str]:
-    """A turn ends with an occurrence of the separator; what is left is the last; no text at all is one empty turn."""
+def split_segments(text: str, separator: str) -> list[str]:
+    """Cut a text after each occurrence of the separator; what follows the last one is a segment too.
+
+    No text at all is one empty segment.
+    """
     *ended, rest = text.split(separator)
-    turns = [turn + separator for turn in ended]
-    return turns if turns and not rest else [*turns, rest]
+    segments = [segment + separator for segment in ended]
+    return segments if segments and not rest else [*segments, rest]
 
 
-def turn_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], separator: str) -> tuple[int, ...]:
-    """The number of tokens of each turn of the text that they decode to; 0 for one that begins and ends in a token.
+def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], separator: str) -> tuple[int, ...]:
+    """The number of tokens of each segment of the text that they decode to; 0 for one that begins and ends in a token.
 
-    A token belongs to the turn in which the first character it adds lies, one that adds none to the last turn so far.
+    A token belongs to the segment in which the first character it adds lies; one that adds none, to the last so far.
     """
     text, num_tokens = decode(ids), len(ids)
     anchors = _anchors(ids, decode, text)
@@ -45,11 +48,11 @@ def turn_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], sep
 
     def first_token(place: int) -> int:
         token = adds(place)
-        if token < num_tokens and length(token) < place:  # what it adds first lies in the turn before
+        if token < num_tokens and length(token) < place:  # what it adds first lies in the segment before
             return adds(length(token + 1))
         return token
 
-    *starts, _ = accumulate(map(len, split_turns(text, separator)))
+    *starts, _ = accumulate(map(len, split_segments(text, separator)))
     return tuple(after - first for first, after in pairwise([0, *map(first_token, starts), num_tokens]))
 
 

@@ -1,4 +1,4 @@
-"""Turns: cut after each separator, and every token in the turn in which the text it adds begins."""
+"""Segments: cut after each separator, and every token in the segment in which the text it adds begins."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from gspo.recipe.schema import Rollout as Sampling
-from gspo.rollout import turns
+from gspo.recipe.schema import RolloutConfig
+from gspo.rollout import segments
+from gspo.rollout.segments import segment_lengths, split_segments
 from gspo.rollout.source import sample_groups
-from gspo.rollout.turns import split_turns, turn_lengths
 
 Decode = Callable[[Sequence[int]], str]
 ALPHABET = "ab |\n\N{LATIN SMALL LETTER E WITH ACUTE}\N{GRINNING FACE}\N{EURO SIGN}"
 
 
 @pytest.mark.parametrize(
-    ("text", "turns"),
+    ("text", "segments"),
     [
         ("a|b|c", ["a|", "b|", "c"]),
         ("a|b|", ["a|", "b|"]),
@@ -29,21 +29,21 @@ ALPHABET = "ab |\n\N{LATIN SMALL LETTER E WITH ACUTE}\N{GRINNING FACE}\N{EURO SI
     ],
 )
 def test_a_turn_ends_with_its_separator_and_the_last_is_never_empty_but_where_all_is(
-    text: str, turns: list[str]
+    text: str, segments: list[str]
 ) -> None:
-    assert split_turns(text, "|") == turns
+    assert split_segments(text, "|") == segments
 
 
 @pytest.mark.parametrize(
     ("pieces", "lengths"),
     [
         (["a", "|", "b", ""], (2, 2)),  # the end token, which adds nothing, goes with what was there
-        (["a", "|", ""], (3,)),  # and makes no turn of its own
+        (["a", "|", ""], (3,)),  # and makes no segment of its own
         (["a", "|", "", "b"], (3, 1)),
         (["", "a|", "b"], (2, 1)),
-        (["a|b", "c", ""], (1, 2)),  # a token across the border is of the turn it begins in
-        (["a|b", "", "c"], (2, 1)),  # so what follows it without text is of that turn too
-        (["a|b|c", "d"], (1, 0, 1)),  # a turn within a token has none of its own
+        (["a|b", "c", ""], (1, 2)),  # a token across the border is of the segment it begins in
+        (["a|b", "", "c"], (2, 1)),  # so what follows it without text is of that segment too
+        (["a|b|c", "d"], (1, 0, 1)),  # a segment within a token has none of its own
         (["a|b", "|", "c"], (1, 1, 1)),
         (["a||", "c"], (1, 0, 1)),
         (["a|b"], (1, 0)),
@@ -52,7 +52,7 @@ def test_a_turn_ends_with_its_separator_and_the_last_is_never_empty_but_where_al
     ],
 )
 def test_a_token_is_of_the_turn_in_which_its_first_character_lies(pieces: list[str], lengths: tuple[int, ...]) -> None:
-    assert turn_lengths(range(len(pieces)), lambda ids: "".join(pieces[number] for number in ids), "|") == lengths
+    assert segment_lengths(range(len(pieces)), lambda ids: "".join(pieces[number] for number in ids), "|") == lengths
 
 
 def byte_level(pieces: Sequence[bytes]) -> Decode:
@@ -96,13 +96,13 @@ def cut_into_characters(text: str, rng: random.Random) -> list[bytes]:
 def plainly(pieces: Sequence[bytes], separator: str) -> list[int]:
     """The same, token by token, from where in the text's bytes the characters begin."""
     data = b"".join(pieces)
-    turns = split_turns(data.decode(), separator)
-    turn_of = [number for number, turn in enumerate(turns) for _ in turn.encode()]
-    counts, turn = [0] * len(turns), 0
+    segments = split_segments(data.decode(), separator)
+    turn_of = [number for number, segment in enumerate(segments) for _ in segment.encode()]
+    counts, segment = [0] * len(segments), 0
     for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True):
         begun = [place for place in range(end - len(piece), end) if data[place] & 0xC0 != 0x80]
-        turn = turn_of[begun[0]] if begun else turn
-        counts[turn] += 1
+        segment = turn_of[begun[0]] if begun else segment
+        counts[segment] += 1
     return counts
 
 
@@ -112,22 +112,22 @@ def plainly(pieces: Sequence[bytes], separator: str) -> list[int]:
 def test_halving_finds_what_going_through_the_bytes_finds(
     cut: Any, decoder: Any, separator: str, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "STRETCH", stretch)
+    monkeypatch.setattr(segments, "STRETCH", stretch)
     rng, numbers = random.Random(7), set()
     for _ in range(200):
         text = "".join(rng.choice([*ALPHABET, separator]) for _ in range(rng.randint(1, 24)))
         pieces = cut(text, rng)
         decode = decoder(pieces)
         assert decode(range(len(pieces))) == text
-        counts = turn_lengths(range(len(pieces)), decode, separator)
+        counts = segment_lengths(range(len(pieces)), decode, separator)
         assert list(counts) == plainly(pieces, separator), (text, pieces)
         numbers.add(len(counts))
     assert len(numbers) > 3
 
 
-def test_a_response_cut_off_within_a_character_has_all_its_tokens_in_some_turn() -> None:
+def test_a_response_cut_off_within_a_character_has_all_its_tokens_in_some_segment() -> None:
     pieces = [b"a", b"|", b"\xf0\x9f", b"\x98"]
-    assert turn_lengths(range(4), byte_level(pieces), "|") == (2, 2)
+    assert segment_lengths(range(4), byte_level(pieces), "|") == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_a_response_cut_off_within_a_character_has_all_its_tokens_in_some_turn()
 def test_a_tokenizer_that_drops_the_blank_before_a_text_is_understood(
     pieces: list[str], lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "STRETCH", 2)
+    monkeypatch.setattr(segments, "STRETCH", 2)
 
     def decode(ids: Sequence[int]) -> str:
         return "".join(pieces[number] for number in ids).removeprefix(" ")
 
-    assert turn_lengths(range(len(pieces)), decode, "|") == lengths
+    assert segment_lengths(range(len(pieces)), decode, "|") == lengths
 
 
 def test_a_long_response_is_decoded_a_few_times_and_not_once_a_token() -> None:
@@ -153,7 +153,7 @@ def test_a_long_response_is_decoded_a_few_times_and_not_once_a_token() -> None:
         calls.append(len(ids))
         return "".join(pieces[number] for number in ids)
 
-    assert turn_lengths(range(1000), decode, "|") == (200,) * 5
+    assert segment_lengths(range(1000), decode, "|") == (200,) * 5
     assert sum(calls) < 5000
 
 
@@ -161,16 +161,16 @@ def test_sampled_responses_know_their_turns_where_the_recipe_has_a_separator(new
     policy, queries = new_policy(), [query_of([3, 4]), query_of([5])]
 
     def sampled(**settings: Any) -> list[Any]:
-        sampling = Sampling(max_new_tokens=24, **settings)
+        sampling = RolloutConfig(max_new_tokens=24, **settings)
         groups = sample_groups(policy, queries, sampling, group_size=8, seed=0, policy_version=0)
         return [rollout for group in groups for rollout in group.rollouts]
 
-    assert [rollout.turns for rollout in sampled()] == [()] * 16
-    rollouts = sampled(turn_separator="3")
-    assert max(len(rollout.turns) for rollout in rollouts) > 1
+    assert [rollout.segments for rollout in sampled()] == [()] * 16
+    rollouts = sampled(segment_separator="3")
+    assert max(len(rollout.segments) for rollout in rollouts) > 1
     for rollout in rollouts:
-        assert sum(rollout.turns) == len(rollout.response_ids)
+        assert sum(rollout.segments) == len(rollout.response_ids)
         rest = rollout.response_ids.tolist()
-        for turn, size in zip(split_turns(rollout.text, "3"), rollout.turns, strict=True):
-            assert policy.tokenizer.decode(rest[:size], skip_special_tokens=True) == turn
+        for segment, size in zip(split_segments(rollout.text, "3"), rollout.segments, strict=True):
+            assert policy.tokenizer.decode(rest[:size], skip_special_tokens=True) == segment
             rest = rest[size:]
