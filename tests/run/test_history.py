@@ -16,7 +16,7 @@ from gspo.errors import RunError, UserError
 from gspo.recipe.load import load_recipe
 from gspo.report.run_files import read_run
 from gspo.run import history
-from gspo.run.begin import begun
+from gspo.run.begin import begun, end_recorded
 from gspo.run.console import Display
 from gspo.run.interrupt import Stopped
 from gspo.run.process_identity import process_identity
@@ -132,7 +132,7 @@ def test_a_run_that_goes_on_says_so_and_where() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gspo import collect
+    from gspo.run import collect
 
     score = collect.score
 
@@ -149,7 +149,7 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
     given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
-    with pytest.raises(Stopped), begun(load_recipe(TINY, SHORT), **given) as run:
+    with pytest.raises(Stopped), begun(load_recipe(TINY, SHORT), **given) as run, end_recorded(run):
         signal.raise_signal(signal.SIGTERM)
         run.interrupt.check()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("stopped", "SIGTERM")

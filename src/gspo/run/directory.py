@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,11 +18,10 @@ from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.writable import writable
 from gspo.run.checkpoint.files import clear, move_into_place, sha256
-from gspo.run.json_lines import read_json_lines
+from gspo.run.json_lines import read_json_lines, rollout_files
 from gspo.run.lock import Lock
 from gspo.run.plain_files import for_writing, is_unfinished, replace_text, sync
 
-_ROLLOUTS = re.compile(r"step_([0-9]{6,15})\.jsonl")
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
 
@@ -173,16 +171,6 @@ class RunDirectory:
             return path.is_file() and path.stat().st_size == size and sha256(path) == digest
 
         return [name for name, (size, digest) in files.items() if not is_whole(name, size, digest)]
-
-
-def rollout_files(run: Path) -> dict[int, Path]:
-    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    found = {}
-    for path in (run / "rollouts").glob("step_*.jsonl"):
-        name = _ROLLOUTS.fullmatch(path.name)
-        if name and os.path.isfile(path):  # noqa: PTH113 - Path's raises where nothing can be known
-            found[int(name[1])] = path
-    return {step: found[step] for step in sorted(found) if found[step].name == f"step_{step:06d}.jsonl"}
 
 
 def is_unused(directory: Path) -> bool:
