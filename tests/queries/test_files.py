@@ -59,12 +59,12 @@ def test_nested_values_survive(suffix: str, tmp_path: Path) -> None:
         ("a.csv", b"prompt,answer\n1,2\n1,2,3\n", "line 3"),
         ("a.csv", b"prompt,answer\n", "no rows"),
         ("a.parquet", b"not parquet", "not a readable Parquet"),
-        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "x", "a": 1, "a": 2}\n', "line 2: 'a' is given twice"),
-        ("a.jsonl", b'{"prompt": "x", "entry": {"b": 1, "b": 2}}\n', "line 1: 'b' is given twice"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "x", "a": 1, "a": 2}\n', "line 2: .*'a' is given twice"),
+        ("a.jsonl", b'{"prompt": "x", "entry": {"b": 1, "b": 2}}\n', "line 1: .*'b' is given twice"),
         ("a.json", b'[{"prompt": "x", "prompt": "y"}]', "'prompt' is given twice"),
-        ("a.csv", b"prompt,answer,answer\n1,2,3\n", "line 1: 'answer' is given twice"),
+        ("a.csv", b"prompt,answer,answer\n1,2,3\n", "line 1: .*'answer' is given twice"),
         ("a.jsonl", b'{"prompt": "x", "a": ' + b"9" * 5000 + b"}\n", "line 1: not usable JSON"),
-        ("a.jsonl", b'{"prompt": "x", "a": ' + b"[" * 100_000 + b"}\n", "line 1: not usable JSON: nested too deeply"),
+        ("a.jsonl", b'{"prompt": "x", "a": ' + b"[" * 100_000 + b"}\n", "line 1: not usable JSON: .*recursion"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -81,7 +81,7 @@ def test_a_parquet_file_with_a_column_twice_or_text_that_is_not_utf_8_is_refused
 
     path = str(tmp_path / "a.parquet")
     parquet.write_table(pyarrow.table([["x"], ["2"], ["3"]], names=["prompt", "answer", "answer"]), path)
-    with pytest.raises(UserError, match=r"a\.parquet: 'answer' is given twice"):
+    with pytest.raises(UserError, match=r"a\.parquet: .*'answer' is given twice"):
         read_rows(path)
     bad = pyarrow.StringArray.from_buffers(1, pyarrow.py_buffer(b"\0\0\0\0\x01\0\0\0"), pyarrow.py_buffer(b"\xff"))
     parquet.write_table(pyarrow.table({"prompt": bad}), path)
