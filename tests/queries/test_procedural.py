@@ -18,7 +18,7 @@ def prompts(rows: Any) -> list[str]:
 
 
 def questions(config: ProceduralConfig, *, seed: int | None, **options: Any) -> list[str]:
-    return [row["prompt"] for row in procedural_rows(config, seed=seed, **{"size": config.size, **options})]
+    return prompts(procedural_rows(config, seed=seed, **{"size": config.size, **options}))
 
 
 def test_rows_are_distinct_reproducible_and_carry_what_the_verifier_needs(

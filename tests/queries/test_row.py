@@ -111,6 +111,11 @@ def test_columns_nested_without_end_are_refused_with_their_row() -> None:
         _ = row.clean_columns
 
 
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(UserError, match="data: the data has no rows"):
+        lay_out([], source="data")
+
+
 @pytest.mark.parametrize("raw", ["text", 7, None, ["prompt"]])
 def test_a_row_that_is_no_mapping_is_refused_with_its_number(raw: Any) -> None:
     with pytest.raises(UserError, match="data:2: a row is not"):

@@ -20,21 +20,18 @@ RawRow = dict[str, Any]
 def read_rows(path: str, *, config: str | None = None, split: str = "train", limit: int | None = None) -> list[RawRow]:
     """The first `limit` rows of a .jsonl, .json, .csv or .parquet file, or of a hub data set's `split`.
 
-    Raises UserError for a missing file, an unreadable line (with its number), a column given twice, empty data and a
-    hub that fails.
+    Raises UserError for a missing file, an unreadable line (with its number), a column given twice and a failing hub.
     """
-    if config is not None and names_file(path):
+    is_file = names_file(path)
+    if config is not None and is_file:
         fix = "remove queries.config, or give a hub id as the path"
         raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, fix=fix)
     try:
-        source = _read_file(Path(path)) if names_file(path) else _read_hub(path, config=config, split=split)
-        rows = list(islice(source, limit))
+        source = _read_file(Path(path)) if is_file else _read_hub(path, config=config, split=split)
+        return list(islice(source, limit))
     except OSError as error:
         fix = "make it a file that you may read"
         raise UserError(f"cannot be read: {error.strerror or error}", where=path, fix=fix) from None
-    if not rows:
-        raise UserError("the data has no rows", where=path, fix="give a file with at least one row")
-    return rows
 
 
 def _read_file(path: Path) -> Iterator[RawRow]:
@@ -63,42 +60,33 @@ def _read_json(path: Path) -> Iterator[RawRow]:
 def _parse(data: bytes, *, kind: type, where: str) -> Any:
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_to_dict)
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        reason = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"
-        raise UserError(f"not valid JSON: {reason}", where=where) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, a key twice, an integer of more than 4,300 digits
-        raise UserError(f"not usable JSON: {error}", where=where) from None
+    except (ValueError, RecursionError) as error:  # also: not UTF-8, an integer of more than 4,300 digits
+        raise UserError(f"not usable JSON: {str(error).replace('line 1 column', 'column')}", where=where) from None
     if not isinstance(value, kind):
         fix = 'write an object such as {"prompt": ...} a line in a .jsonl file, a list of such objects in a .json file'
         raise UserError(f"not {'an object' if kind is dict else 'a list of objects'}", where=where, fix=fix)
     return value
 
 
-def _to_dict(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _to_dict(pairs: Sequence[tuple[str, Any]]) -> RawRow:
+    """The pairs as a dictionary; ValueError for a name given twice, since one of the values would be lost."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        _check_distinct([key for key, _ in pairs])
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is given twice")
     return row
-
-
-def _check_distinct(names: Sequence[str]) -> None:
-    """ValueError for a column or key given twice, of which one would be lost."""
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise ValueError(f"{repeated[0]!r} is given twice")
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.reader(file, strict=True)
         try:
-            _check_distinct(reader.fieldnames or ())
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError("the row has not as many values as the header; values with commas need quotes")
-                yield row
-        except (csv.Error, ValueError) as error:
+            names = next(reader, [])
+            for values in filter(None, reader):
+                if len(values) != len(names):
+                    raise ValueError(f"{len(values)} values for {len(names)} columns; values with commas need quotes")
+                yield _to_dict(list(zip(names, values, strict=True)))
+        except (csv.Error, ValueError) as error:  # ValueError: text that is not UTF-8, too
             raise UserError(f"not usable CSV: {error}", where=f"{path}, line {reader.line_num}") from None
 
 
@@ -108,7 +96,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
     try:
         file = parquet.ParquetFile(path)
-        _check_distinct(file.schema_arrow.names)
+        _to_dict([(name, None) for name in file.schema_arrow.names])
         for batch in file.iter_batches():
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8

@@ -11,11 +11,9 @@ from gspo.errors import UserError
 def check_enough_queries(num_queries: int, queries_per_step: int) -> None:
     """UserError where a step would have to take the same query twice."""
     if num_queries < queries_per_step:
-        raise UserError(
-            f"a step takes {queries_per_step} different queries and the data has {num_queries} for training",
-            where="rollout.queries_per_step",
-            fix=f"set rollout.queries_per_step to {num_queries} or less, or give more data",
-        )
+        what = f"a step takes {queries_per_step} different queries and the data has {num_queries} for training"
+        fix = f"set rollout.queries_per_step to {num_queries} or less, or give more data"
+        raise UserError(what, where="rollout.queries_per_step", fix=fix)
 
 
 def query_indices(step: int, *, num_queries: int, queries_per_step: int, seed: int, shuffle: bool) -> list[int]:
@@ -33,13 +31,15 @@ def query_indices(step: int, *, num_queries: int, queries_per_step: int, seed: i
 @lru_cache(maxsize=2)  # the two epochs that a step may straddle
 def _epoch_order(epoch: int, num_queries: int, queries_per_step: int, seed: int) -> NDArray[np.int64]:
     if num_queries < 2 * queries_per_step:
-        # One order repeated has no query twice in a step. Fresh orders would each depend on the one before.
-        return np.random.default_rng([seed, 0]).permutation(num_queries)
-    before, order = (np.random.default_rng([seed, max(0, of)]).permutation(num_queries) for of in (epoch - 1, epoch))
+        epoch = 0  # One order repeated has no query twice in a step. Fresh orders would each depend on the one before.
+    order = np.random.default_rng([seed, epoch]).permutation(num_queries)
+    num_before = epoch * num_queries % queries_per_step
+    if num_before == 0:
+        return order
     # The step that straddles this epoch's start takes the last queries of the epoch before. Those of them that stand
     # among this order's first move back, behind the others of the first `queries_per_step`. The order's end, which
     # the next epoch avoids, stays as drawn.
-    num_before = epoch * num_queries % queries_per_step
+    before = np.random.default_rng([seed, epoch - 1]).permutation(num_queries)[-num_before:]
     first = order[:queries_per_step]
-    clashes = np.isin(first, before[num_queries - num_before :])
+    clashes = np.isin(first, before)
     return np.concatenate([first[~clashes], first[clashes], order[queries_per_step:]])

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.queries.row import Row
 from gspo.recipe.schema import ProceduralConfig
 from gspo.recipe.section import MAX_DRAWN
 
@@ -20,8 +21,8 @@ MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
 
 def procedural_rows(
     config: ProceduralConfig, *, seed: int | None, size: int, excluded: Collection[str] = ()
-) -> list[dict[str, Any]]:
-    """Up to `size` distinct questions of a seed, none of which is excluded, as rows of data.
+) -> list[Row]:
+    """Up to `size` distinct questions of a seed, none of which is excluded.
 
     Without a seed they are those that every seed holds out: they depend on the task and its options only.
     Raises UserError for an unknown task and for options that the task refuses.
@@ -35,9 +36,12 @@ def procedural_rows(
         for index in range(size):
             if len(entries) < size and (entry := data[index])["question"] not in excluded:
                 entries.setdefault(entry["question"], entry)
+    source = config.task if seed is not None else f"{config.task}-held-out"
     shared = {"task": config.task, "task_options": dict(config.model_extra or {})}
+    columns = [{"answer": entry["answer"], **shared, "entry": entry} for entry in entries.values()]
     return [
-        {"prompt": question, "answer": entry["answer"], **shared, "entry": entry} for question, entry in entries.items()
+        Row(id=f"{source}:{number}", prompt=question, columns=row_columns, is_procedural=True)
+        for number, (question, row_columns) in enumerate(zip(entries, columns, strict=True), start=1)
     ]
 
 
@@ -52,11 +56,8 @@ def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
     if "seed" in options:
         raise UserError("the task's seed comes from the recipe's", where=f"{WHERE}.seed", fix="set `seed` at the top")
     names = [field.name for field in fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
-    fix = f"options of {task}: {', '.join(names)}"
-    for name in options:
-        if name not in names:
-            raise UserError(f"task {task} has no option {name!r}", where=f"{WHERE}.{name}", fix=fix)
     try:
         return create_dataset(task, **options, seed=seed, size=size)
     except Exception as error:  # tasks check their options with assert, ValueError, TypeError, …
+        fix = f"options of {task}: {', '.join(names)}"
         raise UserError(f"task {task} refuses its options: {error}", where=WHERE, fix=fix) from None

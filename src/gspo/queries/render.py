@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from gspo.errors import UserError
@@ -18,20 +19,19 @@ def render_all(
     `tokenizer` is a transformers tokenizer; `max_prompt_tokens` is the model's positions less the new tokens.
     Raises UserError naming the row: messages without a chat template, an empty prompt, no tokens, too many tokens.
     """
-    is_chat = [_is_chat(row, tokenizer, queries) for row in rows]
-    texts = [_text(row, tokenizer, queries, is_chat=chat) for row, chat in zip(rows, is_chat, strict=True)]
+    texts = [_text(row, tokenizer, queries) for row in rows]
     prompt_ids: list[tuple[int, ...]] = []
-    for chat, pairs in groupby(zip(is_chat, texts, strict=True), key=lambda pair: pair[0]):
+    for is_chat, pairs in groupby(texts, key=itemgetter(0)):
         same_kind = [text for _, text in pairs]
         # A chat template has written its special tokens itself.
-        encoded = tokenizer(same_kind, add_special_tokens=not chat)["input_ids"]
+        encoded = tokenizer(same_kind, add_special_tokens=not is_chat)["input_ids"]
         prompt_ids += [_without_end(ids, text, tokenizer) for ids, text in zip(encoded, same_kind, strict=True)]
-    queries_made = tuple(
+    rendered = tuple(
         Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=ids, columns=row.clean_columns)
-        for row, text, ids in zip(rows, texts, prompt_ids, strict=True)
+        for row, (_, text), ids in zip(rows, texts, prompt_ids, strict=True)
     )
-    _check(queries_made, tokenizer, max_prompt_tokens)
-    return queries_made
+    _check(rendered, tokenizer, max_prompt_tokens)
+    return rendered
 
 
 def _is_chat(row: Row, tokenizer: Any, queries: QueriesConfig) -> bool:
@@ -40,22 +40,16 @@ def _is_chat(row: Row, tokenizer: Any, queries: QueriesConfig) -> bool:
     is_messages = not isinstance(row.prompt, str)
     has_system = not isinstance(row.prompt, str) and row.prompt[0]["role"] == "system"
     is_chat = is_messages or (has_template if queries.chat is None else queries.chat)
-    asked_by = "the prompt is chat messages" if is_messages else "queries.chat is true"
     wants_system, wants_template = queries.system is not None, queries.template is not None
+    reason = "the prompt is chat messages" if is_messages else "queries.chat is true"
+    no_template, instruct = f"{reason}, and the tokenizer has no chat template", "set model.tokenizer to a chat model's"
+    text_only = "queries.template is for text, and the prompt is messages"
     refusals = (
-        (is_messages and queries.chat is False, f"{asked_by}, and queries.chat is false", "remove queries.chat"),
-        (
-            is_chat and not has_template,
-            f"{asked_by}, and the tokenizer has no chat template",
-            "give prompts as text, or set model.tokenizer to an instruct model's",
-        ),
+        (is_messages and queries.chat is False, f"{reason}, and queries.chat is false", "remove queries.chat"),
+        (is_chat and not has_template, no_template, instruct),
+        (wants_template and is_messages, text_only, "remove queries.template"),
         (wants_system and not is_chat, "queries.system needs a chat template", "put the text into queries.template"),
         (wants_system and has_system, "the prompt has a system message already", "remove queries.system"),
-        (
-            wants_template and is_messages,
-            "queries.template is for text, and the prompt is messages",
-            "remove queries.template",
-        ),
     )
     for is_refused, what, fix in refusals:
         if is_refused:
@@ -63,21 +57,22 @@ def _is_chat(row: Row, tokenizer: Any, queries: QueriesConfig) -> bool:
     return is_chat
 
 
-def _text(row: Row, tokenizer: Any, queries: QueriesConfig, *, is_chat: bool) -> str:
-    if isinstance(row.prompt, str):
+def _text(row: Row, tokenizer: Any, queries: QueriesConfig) -> tuple[bool, str]:
+    """Whether the chat template wrote the text, and the text."""
+    is_chat = _is_chat(row, tokenizer, queries)
+    messages = row.prompt
+    if isinstance(messages, str):
         # Not str.format: braces in the prompt or elsewhere in the template are text.
-        text = row.prompt if queries.template is None else queries.template.replace("{prompt}", row.prompt)
+        text = messages if queries.template is None else queries.template.replace("{prompt}", messages)
+        if not is_chat:
+            return False, text
         messages = [{"role": "user", "content": text}]
-    else:
-        messages = row.prompt
-    if not is_chat:
-        return text
     if queries.system is not None:
         messages = [{"role": "system", "content": queries.system}, *messages]
     prefilled = messages[-1]["role"] == "assistant"
     options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        return True, str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # a template's own complaints come as jinja2 errors of many kinds
         raise UserError(f"the chat template refuses the messages: {error}", where=row.id) from None
 
@@ -96,10 +91,7 @@ def _check(queries: Sequence[Query], tokenizer: Any, max_prompt_tokens: int | No
             fix = "remove the row, or name the right column in queries.prompt"
             raise UserError("the prompt is empty", where=query.id, fix=fix)
         if special.issuperset(query.prompt_ids) and not tokenizer(query.text, add_special_tokens=False)["input_ids"]:
-            what = (
-                f"the tokenizer turns {query.text[:60]!r} into no tokens: for a model directory without tokenizer "
-                "files transformers builds an empty tokenizer"
-            )
+            what = f"no tokens for {query.text[:60]!r}: without tokenizer files transformers builds an empty tokenizer"
             fix = "copy the tokenizer's files into the model directory, or set model.tokenizer"
             raise UserError(what, where=query.id, fix=fix)
     if max_prompt_tokens is None:

@@ -34,19 +34,16 @@ class Row:
         except RecursionError:
             raise UserError("its columns are nested too deeply", where=self.id, fix="flatten them") from None
 
-    @property
-    def prompt_key(self) -> str:
-        """A string that is equal for equal prompts: to keep held-out questions out of training."""
-        return self.prompt if isinstance(self.prompt, str) else repr(self.prompt)
-
 
 def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column: str | None = None) -> list[Row]:
     """Rows with their prompt separated from the other columns; every row gets every column.
 
     GSM8K: `answer` becomes the number behind ####, `solution` the worked text. verl: `answer` is the ground truth.
-    Raises UserError where a row is no mapping, the prompt column is missing (naming the columns there are), a prompt is
-    not one, or columns that differ in case leave open which is meant.
+    Raises UserError where there are no rows, a row is no mapping, the prompt column is missing (the message names those
+    there are), a prompt is not one, or columns that differ in case leave open which is meant.
     """
+    if not raw_rows:
+        raise UserError("the data has no rows", where=source, fix="give at least one row with a prompt")
     for number, raw in enumerate(raw_rows, start=1):
         if not isinstance(raw, Mapping):
             fix = 'give rows such as {"prompt": "...", "answer": "..."}'
