@@ -28,21 +28,22 @@ def procedural_rows(
     Raises UserError for an unknown task and for options that the task refuses.
     """
     slot = 0 if seed is None else 1 + seed % (NUM_SEEDS - 1)
-    entries: dict[str, dict[str, Any]] = {}
-    for draw in range(MAX_DRAWS_PER_ROW):
-        if len(entries) == size:
-            break
-        data = _create_dataset(config, seed=slot * SEED_SPACING + draw * size, size=size)
-        for index in range(size):
-            if len(entries) < size and (entry := data[index])["question"] not in excluded:
-                entries.setdefault(entry["question"], entry)
     source = config.task if seed is not None else f"{config.task}-held-out"
     shared = {"task": config.task, "task_options": dict(config.model_extra or {})}
-    columns = [{"answer": entry["answer"], **shared, "entry": entry} for entry in entries.values()]
-    return [
-        Row(id=f"{source}:{number}", prompt=question, columns=row_columns, is_procedural=True)
-        for number, (question, row_columns) in enumerate(zip(entries, columns, strict=True), start=1)
-    ]
+    rows: dict[str, Row] = {}
+    draws = (
+        _create_dataset(config, seed=slot * SEED_SPACING + draw * size, size=size)
+        for draw in range(MAX_DRAWS_PER_ROW if size else 0)
+    )
+    for entry in (data[index] for data in draws for index in range(size)):
+        question = entry["question"]
+        if question not in excluded and question not in rows:
+            columns = {"answer": entry["answer"], **shared, "entry": entry}
+            row_id = f"{source}:{len(rows) + 1}"
+            rows[question] = Row(id=row_id, prompt=question, columns=columns, is_procedural=True)
+            if len(rows) == size:
+                break
+    return list(rows.values())
 
 
 def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:

@@ -37,19 +37,18 @@ def render_all(
 def _is_chat(row: Row, tokenizer: Any, queries: QueriesConfig) -> bool:
     """Whether the row takes the chat template; UserError where row, tokenizer and settings do not go together."""
     has_template = bool(getattr(tokenizer, "chat_template", None))
+    system, template = queries.system is not None, queries.template is not None
     is_messages = not isinstance(row.prompt, str)
     has_system = not isinstance(row.prompt, str) and row.prompt[0]["role"] == "system"
     is_chat = is_messages or (has_template if queries.chat is None else queries.chat)
-    wants_system, wants_template = queries.system is not None, queries.template is not None
     reason = "the prompt is chat messages" if is_messages else "queries.chat is true"
-    no_template, instruct = f"{reason}, and the tokenizer has no chat template", "set model.tokenizer to a chat model's"
-    text_only = "queries.template is for text, and the prompt is messages"
+    instruct = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
     refusals = (
         (is_messages and queries.chat is False, f"{reason}, and queries.chat is false", "remove queries.chat"),
-        (is_chat and not has_template, no_template, instruct),
-        (wants_template and is_messages, text_only, "remove queries.template"),
-        (wants_system and not is_chat, "queries.system needs a chat template", "put the text into queries.template"),
-        (wants_system and has_system, "the prompt has a system message already", "remove queries.system"),
+        (is_chat and not has_template, f"{reason}, and the tokenizer has no chat template", instruct),
+        (template and is_messages, f"{reason}, and queries.template is for text", "remove queries.template"),
+        (system and has_system, "the prompt has a system message already", "remove queries.system"),
+        (system and not is_chat, "queries.system needs a chat template", "put the text into queries.template"),
     )
     for is_refused, what, fix in refusals:
         if is_refused:
