@@ -51,7 +51,8 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
     names = list(dict.fromkeys(name for raw in raw_rows for name in raw))
     prompt_name = _column(names, *PROMPT_COLUMNS, source=source) if prompt_column is None else prompt_column
     if prompt_name is None or prompt_name not in names:
-        what = f"no column {prompt_name or ', '.join(PROMPT_COLUMNS)}; the columns there are: {', '.join(names)}"
+        missing = repr(prompt_column) if prompt_column is not None else ", ".join(PROMPT_COLUMNS)
+        what = f"no column {missing}; the columns there are: {', '.join(names)}"
         raise UserError(what, where=source, fix="set queries.prompt to the column with the text or chat messages")
     answer_name = _column(names, "answer", source=source)
     first_answer = raw_rows[0].get(answer_name) if answer_name is not None else None
