@@ -11,9 +11,8 @@ from gspo.model.check_reference import check_reference
 from gspo.model.check_routing import check_declared
 from gspo.model.policy import check_vocabulary, make_tokenizer
 from gspo.model.tokenizer import named_stop_ids
-from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
-from gspo.queries.source import RowSet, load_rows, render_rows
+from gspo.queries.source import RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.inert import inert_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction, load_functions

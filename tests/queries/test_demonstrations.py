@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.row import Row
-from gspo.queries.source import RowSet, load_rows
+from gspo.queries.source import RowSet, load_demonstrations, load_rows
 from gspo.queries.worked import chain_sum as demonstrate
 from gspo.recipe.schema import Recipe
 
@@ -99,6 +98,10 @@ def test_a_file_of_completions(tmp_path: Path, recipe_of: RecipeOf) -> None:
         ("a", "b"),
         ("c", "d"),
     }
+    held_out = (Row(id="test:1", prompt="a"),)
+    assert [row.prompt for row, _ in load_demonstrations(recipe, RowSet(train=(), held_out=held_out))] == ["c"]
+    with pytest.raises(UserError, match="among those held out"):
+        load_demonstrations(recipe, RowSet(train=(), held_out=(*held_out, Row(id="test:2", prompt="c"))))
     path.write_text('{"prompt": "a", "response": "b"}')
     with pytest.raises(UserError, match="'completion'; the other columns there are: response"):
         load_demonstrations(recipe, RowSet(train=(), held_out=()))

@@ -57,3 +57,16 @@ def test_without_shuffling_the_data_comes_in_its_order() -> None:
 def test_too_few_queries_are_refused() -> None:
     with pytest.raises(UserError, match=r"set rollout\.queries_per_step to 5"):
         query_indices(0, num_queries=5, queries_per_step=6, seed=0, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "per_step", "seed", "steps"),
+    [
+        (10, 4, 0, [[4, 6, 2, 7], [3, 5, 9, 0], [8, 1, 9, 3], [1, 8, 7, 6], [0, 4, 2, 5]]),
+        (5, 3, 1, [[4, 0, 1], [2, 3, 4], [0, 1, 2]]),
+    ],
+)
+def test_a_run_that_was_started_earlier_goes_on_with_the_same_order(
+    num_queries: int, per_step: int, seed: int, steps: list[list[int]]
+) -> None:
+    assert steps_of(num_queries, per_step, seed=seed, count=len(steps)) == steps

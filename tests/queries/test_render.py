@@ -65,7 +65,7 @@ def test_many_rows_keep_their_order(chat_tokenizer: Any) -> None:
     ("prompt", "settings", "said"),
     [
         (MESSAGES, {}, "no chat template"),
-        (MESSAGES, {"chat": False}, "only a chat template"),
+        (MESSAGES, {"chat": False}, "messages, and queries.chat is false"),
         ("hi", {"chat": True}, "no chat template"),
         ("hi", {"system": "x"}, "needs a chat template"),
         (" ", {}, "prompt is empty"),
@@ -78,7 +78,7 @@ def test_what_cannot_be_rendered_plainly(prompt: Any, settings: dict[str, Any], 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"system": "x"}, "system message already"), ({"template": "Q {prompt}"}, "this one is messages")],
+    [({"system": "x"}, "system message already"), ({"template": "Q {prompt}"}, "queries.template is for text")],
 )
 def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], said: str, chat_tokenizer: Any) -> None:
     with pytest.raises(UserError, match=said):

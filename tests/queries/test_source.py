@@ -70,7 +70,7 @@ def test_queries_have_unique_ids_and_leave_room_for_the_response(recipe_of: Reci
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"), [(None, "no queries"), ([], "no rows"), ([{"prompt": "same"}] * 9, "none is left")]
+    ("rows", "said"), [(None, "no queries"), ([], "no rows"), ([{"prompt": "same"}] * 9, "no question is left")]
 )
 def test_no_queries_no_training(rows: Any, said: str, recipe_of: RecipeOf) -> None:
     with pytest.raises(UserError, match=said):

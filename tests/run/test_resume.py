@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import gspo
 from gspo import cli
-from gspo.queries.layouts import lay_out
+from gspo.queries.row import lay_out
 from gspo.queries.source import RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe

@@ -1,7 +1,7 @@
 """Queries from reasoning-gym's procedural tasks: training rows by seed, held-out rows the same for every seed."""
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -19,83 +19,46 @@ NUM_SEEDS = 2**32 // SEED_SPACING
 MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
 
 
-def training_rows(procedural: ProceduralConfig, *, seed: int, held_out: Collection[Row] = ()) -> list[Row]:
-    """Up to `procedural.size` distinct questions of the recipe's seed, none of which is held out.
+def procedural_rows(
+    config: ProceduralConfig, *, seed: int | None, size: int, excluded: Collection[str] = ()
+) -> list[Row]:
+    """Up to `size` distinct questions of a seed, none of which is excluded.
 
-    Raises UserError for an unknown task, options the task refuses, and a task too small to leave any question.
+    Without a seed they are those that every seed holds out: they depend on the task and its options only.
+    Raises UserError for an unknown task and for options that the task refuses.
     """
-    slot = 1 + seed % (NUM_SEEDS - 1)
-    known = {row.prompt_key for row in held_out}
-    rows = _distinct_rows(procedural, source=procedural.task, slot=slot, size=procedural.size, excluded=known)
-    if not rows:
-        raise UserError(
-            f"task {procedural.task} has no question that is not among the {len(held_out)} held out",
-            where=WHERE,
-            fix="lower evaluation.num_queries, or widen the task's options",
-        )
-    return rows
+    slot = 0 if seed is None else 1 + seed % (NUM_SEEDS - 1)
+    source = config.task if seed is not None else f"{config.task}-held-out"
+    shared = {"task": config.task, "task_options": dict(config.model_extra or {})}
+    rows: dict[str, Row] = {}
+    draws = (
+        _create_dataset(config, seed=slot * SEED_SPACING + draw * size, size=size)
+        for draw in range(MAX_DRAWS_PER_ROW if size else 0)
+    )
+    for entry in (data[index] for data in draws for index in range(size)):
+        question = entry["question"]
+        if question not in excluded and question not in rows:
+            columns = {"answer": entry["answer"], **shared, "entry": entry}
+            row_id = f"{source}:{len(rows) + 1}"
+            rows[question] = Row(id=row_id, prompt=question, columns=columns, is_procedural=True)
+            if len(rows) == size:
+                break
+    return list(rows.values())
 
 
-def held_out_rows(procedural: ProceduralConfig, *, size: int) -> list[Row]:
-    """Up to `size` distinct questions that depend on the task and its options only, not on the recipe's seed."""
-    return _distinct_rows(procedural, source=f"{procedural.task}-held-out", slot=0, size=size, excluded=set())
+def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
+    from reasoning_gym.factory import DATASETS, create_dataset
 
-
-def _distinct_rows(procedural: ProceduralConfig, *, source: str, slot: int, size: int, excluded: set[str]) -> list[Row]:
-    """The first `size` questions of a seed slot that are new."""
-    options = _checked_options(procedural)
-    seen = set(excluded)
-    rows: list[Row] = []
-    for entry in _entries(procedural.task, options, first_seed=slot * SEED_SPACING, block=size):
-        if entry["question"] in seen:
-            continue
-        seen.add(entry["question"])
-        columns = {"answer": entry["answer"], "task": procedural.task, "task_options": options, "entry": entry}
-        row_id = f"{source}:{len(rows) + 1}"
-        rows.append(Row(id=row_id, prompt=entry["question"], columns=columns, is_procedural=True))
-        if len(rows) == size:
-            break
-    return rows
-
-
-def _entries(task: str, options: dict[str, Any], *, first_seed: int, block: int) -> Iterator[dict[str, Any]]:
-    for number in range(MAX_DRAWS_PER_ROW if block else 0):
-        data = _create(task, {**options, "seed": first_seed + number * block, "size": block})
-        for index in range(block):
-            yield data[index]
-
-
-def _create(task: str, options: dict[str, Any]) -> Any:
-    from reasoning_gym.factory import create_dataset
-
-    try:
-        return create_dataset(task, **options)
-    except Exception as error:  # tasks check their options with assert, ValueError, TypeError, …
-        raise UserError(f"task {task} refuses its options: {error}", where=WHERE, fix=_options_line(task)) from None
-
-
-def _checked_options(procedural: ProceduralConfig) -> dict[str, Any]:
-    """The task's own options; UserError where the task or an option's name is unknown."""
-    from reasoning_gym.factory import DATASETS
-
-    task, options = procedural.task, dict(procedural.model_extra or {})
+    task, options = config.task, config.model_extra or {}
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4)
         fix = f"did you mean {', '.join(near)}?" if near else "reasoning-gym's documentation lists its tasks"
         raise UserError(f"reasoning-gym has no task {task!r}", where=f"{WHERE}.task", fix=fix)
     if "seed" in options:
         raise UserError("the task's seed comes from the recipe's", where=f"{WHERE}.seed", fix="set `seed` at the top")
-    for name in options:
-        if name not in _option_names(task):
-            raise UserError(f"task {task} has no option {name!r}", where=f"{WHERE}.{name}", fix=_options_line(task))
-    return options
-
-
-def _option_names(task: str) -> list[str]:
-    from reasoning_gym.factory import DATASETS
-
-    return [field.name for field in fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
-
-
-def _options_line(task: str) -> str:
-    return f"options of {task}: {', '.join(_option_names(task))}"
+    names = [field.name for field in fields(DATASETS[task][1]) if field.name not in ("seed", "size")]
+    try:
+        return create_dataset(task, **options, seed=seed, size=size)
+    except Exception as error:  # tasks check their options with assert, ValueError, TypeError, …
+        fix = f"options of {task}: {', '.join(names)}"
+        raise UserError(f"task {task} refuses its options: {error}", where=WHERE, fix=fix) from None

@@ -1,6 +1,7 @@
-"""A row of data before the tokenizer: the prompt, and the columns that go to the reward."""
+"""A row of data before the tokenizer, from a layout that needs no mapping (TRL, GSM8K, AIME, verl) or from another."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,17 @@ from gspo.errors import UserError
 from gspo.recipe.writable import writable
 from gspo.types import Messages
 
+# By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+GSM8K_ANSWER = re.compile(r"####\s*(?P<number>[^\n]*\S)\s*$")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One question as the data has it."""
+    """One question as the data has it.
+
+    Example: Row(id="train.jsonl:1", prompt="1 + 1 =", columns={"answer": "2"}).
+    """
 
     id: str  # "<source>:<row number>", counted from 1
     prompt: str | Messages
@@ -26,7 +34,77 @@ class Row:
         except RecursionError:
             raise UserError("its columns are nested too deeply", where=self.id, fix="flatten them") from None
 
-    @property
-    def prompt_key(self) -> str:
-        """A string that is equal for equal prompts: to keep held-out questions out of training."""
-        return self.prompt if isinstance(self.prompt, str) else repr(self.prompt)
+
+def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column: str | None = None) -> list[Row]:
+    """Rows with their prompt separated from the other columns; every row gets every column.
+
+    GSM8K: `answer` becomes the number behind ####, `solution` the worked text. verl: `answer` is the ground truth.
+    Raises UserError where there are no rows, a row is no mapping, the prompt column is missing (the message names those
+    there are), a prompt is not one, or columns that differ in case leave open which is meant.
+    """
+    if not raw_rows:
+        raise UserError("the data has no rows", where=source, fix="give at least one row with a prompt")
+    for number, raw in enumerate(raw_rows, start=1):
+        if not isinstance(raw, Mapping):
+            fix = 'give rows such as {"prompt": "...", "answer": "..."}'
+            raise UserError(f"a row is not {str(raw)[:60]!r}", where=f"{source}:{number}", fix=fix)
+    names = list(dict.fromkeys(name for raw in raw_rows for name in raw))
+    prompt_name = _column(names, *PROMPT_COLUMNS, source=source) if prompt_column is None else prompt_column
+    if prompt_name is None or prompt_name not in names:
+        missing = repr(prompt_column) if prompt_column is not None else ", ".join(PROMPT_COLUMNS)
+        what = f"no column {missing}; the columns there are: {', '.join(names)}"
+        raise UserError(what, where=source, fix="set queries.prompt to the column with the text or chat messages")
+    answer_name = _column(names, "answer", source=source)
+    first_answer = raw_rows[0].get(answer_name) if answer_name is not None else None
+    is_gsm8k = prompt_name.lower() == "question" and _gsm8k_number(first_answer) is not None
+    rows = []
+    for number, raw in enumerate(raw_rows, start=1):
+        row_id, columns = f"{source}:{number}", {name: raw.get(name) for name in names}
+        prompt = _checked_prompt(columns.pop(prompt_name), prompt_name, row_id=row_id)
+        if answer_name is not None and answer_name in columns:
+            columns["answer"] = columns.pop(answer_name)
+        if is_gsm8k:
+            worked, final_number = columns["answer"], _gsm8k_number(columns["answer"])
+            if final_number is None:
+                what = f"the first row's answer ends in '#### number' and this one does not: {str(worked)[-60:]!r}"
+                raise UserError(what, where=row_id, fix="make the answers alike")
+            columns["answer"] = final_number
+            columns.setdefault("solution", worked)
+        if isinstance(verl := columns.get("reward_model"), Mapping) and "ground_truth" in verl:
+            columns.setdefault("answer", verl["ground_truth"])
+        rows.append(Row(id=row_id, prompt=prompt, columns=columns))
+    return rows
+
+
+def _column(names: Sequence[str], *spellings: str, source: str) -> str | None:
+    """The first of the spellings that is a column, perhaps in another case; UserError where several columns match."""
+    for spelling in spellings:
+        matches = [spelling] if spelling in names else [name for name in names if name.lower() == spelling]
+        if len(matches) > 1:
+            what = f"columns {' and '.join(matches)}: which of them is {spelling!r} cannot be told"
+            raise UserError(what, where=source, fix="rename them")
+        if matches:
+            return matches[0]
+    return None
+
+
+def _gsm8k_number(answer: Any) -> str | None:
+    match = GSM8K_ANSWER.search(answer) if isinstance(answer, str) else None
+    return match and match["number"].replace(",", "")
+
+
+def _checked_prompt(prompt: Any, name: str, *, row_id: str) -> str | Messages:
+    try:
+        is_readable = writable(prompt) is prompt
+    except RecursionError:
+        is_readable = False
+    if is_readable and isinstance(prompt, str):
+        return prompt
+    messages = list(prompt) if isinstance(prompt, Iterable) and not isinstance(prompt, str | Mapping) else []
+    if is_readable and messages and all(isinstance(message, Mapping) and "role" in message for message in messages):
+        return [dict(message) for message in messages]
+    fault = "half of a surrogate pair, a number that is not finite, or levels without end, which no tokenizer reads"
+    if is_readable:
+        fault = f"{str(prompt)[:60]!r}: neither text nor a list of messages with a role and content"
+    fix = "fix the row, or set queries.prompt to another column"
+    raise UserError(f"column {name!r} holds {fault}", where=row_id, fix=fix)

@@ -13,26 +13,14 @@ def chain_sum(row: Mapping[str, Any], rng: random.Random, *, worked_fraction: fl
     `7 + 4 + 3` gives `<answer>14</answer>` or `7+4=11, 11+3=14 <answer>14</answer>`.
     Raises UserError for a row of another task.
     """
-    try:
-        expression = row["entry"]["metadata"]["expression"]
-        if row["task"] != "chain_sum":
-            raise KeyError
-    except (KeyError, TypeError):
-        raise UserError(
-            "this demonstrator answers the task chain_sum only",
-            where="cold_start.demonstrations",
-            fix="set queries.procedural.task: chain_sum, or give a function of your own",
-        ) from None
+    if row.get("task") != "chain_sum" or "entry" not in row:
+        fix = "set queries.procedural.task: chain_sum, or give a function of your own"
+        raise UserError("this demonstrator answers the task chain_sum only", where="cold_start.demonstrations", fix=fix)
     bare = f"<answer>{row['entry']['answer']}</answer>"
-    steps = _running_total(expression)
-    return f"{', '.join(steps)} {bare}" if steps and rng.random() < worked_fraction else bare
-
-
-def _running_total(expression: str) -> list[str]:
-    first, *rest = expression.split()
+    first, *rest = row["entry"]["metadata"]["expression"].split()
     total, steps = int(first), []
     for operator, term in zip(rest[::2], rest[1::2], strict=True):
         value = total + int(term) if operator == "+" else total - int(term)
         steps.append(f"{total}{operator}{term}={value}")
         total = value
-    return steps
+    return f"{', '.join(steps)} {bare}" if steps and rng.random() < worked_fraction else bare

@@ -15,11 +15,10 @@ from gspo.model.check_reference import check_reference
 from gspo.model.check_routing import check_declared, check_routing
 from gspo.model.likelihood import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
-from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet, load_rows, render_rows
+from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.layouts import lay_out
+from gspo.queries.row import lay_out
 
 
 def test_gsm8k_answers_are_numbers_and_the_work_is_kept(gsm8k_rows: list[dict[str, Any]]) -> None:
@@ -109,6 +109,17 @@ def test_columns_nested_without_end_are_refused_with_their_row() -> None:
     (row,) = lay_out([{"prompt": "p", "deep": deep}], source="data")
     with pytest.raises(UserError, match="data:1: its columns are nested too deeply"):
         _ = row.clean_columns
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(UserError, match="data: the data has no rows"):
+        lay_out([], source="data")
+
+
+@pytest.mark.parametrize("raw", ["text", 7, None, ["prompt"]])
+def test_a_row_that_is_no_mapping_is_refused_with_its_number(raw: Any) -> None:
+    with pytest.raises(UserError, match="data:2: a row is not"):
+        lay_out([{"prompt": "fine"}, raw], source="data")
 
 
 def test_every_row_gets_every_column() -> None:
