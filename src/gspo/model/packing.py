@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from jaxtyping import Int, Integer
@@ -69,31 +69,37 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
 
     The last token of a response is left out: it predicts nothing that is scored.
     """
-    ids, positions, blocks, experts = [], [], [], []
+    lengths = [sequence.num_tokens - 1 for sequence in sequences]
+    starts = [0, *accumulate(lengths)]  # of each sequence, in the order of `sequences`
+    blocks, order, end = list[Block](), list[Tensor](), 0
     predictors: dict[int, Tensor] = {}
     prefixes: dict[int, slice] = {}
-    start = 0
     for members in _blocks(sequences, hidden_size):
-        prompt = sequences[members[0]].prompt_ids
-        prefix = len(prompt) - 1 if _shares(sequences, members, hidden_size) else 0
-        rows = [_row(sequences[index], prefix) for index in members]
-        ids += [torch.tensor(prompt[:prefix], dtype=torch.long), *rows]
-        positions += [torch.arange(prefix), *(torch.arange(prefix, prefix + len(row)) for row in rows)]
-        blocks.append(_block(start, prefix, [len(row) for row in rows], device))
-        experts += _experts([sequences[index].experts for index in members], shared=prefix > 0)
-        shared, start = start, start + prefix
-        for index, row in zip(members, rows, strict=True):
-            first = shared if prefix else start
+        shares = _shares(sequences, members, hidden_size)
+        prefix = len(sequences[members[0]].prompt_ids) - 1 if shares else 0
+        blocks.append(_block(end, prefix, [lengths[index] - prefix for index in members], device))
+        order.append(torch.arange(prefix) + starts[members[0]])
+        shared, end = end, end + prefix
+        for index in members:
+            order.append(torch.arange(starts[index] + prefix, starts[index + 1]))
+            first = shared if prefix else end
             prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
-            start += len(row)
-            predictors[index] = torch.arange(start - len(sequences[index].response_ids), start)
+            end += lengths[index] - prefix
+            predictors[index] = torch.arange(end - len(sequences[index].response_ids), end)
+
+    index_of_token = torch.cat(order)
+
+    def laid_out(values: list[Tensor]) -> Tensor:
+        return torch.cat(values)[index_of_token].to(device, non_blocking=True)
+
+    experts = [torch.cat([s.experts.prefix, s.experts.row]) for s in sequences if s.experts is not None]
     return Pack(
-        ids=torch.cat(ids).to(device, non_blocking=True),
-        positions=torch.cat(positions).to(device, non_blocking=True),
+        ids=laid_out([torch.cat([torch.tensor(s.prompt_ids), s.response_ids[:-1]]) for s in sequences]),
+        positions=laid_out([torch.arange(length) for length in lengths]),
         blocks=tuple(blocks),
         predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
         prefixes=tuple(prefixes[index] for index in range(len(sequences))),
-        experts=torch.cat(experts).to(device, non_blocking=True) if experts else None,
+        experts=laid_out(experts) if experts else None,
     )
 
 
@@ -158,23 +164,9 @@ def _blocks(sequences: Sequence[TokenSequence], hidden_size: int | None) -> list
     return blocks
 
 
-def _row(sequence: TokenSequence, prefix: int) -> Int[Tensor, "T"]:
-    prompt = torch.tensor(sequence.prompt_ids[prefix:], dtype=torch.long)
-    return torch.cat([prompt, sequence.response_ids[:-1]])
-
-
-def _experts(members: Sequence[Experts | None], *, shared: bool) -> list[Integer[Tensor, "M L K"]]:
-    """The experts of a block's tokens in the order of the pack; an empty list where nothing is replayed."""
-    replayed = [experts for experts in members if experts is not None]
-    if shared:
-        return [experts.prefix for experts in replayed[:1]] + [experts.row for experts in replayed]
-    return [part for experts in replayed for part in (experts.prefix, experts.row)]
-
-
 def _block(start: int, prefix: int, lengths: list[int], device: torch.device) -> Block:
-    width = max(lengths)
-    place = None
+    width, place = max(lengths), None
     if min(lengths) < width:
-        place = torch.cat([torch.arange(row * width, row * width + n) for row, n in enumerate(lengths)])
-        place = place.to(device, non_blocking=True)
+        real = torch.arange(width) < torch.tensor(lengths)[:, None]
+        place = real.flatten().nonzero()[:, 0].to(device, non_blocking=True)
     return Block(start=start, prefix=prefix, lengths=tuple(lengths), width=width, place=place)

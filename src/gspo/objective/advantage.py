@@ -67,7 +67,8 @@ def token_advantages(
     sequences = sequence_of_token(lengths, len(rewards))
     scored = ~torch.isnan(sequence_mean(rewards, lengths))
     earned = torch.where(scored[sequences], rewards, 0.0)
-    to_go = discounted_sums(earned, lengths, _discounts(places, discount, earned))
+    steps = torch.diff(places, append=places[-1:]).clamp(min=0).to(earned.dtype)  # 0 within a place
+    to_go = discounted_sums(earned, lengths, torch.as_tensor(discount, dtype=earned.dtype) ** steps)
     by_place = _by_place(to_go, sequences, places, len(lengths))
     _, members = torch.unique(group_ids, return_inverse=True)
 
@@ -89,13 +90,6 @@ def token_advantages(
     return torch.where(_differ(by_place, scored, members)[sequences], advantages, 0.0)
 
 
-def _discounts(places: Int[Tensor, "N"], discount: float, like: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """The factor of the next token's reward to go at each token: 1 within a place, `discount` a place onwards."""
-    steps = torch.zeros_like(like)
-    steps[:-1] = (places[1:] - places[:-1]).clamp(min=0).to(like.dtype)
-    return torch.as_tensor(discount, dtype=like.dtype) ** steps
-
-
 def _by_place(
     to_go: Float[Tensor, "N"], sequences: Int[Tensor, "N"], places: Int[Tensor, "N"], num_sequences: int
 ) -> Float[Tensor, "B P"]:
@@ -114,13 +108,14 @@ def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: 
 
     Without this bound the rounding between 0.1 + 0.2 and 0.3, or in a float32 verifier, would be scaled up to ±1.
     """
-    num_groups = int(members.max()) + 1 if len(members) else 0
-    bounds = by_place.new_full((2, num_groups, by_place.shape[1]), torch.inf)
-    index = members[:, None].expand_as(by_place)
-    for row, sign in enumerate((1.0, -1.0)):
-        values = torch.where(scored[:, None], sign * by_place, torch.inf)
-        bounds[row].scatter_reduce_(0, index, values, reduce="amin")
-    lowest, highest = bounds[0], -bounds[1]
+    num_groups, index = int(members.max()) + 1 if len(members) else 0, members[:, None].expand_as(by_place)
+
+    def bound(reduce: str, neutral: float) -> Float[Tensor, "groups P"]:
+        bounds = by_place.new_full((num_groups, by_place.shape[1]), neutral)
+        values = torch.where(scored[:, None], by_place, neutral)
+        return bounds.scatter_reduce_(0, index, values, reduce=reduce)
+
+    lowest, highest = bound("amin", torch.inf), bound("amax", -torch.inf)
     different = highest - lowest > (EQUAL * torch.maximum(lowest.abs(), highest.abs())).clamp(min=EQUAL_NEAR_ZERO)
     return different.any(1)[members]
 
