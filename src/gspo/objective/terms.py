@@ -28,12 +28,9 @@ Terms = tuple[Float[Tensor, "M"], Bool[Tensor, "M"]]  # each unit's term; whethe
 
 def clip(units: Units, settings: SurrogateSettings) -> Terms:
     """min(ρÂ, clip(ρ, 1-ε_low, 1+ε_high) Â) (PPO, arXiv 1707.06347, Eq. 7; 2507.18071, Eq. 1, 2, 6, 14)."""
-    ratio, advantages = units.ratio, units.advantages
-    clipped_ratio = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    clipped = ((advantages > 0) & (ratio > 1 + settings.clip_high)) | (
-        (advantages < 0) & (ratio < 1 - settings.clip_low)
-    )
-    return torch.minimum(ratio * advantages, clipped_ratio * advantages), clipped
+    ratio, advantages, low, high = units.ratio, units.advantages, settings.clip_low, settings.clip_high
+    clipped = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages), clipped
 
 
 def dual_clip(units: Units, settings: SurrogateSettings) -> Terms:
@@ -82,10 +79,12 @@ def dppo(units: Units, settings: SurrogateSettings) -> Terms:
     ValueError without the engine's log-likelihoods.
     """
     sampler = _sampler_logprobs(units, "dppo")
-    moved = units.logprobs.detach().exp() - sampler.exp()
-    dropped = ((units.advantages > 0) & (moved > settings.clip_high)) | (
-        (units.advantages < 0) & (moved < -settings.clip_low)
+    moved, positive, negative = (
+        units.logprobs.detach().exp() - sampler.exp(),
+        units.advantages > 0,
+        units.advantages < 0,
     )
+    dropped = (positive & (moved > settings.clip_high)) | (negative & (moved < -settings.clip_low))
     return torch.where(dropped, 0.0, (units.logprobs - sampler).exp() * units.advantages), dropped
 
 
