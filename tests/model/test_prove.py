@@ -30,6 +30,13 @@ def test_other_states_and_no_numbers_are_named(wrong: Tensor) -> None:
     assert disagreement(lambda: STATES, lambda: wrong) == "it computes something else"
 
 
+def test_one_wrong_number_among_many_is_named() -> None:
+    plain = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0))
+    wrong = plain.clone()
+    wrong[3, 4] += 0.01  # 1e-5 of the Euclidean norm, 2e-3 of the largest number
+    assert disagreement(lambda: plain, lambda: wrong) == "it computes something else"
+
+
 def test_another_shape_is_named_though_it_could_be_broadcast() -> None:
     same = STATES[:1].expand(5, 7)
     assert disagreement(lambda: same, lambda: same[:1]) == "it has the shape [1, 7] in place of [5, 7]"

@@ -84,6 +84,7 @@ def test_settings_are_changed_one_by_one_and_the_others_stay(name: Any) -> None:
     settings = SurrogateSettings.published(name)
     assert (settings.level, settings.clip_low, settings.clip_high, settings.length_norm) == (level, low, high, norm)
     assert SurrogateSettings.published(name, clip_high=0.5, clip_low=None) == replace(settings, clip_high=0.5)
+    assert SurrogateSettings.published(name, clip_low=0.0).clip_low == 0.0  # which is a number, and not left out
     old, lengths = torch.zeros(4, dtype=torch.float64), torch.tensor([1, 3])
     tensors: Any = (old + 0.3, old, torch.tensor([1.0, -1.0], dtype=torch.float64), lengths)
     given: dict[str, Any] = {"tokens_per_sequence": 4.0, "sampler_logprobs": old}
