@@ -7,10 +7,9 @@ from gspo.errors import UserError
 from gspo.evaluation.notes import evaluation_notes
 from gspo.evaluation.verdict import verdict
 from gspo.model.architecture import load_config, max_positions
-from gspo.model.check_reference import check_reference
-from gspo.model.check_routing import check_declared
 from gspo.model.policy import check_vocabulary, make_tokenizer
-from gspo.model.tokenizer import named_stop_ids
+from gspo.model.routers import check_declared
+from gspo.model.tokenizer import check_reference, named_stop_ids
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.inert import inert_settings

@@ -84,7 +84,7 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
     with torch.no_grad():
         for replayed in (True, False):
             sequences = sequences_of(groups, replayed=replayed)
-            values[replayed] = critic.values(sequences, response_states(policy, sequences).hidden)
+            values[replayed] = critic.values(sequences, response_states(policy, sequences))
     assert (values[True] - values[False]).abs().max() > 1e-2
     torch.testing.assert_close(torch.cat([found.values[index] for index in range(6)]), values[replay == "engine"])
 

@@ -124,16 +124,16 @@ def plain_loss(table: torch.Tensor, items: list[Item], actor: ActorConfig) -> to
     if actor.correction != "none":
         bounds = (actor.correction_low, actor.correction_high)
         level = actor.correction_level
-        weights = correction_weights(old, engine, torch.tensor(lengths), actor.correction, *bounds, level=level)
+        weights = correction_weights(old, engine, torch.tensor(lengths), actor.correction, bounds, level=level)
     divisors: dict[str, Any] = {"mean": 6.7, "group": torch.tensor(GROUP_TOKENS), "constant": 23.0}
     result = surrogate(
         logprobs,
         old,
         advantages,
         torch.tensor(lengths),
-        actor.importance_sampling_level,
-        actor.clip_low,
-        actor.clip_high,
+        level=actor.importance_sampling_level,
+        clip_low=actor.clip_low,
+        clip_high=actor.clip_high,
         name=actor.surrogate,
         length_norm=actor.length_norm,
         tokens_per_sequence=divisors.get(actor.length_norm),

@@ -10,9 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gspo import cli
 from gspo.errors import UserError
-from gspo.model.check_routing import check_declared, check_routing
 from gspo.model.policy import Policy
-from gspo.model.routers import find_routing
+from gspo.model.routers import check_declared, find_routing, refuse_experts
 from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import ActorConfig
@@ -25,6 +24,12 @@ MIXTURE = ["model.architecture.model_type=qwen3_moe", "model.architecture.num_ex
 MIXTURE += ["model.architecture.num_experts_per_tok=2", "model.architecture.moe_intermediate_size=16"]
 
 LLAMA4: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
+
+
+def check_routing(actor: ActorConfig, policy: Policy) -> None:
+    """As a run does with a model that it has loaded."""
+    if policy.routing is None:
+        refuse_experts(actor, type(policy.model).__name__, policy.unknown_routers)
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +109,7 @@ def test_a_mixture_whose_routers_only_its_modules_show_is_let_through() -> None:
     sizes |= {"num_key_value_heads": 1, "vocab_size": 32, "vocab_size_per_layer_input": 32}
     config = AutoConfig.for_model("gemma4_text", **sizes, **experts)
     model = AutoModelForCausalLM.from_config(config).eval()
-    routing = find_routing(model, model.model)
+    routing, _ = find_routing(model, model.model)
     assert routing is not None and routing.gives_probabilities
     check_declared(ActorConfig(), config)
     check_declared(ActorConfig(routing_replay="engine"), config)

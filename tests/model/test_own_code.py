@@ -10,9 +10,8 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.model.architecture import load_config
-from gspo.model.check_reference import check_reference
 from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.model.tokenizer import fit_tokenizer
+from gspo.model.tokenizer import check_reference, fit_tokenizer
 from gspo.recipe.objective import KlConfig
 from gspo.recipe.schema import ModelConfig
 

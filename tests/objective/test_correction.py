@@ -43,7 +43,7 @@ class Data:
     def weights(
         self, method: Any, low: float | None = None, high: float | None = None, level: Any = None
     ) -> torch.Tensor:
-        return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, low, high, level=level)
+        return correction_weights(self.old, self.engine, torch.tensor(self.lengths), method, (low, high), level=level)
 
     def surrogate(self, name: Any, level: Any, x: torch.Tensor, **more: Any) -> Any:
         engine = self.engine if name in ("minirl", "dppo") or "opsm_delta" in more else None
@@ -86,7 +86,7 @@ def test_weights_are_those_of_the_loops(method: Any, level: Any, given: str) -> 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_carry_no_gradient(method: Any) -> None:
     old = torch.tensor([-1.0, -2.0], requires_grad=True)
-    weights = correction_weights(old, torch.tensor([-1.1, -2.3]), torch.tensor([2]), method, 0.5, 2.0)
+    weights = correction_weights(old, torch.tensor([-1.1, -2.3]), torch.tensor([2]), method, (0.5, 2.0))
     assert not weights.requires_grad
 
 
@@ -95,7 +95,7 @@ def test_weights_carry_no_gradient(method: Any) -> None:
 def test_a_sequences_weight_is_its_tokens_mean_and_does_not_run_away_with_its_length(method: Any, length: int) -> None:
     engine = torch.full((length,), -1.0, dtype=torch.float64)  # 0.4 % less likely to the policy, token for token
     low, high = CORRECTIONS[method].low, CORRECTIONS[method].high
-    found = correction_weights(engine - 0.004, engine, torch.tensor([length]), method, low, high, level="sequence")
+    found = correction_weights(engine - 0.004, engine, torch.tensor([length]), method, (low, high), level="sequence")
     rho = 1.0 if method == "geometric_mask" else math.exp(-0.004)
     assert found.tolist() == pytest.approx([rho] * length, rel=1e-9)
 
@@ -107,7 +107,7 @@ def test_as_published_a_weight_is_of_the_tokens_own_ratio(method: Any) -> None:
     wanted = {"tis": [math.exp(0.1), 2.0, math.exp(-0.3), 1.0], "mis": [math.exp(0.1), 0.0, math.exp(-0.3), 1.0]}
     free = [math.exp(0.1), math.exp(2.0), math.exp(-0.3), 1.0]
     expected = {**wanted, "decoupled": free, "icepop": [free[0], 0.0, *free[2:]]}[method]
-    found = correction_weights(old, engine, torch.tensor([3, 1]), method, *bounds)
+    found = correction_weights(old, engine, torch.tensor([3, 1]), method, bounds)
     assert found.tolist() == pytest.approx(expected, rel=1e-6)
 
 

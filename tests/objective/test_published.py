@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo.objective import Surrogate, surrogate
+from gspo.objective import Surrogate, SurrogateSettings, surrogate
 from gspo.recipe.published import PUBLISHED
 
 Scalar = Any  # a number, with or without a gradient
@@ -266,7 +266,7 @@ def test_a_level_that_a_surrogate_does_not_have_is_refused_with_the_reason(name:
     assert len(PUBLISHED[name].only) > 20 and PUBLISHED[name].only in str(refused.value)
 
 
-def test_what_a_surrogate_cannot_do_without_is_asked_for() -> None:
+def test_what_a_surrogate_cannot_do_without_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     data = random_data(6, 3)
     some = (data.logprobs, data.old, data.advantages, torch.tensor(data.lengths))
     for name in ("minirl", "dppo"):
@@ -276,12 +276,16 @@ def test_what_a_surrogate_cannot_do_without_is_asked_for() -> None:
         surrogate(*some, opsm_delta=0.1)
     for name, what in (("dapo", "mini-batch's mean"), ("cispo", "sequence's group"), ("dr_grpo", "longest response")):
         with pytest.raises(ValueError, match=f"tokens_per_sequence, the .*{what}"):
-            surrogate(*some, name=name)  # type: ignore[arg-type]
+            surrogate(*some, name=name)
     unchecked = inspect.unwrap(surrogate)  # the shape checks of the test run would speak first
+    monkeypatch.setattr(SurrogateSettings, "__init__", inspect.unwrap(SurrogateSettings.__init__))
     for wrong, match in (
         ({"name": "gspo"}, "unknown surrogate 'gspo': clip"),
         ({"level": "sentence"}, "unknown level 'sentence': token"),
         ({"length_norm": "batch"}, "unknown length_norm 'batch': own"),
+        ({"clip_low": -0.1}, "clip_low is -0.1: it must be 0 or more"),
+        ({"clip_high": math.nan}, "clip_high is nan: it must be 0 or more"),
+        ({"dual_clip": 0.5}, "dual_clip is 0.5: it must be 1 or more"),
         ({"sampler_logprobs": data.engine[:1]}, "sampler_logprobs has 1 tokens"),
         ({"weights": torch.ones(3, 4)}, r"weights has the shape \[3, 4\]: .* weights\[mask\]"),
     ):

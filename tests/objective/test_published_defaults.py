@@ -1,11 +1,12 @@
 """What a name stands for where nothing else is said: the numbers of the papers, from Python and in a recipe alike."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from gspo.objective import surrogate
+from gspo.objective import SurrogateSettings, surrogate
 from gspo.recipe.published import PUBLISHED
 from gspo.recipe.schema import ActorConfig
 
@@ -75,3 +76,18 @@ def test_at_a_level_it_was_not_published_with_a_surrogate_has_gspos_or_grpos_ran
     everywhere = name == "cispo" or (name == "luspo" and level == "sequence_token")
     expected = own[1:3] if level == own[0] or everywhere else LEVEL_RANGES[level]
     assert (actor.clip_low, actor.clip_high) == expected
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_settings_are_changed_one_by_one_and_the_others_stay(name: Any) -> None:
+    level, low, high, norm, _ = EXPECTED[name]
+    settings = SurrogateSettings.published(name)
+    assert (settings.level, settings.clip_low, settings.clip_high, settings.length_norm) == (level, low, high, norm)
+    assert SurrogateSettings.published(name, clip_high=0.5, clip_low=None) == replace(settings, clip_high=0.5)
+    assert SurrogateSettings.published(name, clip_low=0.0).clip_low == 0.0  # which is a number, and not left out
+    old, lengths = torch.zeros(4, dtype=torch.float64), torch.tensor([1, 3])
+    tensors: Any = (old + 0.3, old, torch.tensor([1.0, -1.0], dtype=torch.float64), lengths)
+    given: dict[str, Any] = {"tokens_per_sequence": 4.0, "sampler_logprobs": old}
+    found = surrogate(*tensors, settings=settings, clip_high=0.5, **given)
+    wanted = surrogate(*tensors, name=name, clip_high=0.5, **given)
+    assert torch.equal(found.per_sequence, wanted.per_sequence) and torch.equal(found.clipped, wanted.clipped)

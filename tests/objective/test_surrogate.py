@@ -238,7 +238,7 @@ def test_a_ratio_beyond_the_range_on_the_harmless_side_keeps_its_gradient(level:
         torch.tensor([-0.5, -1.5], dtype=torch.float64),
         torch.tensor([1.0, -1.0], dtype=torch.float64),
         torch.tensor([1, 1]),
-        level=level,  # type: ignore[arg-type]
+        level=level,
         clip_low=0.1,
         clip_high=0.1,
     )

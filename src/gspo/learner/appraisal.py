@@ -48,7 +48,7 @@ def appraise(
 
     def values(some: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
         assert critic is not None
-        return critic.values(some, response_states(policy, some).hidden if critic.needs_policy() else None)
+        return critic.values(some, response_states(policy, some) if critic.needs_policy() else None)
 
     return Appraisal(
         reference_logprobs={} if reference is None else _by_rollout(likelihood, sequences, policy, actor),

@@ -41,7 +41,7 @@ class Critic:
         states = hidden
         if self._own is not None:
             chosen = [replace(one, experts=None) for one in sequences]  # its routers choose for themselves
-            states = response_states(self._own, chosen).hidden
+            states = response_states(self._own, chosen)
         assert states is not None
         values: Tensor = self._head(states.float())[:, 0]
         return values

@@ -14,7 +14,15 @@ from gspo.learner.item import Item, Observation, observe
 from gspo.learner.volatility import Activation, activation
 from gspo.model.likelihood import Likelihood, response_likelihood
 from gspo.model.policy import Policy
-from gspo.objective import Surrogate, balance_loss, correction_weights, kl_estimate, surrogate, value_loss
+from gspo.objective import (
+    Surrogate,
+    SurrogateSettings,
+    balance_loss,
+    correction_weights,
+    kl_estimate,
+    surrogate,
+    value_loss,
+)
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch
@@ -126,17 +134,24 @@ def _surrogate(
         old,
         advantages.to(logprobs.device, non_blocking=True),
         lengths,
+        settings=surrogate_settings(actor),
+        tokens_per_sequence=norms.get(actor.length_norm),
+        sampler_logprobs=_packed(items, lambda item: item.sampler_logprobs, logprobs),
+        weights=weights,
+    )
+
+
+def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
+    """The recipe's settings of the objective."""
+    return SurrogateSettings(
+        name=actor.surrogate,
         level=actor.importance_sampling_level,
         clip_low=actor.clip_low,
         clip_high=actor.clip_high,
-        name=actor.surrogate,
         length_norm=actor.length_norm,
-        tokens_per_sequence=norms.get(actor.length_norm),
         dual_clip=actor.dual_clip,
         minirl_cap=actor.minirl_cap,
         sapo_temperature=actor.sapo_temperature,
-        sampler_logprobs=_packed(items, lambda item: item.sampler_logprobs, logprobs),
-        weights=weights,
         opsm_delta=actor.opsm_delta,
     )
 
@@ -147,8 +162,8 @@ def _weights(
     if actor.correction == "none":
         return None
     sampler = _packed(items, lambda item: item.sampler_logprobs, old)
-    low, high, level = actor.correction_low, actor.correction_high, actor.correction_level
-    return correction_weights(old, sampler, lengths, actor.correction, low, high, level=level)
+    bounds, level = (actor.correction_low, actor.correction_high), actor.correction_level
+    return correction_weights(old, sampler, lengths, actor.correction, bounds, level=level)
 
 
 def _packed(

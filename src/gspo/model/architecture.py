@@ -3,7 +3,6 @@
 import difflib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def load_config(recipe: ModelConfig) -> Any:
-    """The transformers configuration of the recipe's model, dropout and jitter off; UserError where there is none."""
+    """The transformers configuration of the recipe's model, without dropout and jitter; UserError if there is none."""
     if recipe.architecture is not None:
         config = _made_config(recipe.architecture)
     else:
@@ -28,31 +27,25 @@ def load_config(recipe: ModelConfig) -> Any:
 
 
 def max_positions(config: Any) -> int | None:
-    """The longest sequence (prompt and response) an architecture declares, in tokens."""
+    """The longest sequence (prompt and response) that an architecture declares, in tokens."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def unloadable(path: str, error: Exception) -> UserError:
-    """What to say of a place that transformers can load nothing from."""
+def unloadable(path: str, error: Exception, *, part: str = "model", fix: str | None = None) -> UserError:
+    """The error for a place from which transformers cannot load a model or a tokenizer."""
     if "trust_remote_code" in str(error):
-        return own_code_refused(path)
-    if Path(path).exists():
-        return UserError(f"no model can be loaded: {short(error)}", where=path)
-    return UserError(
-        "neither a directory nor a hub id that can be reached from here",
-        where=f"model.path: {path}",
-        fix="check the spelling and the network, or give the directory of a model",
-    )
-
-
-def own_code_refused(path: str) -> UserError:
-    """What to say of a place whose model or tokenizer is made by Python code that it brings along."""
-    what = "it brings Python code of its own, which is run only where the recipe allows it"
-    return UserError(what, where=path, fix="read that code; to run it, set model.trust_remote_code: true")
+        problem = "it brings Python code of its own, which is run only where the recipe allows it"
+        fix = "read that code; to run it, set model.trust_remote_code: true"
+    elif part == "model" and not Path(path).exists():
+        problem, path = "neither a directory nor a hub id that can be reached from here", f"model.path: {path}"
+        fix = "check the spelling and the network, or give the directory of a model"
+    else:
+        problem = f"no {part} can be loaded: {short(error)}"
+    return UserError(problem, where=path, fix=fix)
 
 
 def short(error: Exception) -> str:
-    """An error's text on one line of bounded length."""
+    """The text of an error on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]
 
 
@@ -60,8 +53,11 @@ def check_depth(path: str) -> None:
     """UserError where the config.json of a directory or hub id asks for a number of layers that no model has."""
     from transformers import PreTrainedConfig
 
-    with suppress(OSError):  # there need not be one where a tokenizer is
-        _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
+    try:
+        tree = PreTrainedConfig.get_config_dict(path)[0]
+    except Exception:  # a tokenizer needs no config.json; whoever reads one reports its faults
+        return
+    _check_layers(tree, where=path)
 
 
 def _read_config(path: str, *, trust_remote_code: bool) -> Any:
@@ -73,17 +69,12 @@ def _read_config(path: str, *, trust_remote_code: bool) -> Any:
     if place.exists() and not (place / "config.json").is_file():
         raise UserError("no config.json here, so this is no model directory", where=path)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
-        raise UserError(
-            "the model directory has no weights (*.safetensors)",
-            where=path,
-            fix="finish the download, or train a new model of this shape with model.architecture",
-        )
+        fix = "finish the download, or train a new model of this shape with model.architecture"
+        raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
+    check_depth(path)
     try:
-        check_depth(path)
-        # Not left out: transformers would ask on standard input, and take whatever is there for an answer.
+        # Without trust_remote_code, transformers would ask on standard input and read the answer from there.
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except UserError:
-        raise
     except Exception as error:
         raise unloadable(path, error) from None
 
@@ -108,12 +99,12 @@ def _made_config(architecture: dict[str, Any]) -> Any:
         raise UserError(f"unknown model_type {kind!r}", where=where, fix=fix)
     _check_layers(architecture, where=where)
     try:
-        known = AutoConfig.for_model(kind)
+        default = AutoConfig.for_model(kind)
         for key in architecture.keys() - {"model_type"}:
-            if not hasattr(known, key):  # transformers would keep it and nothing would read it
-                near = difflib.get_close_matches(key, known.to_dict(), n=1, cutoff=0.85)
-                if near:  # else it may be one of those that the code reads and no configuration declares (head_dim)
-                    raise UserError(f"{kind} has no key {key!r}", where=where, fix=f"did you mean {near[0]}?")
+            # transformers keeps a misspelt key without using it. Some true keys are declared nowhere (head_dim).
+            near = difflib.get_close_matches(key, default.to_dict(), n=1, cutoff=0.85)
+            if near and not hasattr(default, key):
+                raise UserError(f"{kind} has no key {key!r}", where=where, fix=f"did you mean {near[0]}?")
         return AutoConfig.for_model(**architecture)
     except UserError:
         raise

@@ -1,4 +1,4 @@
-"""Attention over a pack: everything else in a model works token by token and needs no padding."""
+"""Attention over a pack. Everything else in a model works token by token and needs no padding."""
 
 from collections import OrderedDict
 from typing import Any
@@ -25,9 +25,10 @@ def packed_attention(
     layout: Pack | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' scaled dot-product attention; over a pack (batch of one row), block by block.
+    """transformers' scaled dot-product attention; over a pack, which is a batch of one row, it runs block by block.
 
-    A row attends causally to itself and to all of the prefix it shares. Returns [b, n, h, d].
+    A row attends causally to itself and to all of the prefix that it shares. Returns [b, n, h, d]. Raises
+    NotImplementedError where a layer has a sliding window and does not pass it on.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -43,21 +44,24 @@ AttentionMaskInterface.register(NAME, sdpa_mask)  # for passes without a pack, s
 
 
 def _block(module: nn.Module, tensors: list[Tensor], block: Block, kwargs: dict[str, Any]) -> list[Tensor]:
-    rows = [_pad(states[block.rows], block) for states in tensors]
-    window = kwargs.get("sliding_window")
-    if not block.prefix:
-        return [unpad(_attend(module, rows, _mask(block.width, 0, window, rows[0]), kwargs), block)]
-    prefix = [states[None, block.start : block.start + block.prefix].transpose(1, 2) for states in tensors]
-    own = _attend(module, prefix, _mask(block.prefix, 0, window, rows[0]), kwargs)
-    for number in (1, 2):
-        shared = prefix[number].expand(len(block.lengths), -1, -1, -1)
-        rows[number] = torch.cat([shared, rows[number]], dim=2)
-    mask = _mask(block.width, block.prefix, window, rows[0])
-    return [own[0], unpad(_attend(module, rows, mask, kwargs), block)]
+    """The attention of a block's prefix, if there is one, and of its rows, each [m, h, d]."""
+
+    def attend(states: list[Tensor], width: int, prefix: int) -> Tensor:
+        mask = _mask(width, prefix, kwargs.get("sliding_window"), states[0])
+        output: Tensor = sdpa_attention_forward(module, *states, mask, **kwargs)[0]
+        return output
+
+    rows, outputs = [_pad(states[block.rows], block) for states in tensors], []
+    if block.prefix:
+        prefix = [states[None, block.start : block.start + block.prefix].transpose(1, 2) for states in tensors]
+        outputs.append(attend(prefix, block.prefix, 0)[0])
+        shared = [states.expand(len(block.lengths), -1, -1, -1) for states in prefix]
+        rows = [rows[0], *(torch.cat([shared[number], rows[number]], dim=2) for number in (1, 2))]
+    return [*outputs, unpad(attend(rows, block.width, block.prefix), block)]
 
 
 def _slides(module: Any) -> bool:
-    """Whether the layer is declared to attend to some part of the past only."""
+    """Whether the layer's configuration limits its attention to a part of the past."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -65,17 +69,12 @@ def _slides(module: Any) -> bool:
     return getattr(config, "sliding_window", None) is not None
 
 
-def _attend(module: nn.Module, tensors: list[Tensor], mask: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
-    output, _ = sdpa_attention_forward(module, tensors[0], tensors[1], tensors[2], mask, **kwargs)
-    return output
-
-
 def _mask(width: int, prefix: int, window: int | None, like: Tensor) -> Tensor | None:
-    """None where the kernel's own causal mask is right."""
+    """The mask of rows with a prefix before them; None where the kernel's causal mask is the right one."""
     if not prefix and (window is None or width <= window):
         return None
     key = (width, prefix, window, like.dtype, like.device)
-    if key not in _masks:  # each layer of a pass asks for the same ones again
+    if key not in _masks:  # each layer of a pass asks for the same masks
         _masks[key] = _additive_mask(*key)
     _masks.move_to_end(key)
     while len(_masks) > 1 and sum(mask.nbytes for mask in _masks.values()) > MAX_MASK_BYTES:
@@ -83,14 +82,14 @@ def _mask(width: int, prefix: int, window: int | None, like: Tensor) -> Tensor |
     return _masks[key]
 
 
-MAX_MASK_BYTES = 2**28  # of all that are kept; the one in use is kept whatever its size
+MAX_MASK_BYTES = 2**28  # of all masks that are kept; the mask in use is kept whatever its size
 _masks: "OrderedDict[tuple[int, int, int | None, torch.dtype, torch.device], Tensor]" = OrderedDict()
 
 
 def _additive_mask(
     width: int, prefix: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "1 1 s t"]:
-    """0 where the query at prefix + i sees the key at j: j ≤ prefix + i, and within the sliding window; else -inf."""
+    """0 where the query at prefix + i sees the key at j (j ≤ prefix + i, within the sliding window), else -inf."""
     shape = width, prefix + width
     mask = torch.full(shape, -torch.inf, dtype=dtype, device=device).triu_(prefix + 1)
     if window:
@@ -99,6 +98,7 @@ def _additive_mask(
 
 
 def _pad(states: Float[Tensor, "m h d"], block: Block) -> Float[Tensor, "r h s d"]:
+    """The states of a block's tokens as rows of equal length, padded with 0."""
     rows = len(block.lengths)
     if block.place is not None:
         empty = states.new_zeros(rows * block.width, *states.shape[1:])
@@ -107,15 +107,15 @@ def _pad(states: Float[Tensor, "m h d"], block: Block) -> Float[Tensor, "r h s d
 
 
 def unpad(output: Num[Tensor, "r s *rest"], block: Block) -> Num[Tensor, "m *rest"]:
-    """The tokens of a block's rows, without padding."""
+    """The outputs of the tokens of a block's rows, without those of the padding."""
     flat = output.flatten(0, 1)
     return flat if block.place is None else take(flat, block.place)
 
 
 def take(rows: Num[Tensor, "n *rest"], index: Int[Tensor, "m"]) -> Num[Tensor, "m *rest"]:
-    """`rows[index]` where no row is named twice: its gradient is a copy, not an addition row by row."""
-    taken: Tensor = _Take.apply(rows, index)
-    return taken
+    """`rows[index]` for an index without repetitions: the gradient is a copy, not an addition row by row."""
+    selected: Tensor = _Take.apply(rows, index)
+    return selected
 
 
 class _Take(torch.autograd.Function):

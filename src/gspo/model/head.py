@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_MAX_LOGITS = 2**25  # logits that exist at once: 128 MiB in float32, whatever the vocabulary
+_MAX_LOGITS = 2**25  # the number that exist at once: 128 MiB in float32, whatever the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The last linear layer of a causal LM and what its config does to the logits after it."""
+    """The last linear layer of a causal language model, and the scale and soft cap of its logits."""
 
     weight: Tensor  # V x H
     bias: Tensor | None = None
@@ -21,7 +21,7 @@ class Head:
     cap: float | None = None  # Gemma: cap · tanh(logits / cap)
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
-        """Logits in float32; of bfloat16 operands too, for rounded to that they would be 0.125 apart at 16."""
+        """Logits in float32, also of bfloat16 states: rounded to bfloat16, logits near 16 would be 0.125 apart."""
         logits = _product(hidden, self.weight.T)
         if self.bias is not None:
             logits += self.bias
@@ -33,16 +33,16 @@ class Head:
 def token_likelihood(
     head: Head, hidden: Float[Tensor, "N H"], targets: Int[Tensor, "N"], temperature: float
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """log softmax(logits / temperature) at the targets, and the entropy in nats.
+    """log softmax(logits / temperature) at the N targets, and the entropy of each distribution, both in nats.
 
-    Memory does not depend on tokens × vocabulary: no more than a chunk's logits exist, in the backward pass neither.
+    Memory does not grow with tokens × vocabulary: only one chunk's logits exist at a time, also in the backward pass.
     """
     logprobs, entropy = _TokenLikelihood.apply(hidden, head.weight, head.bias, targets, head, temperature)
     return logprobs, entropy
 
 
 class _TokenLikelihood(torch.autograd.Function):
-    """By hand, for autograd would keep the probabilities of all tokens and add up one weight gradient a chunk."""
+    """Written by hand: autograd would keep the probabilities of all tokens, and one weight gradient for each chunk."""
 
     @staticmethod
     def forward(
@@ -55,14 +55,14 @@ class _TokenLikelihood(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, highest, total = hidden.new_empty(4, len(hidden), dtype=torch.float32)
-        held: Tensor | None = None  # memory that is fresh for every chunk costs more than the exponentials put in it
+        buffer: Tensor | None = None  # new memory for every chunk costs more than the exponentials that fill it
         for rows in _chunks(len(hidden), len(weight)):
             scores = head.logits(hidden[rows]).div_(temperature)
             highest[rows] = scores.amax(-1)
             scores -= highest[rows, None]  # or large logits would round the rest away
             chosen = scores.gather(-1, targets[rows, None])[:, 0]
-            held = torch.empty_like(scores) if held is None else held[: len(scores)]  # the last chunk may be smaller
-            weights = torch.exp(scores, out=held)
+            buffer = torch.empty_like(scores) if buffer is None else buffer[: len(scores)]  # the last may be smaller
+            weights = torch.exp(scores, out=buffer)
             total[rows] = weights.sum(-1)
             logprobs[rows] = chosen - total[rows].log()
             # A token of probability 0 has entropy 0, not 0 · (-inf).
@@ -79,7 +79,7 @@ class _TokenLikelihood(torch.autograd.Function):
         head, temperature = ctx.head, ctx.temperature
         gradient = torch.zeros_like(total) if gradient is None else gradient
         hidden_gradient = torch.empty_like(hidden)
-        # Added up over chunks in float32: bfloat16 would lose the small ones.
+        # Accumulated over chunks in float32: bfloat16 would lose small summands.
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for rows in _chunks(len(hidden), len(weight)):
@@ -109,7 +109,7 @@ class _TokenLikelihood(torch.autograd.Function):
 
 
 def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:
-    """The matrix product, added up and kept in float32."""
+    """The matrix product, accumulated and returned in float32."""
     if left.dtype == torch.float32:
         return left @ right
     if left.is_cuda:
@@ -118,6 +118,7 @@ def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[T
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the matrix product to `total`, in place."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
@@ -125,5 +126,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+    """Slices of nearly equal size, whose logits stay within _MAX_LOGITS."""
     size = math.ceil(num_tokens / math.ceil(num_tokens * vocabulary / _MAX_LOGITS)) if num_tokens else 1
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]

@@ -15,20 +15,17 @@ from gspo.types import Experts
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseStates:
-    """The policy's states before N packed response tokens, and where its routers sent them."""
+class Likelihood:
+    """The policy's likelihoods of N packed response tokens, and the states that they come from.
 
-    hidden: Float[Tensor, "N H"]
-    experts: tuple[Experts, ...] | None  # of each sequence, as the routers would have it; None: no routers known
-    router_logits: tuple[Float[Tensor, "N E"], ...]  # where they were asked for
+    Example: for responses of 2 and 3 tokens, logprobs = [-0.1, -2.3, -0.7, -0.2, -1.6], in nats.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class Likelihood(ResponseStates):
-    """What the policy says of N packed response tokens, in nats."""
-
-    logprobs: Float[Tensor, "N"]
-    entropy: Float[Tensor, "N"]  # of the distribution each token was drawn from
+    logprobs: Float[Tensor, "N"]  # in nats, of each response token
+    entropy: Float[Tensor, "N"]  # in nats, of the distribution that each token was drawn from
+    hidden: Float[Tensor, "N H"]  # the state that predicts each token
+    experts: tuple[Experts, ...] | None  # of each sequence, the routers' choice; None: no routers can be watched
+    router_logits: tuple[Float[Tensor, "N E"], ...]  # layer by layer, if the caller asked for them
 
 
 def response_likelihood(
@@ -38,30 +35,31 @@ def response_likelihood(
 
     One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
     """
-    states = response_states(policy, sequences, keep_router_logits=keep_router_logits)
-    targets = torch.cat([sequence.response_ids for sequence in sequences]).to(policy.device, non_blocking=True)
-    logprobs, entropy = token_likelihood(policy.head, states.hidden, targets, temperature)
-    return Likelihood(logprobs=logprobs, entropy=entropy, **vars(states))
-
-
-def response_states(
-    policy: Policy, sequences: Sequence[TokenSequence], *, keep_router_logits: bool = False
-) -> ResponseStates:
-    """What the policy's trunk makes of the tokens that precede the response's, in one forward pass."""
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
-    found = policy.run(layout, keep_router_logits=keep_router_logits)
-    lengths = [len(sequence.response_ids) for sequence in sequences]
-    return ResponseStates(
-        hidden=take(found.hidden, layout.predictors),
-        experts=None if found.experts is None else _by_sequence(found.experts.cpu(), layout, lengths),
-        router_logits=tuple(take(logits, layout.predictors) for logits in found.router_logits),
+    output = policy.run(layout, keep_router_logits=keep_router_logits)
+    hidden = take(output.hidden, layout.predictors)
+    targets = torch.cat([sequence.response_ids for sequence in sequences])
+    logprobs, entropy = token_likelihood(policy.head, hidden, targets.to(policy.device, non_blocking=True), temperature)
+    return Likelihood(
+        logprobs=logprobs,
+        entropy=entropy,
+        hidden=hidden,
+        experts=None if output.experts is None else _by_sequence(output.experts.cpu(), layout, sequences),
+        router_logits=tuple(take(logits, layout.predictors) for logits in output.router_logits),
     )
 
 
-def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack, lengths: Sequence[int]) -> tuple[Experts, ...]:
-    """Copies, so that what is kept of a sequence does not keep the pack; a prefix that is shared is copied once."""
-    prefixes = {where.start: experts[where].clone() for where in layout.prefixes}
-    rows = experts[layout.predictors.cpu()].split(list(lengths))
-    return tuple(
-        Experts(prefix=prefixes[where.start], row=row.clone()) for where, row in zip(layout.prefixes, rows, strict=True)
-    )
+def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float[Tensor, "N H"]:
+    """The trunk's states that predict the N packed response tokens, from one forward pass."""
+    layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
+    return take(policy.run(layout).hidden, layout.predictors)
+
+
+def _by_sequence(
+    experts: Integer[Tensor, "N L K"], layout: Pack, sequences: Sequence[TokenSequence]
+) -> tuple[Experts, ...]:
+    """The experts of each sequence, copied so that the pack can be freed; a shared prefix is copied once."""
+    prefixes = {span.start: experts[span].clone() for span in layout.prefixes}
+    rows = experts[layout.predictors.cpu()].split([len(sequence.response_ids) for sequence in sequences])
+    spans = zip(layout.prefixes, rows, strict=True)
+    return tuple(Experts(prefix=prefixes[span.start], row=row.clone()) for span, row in spans)

@@ -1,8 +1,8 @@
-"""Packing: the sequences of a forward pass laid end to end without padding, a group's prompt only once."""
+"""Packing: the sequences of a forward pass lie end to end without padding, and a group's prompt is there only once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from jaxtyping import Int, Integer
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gspo.types import Experts
 
-_SHORT = 64  # rows up to this length share a block whatever their lengths: another block would cost more than padding
+_SHORT = 64  # rows up to this length share a block: another block would cost more than padding
 _MIN_FILL = 0.75  # a longer row's block takes only rows of at least this part of its length
 
 
@@ -31,17 +31,20 @@ class TokenSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """R rows that attend each to itself and to a prefix they share; in the pack first the prefix, then the rows."""
+    """R rows, each of which attends to itself and to a prefix that all share. In the pack the rows follow the prefix.
 
-    start: int  # its first token in the pack
+    Example: a prompt of 9 tokens, whose last is not shared, with responses of 3 and 5 tokens: prefix 8, lengths (3, 5).
+    """
+
+    start: int  # the first token of the block in the pack
     prefix: int  # tokens of the shared prefix; 0: the rows are whole sequences
     lengths: tuple[int, ...]  # tokens of each row
-    width: int  # of the longest
-    place: Int[Tensor, "M"] | None  # where the rows' tokens stand in R x width padded ones; None: no row is padded
+    width: int  # tokens of the longest row
+    place: Int[Tensor, "M"] | None  # the index of each token among R x width padded ones; None: no row is padded
 
     @property
     def rows(self) -> slice:
-        """The rows' tokens in the pack."""
+        """The places of the rows' tokens in the pack."""
         return slice(self.start + self.prefix, self.start + self.prefix + sum(self.lengths))
 
 
@@ -50,11 +53,11 @@ class Pack:
     """N tokens of a forward pass, block after block."""
 
     ids: Int[Tensor, "N"]
-    positions: Int[Tensor, "N"]  # of each token in its own sequence
+    positions: Int[Tensor, "N"]  # the position of each token in its sequence
     blocks: tuple[Block, ...]
     predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a response token, sequence after sequence
-    prefixes: tuple[slice, ...]  # of each sequence: its prompt's tokens but the last, which several may share
-    experts: Integer[Tensor, "N L K"] | None  # to be replayed
+    prefixes: tuple[slice, ...]  # of each sequence, the prompt without its last token; several may share it
+    experts: Integer[Tensor, "N L K"] | None  # the experts that are replayed
 
     def padded_rows(self, block: Block, pad_id: int) -> Int[Tensor, "R T"]:
         """The ids of a block's rows, padded on the right."""
@@ -62,52 +65,58 @@ class Pack:
 
 
 def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_size: int | None) -> Pack:
-    """Lay sequences out; those side by side with one prompt share it where that saves work (no hidden size: never).
+    """Lay sequences end to end. Neighbours with one prompt share it where that saves work, and a hidden size is given.
 
-    The last token of a response predicts nothing that is scored, so it is not read.
+    The last token of a response is left out: it predicts nothing that is scored.
     """
-    ids, positions, blocks, experts = [], [], [], []
+    lengths = [sequence.num_tokens - 1 for sequence in sequences]
+    starts = [0, *accumulate(lengths)]  # of each sequence, in the order of `sequences`
+    blocks, order, end = list[Block](), list[Tensor](), 0
     predictors: dict[int, Tensor] = {}
     prefixes: dict[int, slice] = {}
-    start = 0
     for members in _blocks(sequences, hidden_size):
-        prompt = sequences[members[0]].prompt_ids
-        prefix = len(prompt) - 1 if _shares(sequences, members, hidden_size) else 0
-        rows = [_row(sequences[index], prefix) for index in members]
-        ids += [torch.tensor(prompt[:prefix], dtype=torch.long), *rows]
-        positions += [torch.arange(prefix), *(torch.arange(prefix, prefix + len(row)) for row in rows)]
-        blocks.append(_block(start, prefix, [len(row) for row in rows], device))
-        experts += _experts([sequences[index].experts for index in members], shared=prefix > 0)
-        shared, start = start, start + prefix
-        for index, row in zip(members, rows, strict=True):
-            first = shared if prefix else start
+        shares = _shares(sequences, members, hidden_size)
+        prefix = len(sequences[members[0]].prompt_ids) - 1 if shares else 0
+        blocks.append(_block(end, prefix, [lengths[index] - prefix for index in members], device))
+        order.append(torch.arange(prefix) + starts[members[0]])
+        shared, end = end, end + prefix
+        for index in members:
+            order.append(torch.arange(starts[index] + prefix, starts[index + 1]))
+            first = shared if prefix else end
             prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
-            start += len(row)
-            predictors[index] = torch.arange(start - len(sequences[index].response_ids), start)
+            end += lengths[index] - prefix
+            predictors[index] = torch.arange(end - len(sequences[index].response_ids), end)
+
+    index_of_token = torch.cat(order)
+
+    def laid_out(values: list[Tensor]) -> Tensor:
+        return torch.cat(values)[index_of_token].to(device, non_blocking=True)
+
+    experts = [torch.cat([s.experts.prefix, s.experts.row]) for s in sequences if s.experts is not None]
     return Pack(
-        ids=torch.cat(ids).to(device, non_blocking=True),
-        positions=torch.cat(positions).to(device, non_blocking=True),
+        ids=laid_out([torch.cat([torch.tensor(s.prompt_ids), s.response_ids[:-1]]) for s in sequences]),
+        positions=laid_out([torch.arange(length) for length in lengths]),
         blocks=tuple(blocks),
         predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
         prefixes=tuple(prefixes[index] for index in range(len(sequences))),
-        experts=torch.cat(experts).to(device, non_blocking=True) if experts else None,
+        experts=laid_out(experts) if experts else None,
     )
 
 
 def micro_batches(
     sequences: Sequence[TokenSequence], max_tokens: int, *, hidden_size: int | None = None
 ) -> list[list[int]]:
-    """Cut sequences, in their order, so that the packed tokens of a micro-batch stay within the budget.
+    """Divide sequences, in their order, such that each micro-batch has at most `max_tokens` packed tokens.
 
-    Returns the indices of each micro-batch. A sequence is never split: one longer than the budget goes alone.
+    Returns the indices of each micro-batch. A sequence is never split: if it is longer than the budget, it is alone.
     """
     batches: list[list[int]] = []
     used = 0
     for members in _groups(sequences):
         shares = _shares(sequences, members, hidden_size)
         for index in members:
-            rides_along = shares and index != members[0]
-            cost = len(sequences[index].response_ids) if rides_along else sequences[index].num_tokens
+            prompt_is_there = shares and index != members[0]
+            cost = len(sequences[index].response_ids) if prompt_is_there else sequences[index].num_tokens
             if batches and used + cost <= max_tokens:
                 batches[-1].append(index)
                 used += cost
@@ -118,15 +127,15 @@ def micro_batches(
 
 
 def _groups(sequences: Sequence[TokenSequence]) -> list[list[int]]:
-    """Runs of sequences with the same prompt."""
+    """The indices of neighbouring sequences with the same prompt."""
     return [list(run) for _, run in groupby(range(len(sequences)), key=lambda index: sequences[index].prompt_ids)]
 
 
 def _shares(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_size: int | None) -> bool:
-    """Whether a group's prompt is read once: it saves the prompt's own work and costs the causal half of attention.
+    """Whether a group's prompt is read once, which saves the prompt's work and costs the causal half of attention.
 
-    Work of a token: about 24·hidden² FLOPs in a layer's matrices, 4·hidden a token attended to. Reckoned for two
-    members, so that any part of a group that shares does so too, wherever a micro-batch cuts it.
+    The work of a token is about 24·hidden² FLOPs in a layer's matrices and 4·hidden for each token attended to. It is
+    compared for two members: then any part of a group that shares also shares, wherever a micro-batch cuts it.
     """
     first = sequences[members[0]].prompt_ids
     prefix = len(first) - 1
@@ -137,12 +146,15 @@ def _shares(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_s
 
 
 def _blocks(sequences: Sequence[TokenSequence], hidden_size: int | None) -> list[list[int]]:
-    """The members of each block: groups that share their prompt, then the other sequences by length."""
-    groups = _groups(sequences)
-    blocks = [members for members in groups if _shares(sequences, members, hidden_size)]
-    alone = [index for members in groups if not _shares(sequences, members, hidden_size) for index in members]
+    """The members of each block: first the groups that share their prompt, then the other sequences by length."""
+    blocks, alone = list[list[int]](), list[int]()
+    for members in _groups(sequences):
+        if _shares(sequences, members, hidden_size):
+            blocks.append(members)
+        else:
+            alone += members
     longest = 0
-    short = 0 if hidden_size is None else _SHORT  # a model that cannot be handed a pack reads the padding, too
+    short = 0 if hidden_size is None else _SHORT  # a model without packs reads the padding, too
     for index in sorted(alone, key=lambda index: -sequences[index].num_tokens):
         length = sequences[index].num_tokens
         if not longest or (longest > short and length < _MIN_FILL * longest):
@@ -152,23 +164,9 @@ def _blocks(sequences: Sequence[TokenSequence], hidden_size: int | None) -> list
     return blocks
 
 
-def _row(sequence: TokenSequence, prefix: int) -> Int[Tensor, "T"]:
-    prompt = torch.tensor(sequence.prompt_ids[prefix:], dtype=torch.long)
-    return torch.cat([prompt, sequence.response_ids[:-1]])
-
-
-def _experts(members: Sequence[Experts | None], *, shared: bool) -> list[Integer[Tensor, "M L K"]]:
-    """Those of a block's tokens in their order; none where nothing is replayed."""
-    known = [experts for experts in members if experts is not None]
-    if shared:
-        return [part.prefix for part in known[:1]] + [part.row for part in known]
-    return [part for experts in known for part in (experts.prefix, experts.row)]
-
-
 def _block(start: int, prefix: int, lengths: list[int], device: torch.device) -> Block:
-    width = max(lengths)
-    place = None
+    width, place = max(lengths), None
     if min(lengths) < width:
-        place = torch.cat([torch.arange(row * width, row * width + n) for row, n in enumerate(lengths)])
-        place = place.to(device, non_blocking=True)
+        real = torch.arange(width) < torch.tensor(lengths)[:, None]
+        place = real.flatten().nonzero()[:, 0].to(device, non_blocking=True)
     return Block(start=start, prefix=prefix, lengths=tuple(lengths), width=width, place=place)

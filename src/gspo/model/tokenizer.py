@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.model.architecture import check_depth, own_code_refused, short
+from gspo.model.architecture import check_depth, load_config, unloadable
+from gspo.recipe.objective import KlConfig
+from gspo.recipe.schema import ModelConfig
 
-# Digits stand alone, so that arithmetic is learnable; a word or a mark takes the blanks beside it along.
+# Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 
@@ -14,31 +16,37 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
     from transformers import AutoTokenizer
 
+    fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
+    check_depth(path)  # transformers reads the model's configuration beside the tokenizer
     try:
-        check_depth(path)  # of the model beside it, which transformers looks at
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except UserError:
-        raise
     except Exception as error:  # the tokenizers library raises Exception itself
-        if "trust_remote_code" in str(error):
-            raise own_code_refused(path) from None
-        raise UserError(
-            f"no tokenizer can be loaded: {short(error)}",
-            where=path,
-            fix="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
-        ) from None
+        raise unloadable(path, error, part="tokenizer", fix=fix) from None
     if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
-        # transformers builds an empty tokenizer in silence where tokenizer.json is missing: no prompt has any token.
-        raise UserError(
-            "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing",
-            where=path,
-            fix="copy the tokenizer's files beside the weights, or name another place with model.tokenizer",
-        )
+        # Where tokenizer.json is missing, transformers builds an empty tokenizer without a word.
+        problem = "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing"
+        raise UserError(problem, where=path, fix=fix)
     return tokenizer
 
 
+def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
+    """UserError where the KL term's reference model is absent or has another tokenizer; loads no weights."""
+    if not kl.coefficient or kl.reference is None:
+        return
+    where = f"actor.kl.reference: {kl.reference}"
+    try:
+        config = load_config(ModelConfig(path=kl.reference, trust_remote_code=trust_remote_code))
+        vocabulary = load_tokenizer(kl.reference, trust_remote_code=trust_remote_code).get_vocab()
+    except UserError as error:
+        fix = error.fix or "name a directory with a model and its tokenizer, or a hub id"
+        raise UserError(error.what, where=where, fix=fix) from None
+    if vocabulary != tokenizer.get_vocab() or config.get_text_config().vocab_size < len(tokenizer):
+        fix = "name a model with the policy's own tokenizer, such as the one that the run started from"
+        raise UserError("its tokens are not the policy's", where=where, fix=fix)
+
+
 def fit_tokenizer(texts: Iterable[str]) -> Any:
-    """A word-level tokenizer of every piece that occurs in the texts: one token a digit, word, mark or tag."""
+    """A word-level tokenizer with one token for each digit, word, mark and tag that occurs in the texts."""
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
@@ -62,7 +70,7 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
-    found = []
+    stop_ids = []
     for token in stop_tokens:
         ids = tokenizer(token, add_special_tokens=False).input_ids
         if len(ids) != 1:
@@ -71,5 +79,5 @@ def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...
             )
         if ids[0] == tokenizer.unk_token_id:
             raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
-        found.append(ids[0])
-    return tuple(found)
+        stop_ids.append(ids[0])
+    return tuple(stop_ids)

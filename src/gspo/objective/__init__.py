@@ -8,10 +8,12 @@ from gspo.objective.balance import balance_loss
 from gspo.objective.correction import correction_weights
 from gspo.objective.gae import advantages_and_returns, value_loss
 from gspo.objective.kl import kl_estimate
+from gspo.objective.settings import SurrogateSettings
 from gspo.objective.surrogate import Surrogate, surrogate
 
 __all__ = [
     "Surrogate",
+    "SurrogateSettings",
     "advantages_and_returns",
     "balance_loss",
     "correction_weights",

@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gspo.objective.gae import discounted_sums, positions
-from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token
+from gspo.objective.ratio import check_name, check_packed, sequence_mean, sequence_of_token
 from gspo.recipe.published import Advantage
 
-# Rewards of a group that differ by less are equal: their difference is rounding.
-EQUAL = 2e-6  # of the largest
-EQUAL_NEAR_ZERO = 2e-7  # whatever the largest: of sums whose terms cancel
+# Rewards of a group that differ by less than these count as equal: their difference is rounding.
+EQUAL = 2e-6  # relative to the largest
+EQUAL_NEAR_ZERO = 2e-7  # absolute, for sums whose terms cancel
 
 
 def group_advantages(
@@ -22,13 +22,14 @@ def group_advantages(
     kind: Advantage = "group",
     ddof: int = 1,
 ) -> Float[Tensor, "B"]:
-    """Each reward compared with its group's; by default in units of the group's standard deviation (Eq. 7).
+    """The advantage of each response: its reward compared with those of its group (arXiv 2507.18071, Eq. 7).
 
     `group`: (r - mean)/std of the group. `group_mean`: r - mean (Dr. GRPO, arXiv 2503.20783). `leave_one_out`: r - the
     mean of the others (RLOO, 2402.14740). `batch`: (r - the group's mean)/std of all rewards (2508.08221). A variance
-    is divided by n - ddof, which the paper leaves open. A group whose rewards are equal, or differ by less than `EQUAL`
-    of the largest or `EQUAL_NEAR_ZERO`, has advantage exactly 0, and so has a lone reward. A NaN reward stands for "not
-    scored": it takes no part in its group and gets 0. Raises ValueError for another kind and shapes that do not fit.
+    is divided by n - ddof; the paper leaves the divisor open. The advantage is exactly 0 for a lone reward and where
+    all rewards of a group differ by less than `EQUAL` of the largest, or by less than `EQUAL_NEAR_ZERO`. A NaN reward
+    means "not scored": it does not count in its group, and its advantage is 0. Raises ValueError for another kind and
+    for shapes that do not fit.
     """
     if rewards.dim() != 1:
         raise ValueError(f"rewards have the shape {list(rewards.shape)}: one a response, [B], and group_ids as many")
@@ -46,64 +47,53 @@ def token_advantages(
     places: Int[Tensor, "N"] | None = None,
     discount: float = 1.0,
 ) -> Float[Tensor, "N"]:
-    """The same where tokens earn rewards of their own: of each token's reward to go, at its place in the response.
+    """The advantage of each token, where tokens earn rewards: its reward to go, compared within the group.
 
-    `rewards` stand at the token that earns them. A token's reward to go is Σ over the rewards from it onwards, each
-    times discount^(places between them): what comes before is none of its doing, what comes after may be. It is
-    compared with the rewards to go at the same place of the group's responses; one that has ended before keeps its
-    last, so that responses that earned the same all at the end compare as in `group_advantages`. `places` are numbers
-    of segments that never fall within a response, by default each token's own position. The variance is
-    Σ_i 1/|y_i| Σ_t (difference)² / (n - ddof). A response with a NaN is not scored. Raises ValueError as
-    `group_advantages` does.
+    `rewards` stand at the tokens that earn them. A token's reward to go is the sum of its reward and of all later ones,
+    each times discount^(places between them): a token may cause what comes after it, and nothing before it. It is
+    compared with the rewards to go at the same place in the other responses of the group. A response that has ended
+    before that place keeps its last reward to go, so that rewards earned at the ends compare as in `group_advantages`.
+    `places` [N] number the segments of a response and never fall within it; by default they are the positions of the
+    tokens. `kind` and `ddof` are those of `group_advantages`; the variance is Σ_i 1/|y_i| Σ_t (difference)² /
+    (n - ddof). A response with a NaN is not scored. Raises ValueError as `group_advantages` does.
     """
-    _check(rewards, lengths, group_ids, kind)
+    if kind == "gae":
+        raise ValueError("gae takes a value model: advantages_and_returns")
+    check_name("kind", kind, [name for name in get_args(Advantage) if name != "gae"])
+    check_packed(lengths, rewards=rewards)
+    if group_ids.shape != lengths.shape:
+        raise ValueError(f"group_ids {list(group_ids.shape)} name the group of each of {len(lengths)} responses")
     places = positions(lengths, len(rewards)) if places is None else places
     sequences = sequence_of_token(lengths, len(rewards))
     scored = ~torch.isnan(sequence_mean(rewards, lengths))
     earned = torch.where(scored[sequences], rewards, 0.0)
-    to_go = discounted_sums(earned, lengths, _discounts(places, discount, earned))
+    steps = torch.diff(places, append=places[-1:]).clamp(min=0).to(earned.dtype)  # 0 within a place
+    to_go = discounted_sums(earned, lengths, torch.as_tensor(discount, dtype=earned.dtype) ** steps)
     by_place = _by_place(to_go, sequences, places, len(lengths))
     _, members = torch.unique(group_ids, return_inverse=True)
 
-    def difference(groups: Int[Tensor, "B"], *, without_own: bool = False) -> Float[Tensor, "N"]:
-        """From the mean at the same place of the scored responses with the same number, or of the others of them."""
+    def difference(groups: Int[Tensor, "B"], *, leave_out: bool = False) -> Float[Tensor, "N"]:
+        """Each reward to go minus the mean at its place over the group's scored responses (or over the others)."""
         weights = scored.to(to_go.dtype)
         totals, count = _total(weights[:, None] * by_place, groups), _total(weights, groups)
-        if without_own:
+        if leave_out:
             totals, count = totals - by_place, count - 1
         mean = (totals / count.clamp(min=1)[:, None])[sequences, places]
         return torch.where(scored[sequences], to_go - mean, 0.0)
 
-    found = difference(members, without_own=kind == "leave_one_out")
+    advantages = difference(members, leave_out=kind == "leave_one_out")
     if kind in ("group", "batch"):
         groups = members if kind == "group" else torch.zeros_like(members)
         squares = _total(sequence_mean(difference(groups) ** 2, lengths), groups)
         variance = squares / (_total(scored.to(to_go.dtype), groups) - ddof).clamp(min=1)
-        found = found / torch.where(variance > 0, variance.sqrt(), 1.0)[sequences]
-    return torch.where(_differ(by_place, scored, members)[sequences], found, 0.0)
-
-
-def _check(rewards: Tensor, lengths: Tensor, group_ids: Tensor, kind: str) -> None:
-    if kind == "gae":
-        raise ValueError("gae takes a value model: advantages_and_returns")
-    if kind not in get_args(Advantage):
-        raise ValueError(f"unknown kind {kind!r}: {', '.join(one for one in get_args(Advantage) if one != 'gae')}")
-    check_packed(lengths, rewards=rewards)
-    if group_ids.shape != lengths.shape:
-        raise ValueError(f"group_ids {list(group_ids.shape)} name the group of each of {len(lengths)} responses")
-
-
-def _discounts(places: Int[Tensor, "N"], discount: float, like: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """What the next token's reward to go counts at each token: less where it is at another place."""
-    steps = torch.zeros_like(like)
-    steps[:-1] = (places[1:] - places[:-1]).clamp(min=0).to(like.dtype)
-    return torch.as_tensor(discount, dtype=like.dtype) ** steps
+        advantages = advantages / torch.where(variance > 0, variance.sqrt(), 1.0)[sequences]
+    return torch.where(_differ(by_place, scored, members)[sequences], advantages, 0.0)
 
 
 def _by_place(
     to_go: Float[Tensor, "N"], sequences: Int[Tensor, "N"], places: Int[Tensor, "N"], num_sequences: int
 ) -> Float[Tensor, "B P"]:
-    """What was to go when each response came to each place; where it did not come, the last before."""
+    """The reward to go of each response where it enters each place, or at its last place before that one."""
     if not len(to_go):
         return to_go.new_zeros(num_sequences, 0)
     num_places, tokens = int(places.max()) + 1, torch.arange(len(to_go), device=to_go.device)
@@ -114,22 +104,23 @@ def _by_place(
 
 
 def _differ(by_place: Float[Tensor, "B P"], scored: Bool[Tensor, "B"], members: Int[Tensor, "B"]) -> Bool[Tensor, "B"]:
-    """Of each response, whether its group's rewards differ by more than `EQUAL` of the largest, at any place.
+    """Whether the rewards of each response's group differ, at any place, by more than `EQUAL` of the largest.
 
-    The deviation that rounding leaves (of 0.1 + 0.2 and 0.3, or of one verifier in float32) would be blown up to ±1.
+    Without this bound the rounding between 0.1 + 0.2 and 0.3, or in a float32 verifier, would be scaled up to ±1.
     """
-    num_groups = int(members.max()) + 1 if len(members) else 0
-    bounds = by_place.new_full((2, num_groups, by_place.shape[1]), torch.inf)
-    index = members[:, None].expand_as(by_place)
-    for row, sign in enumerate((1.0, -1.0)):
-        values = torch.where(scored[:, None], sign * by_place, torch.inf)
-        bounds[row].scatter_reduce_(0, index, values, reduce="amin")
-    lowest, highest = bounds[0], -bounds[1]
-    spread = highest - lowest > (EQUAL * torch.maximum(lowest.abs(), highest.abs())).clamp(min=EQUAL_NEAR_ZERO)
-    return spread.any(1)[members]
+    num_groups, index = int(members.max()) + 1 if len(members) else 0, members[:, None].expand_as(by_place)
+
+    def bound(reduce: str, neutral: float) -> Float[Tensor, "groups P"]:
+        bounds = by_place.new_full((num_groups, by_place.shape[1]), neutral)
+        values = torch.where(scored[:, None], by_place, neutral)
+        return bounds.scatter_reduce_(0, index, values, reduce=reduce)
+
+    lowest, highest = bound("amin", torch.inf), bound("amax", -torch.inf)
+    different = highest - lowest > (EQUAL * torch.maximum(lowest.abs(), highest.abs())).clamp(min=EQUAL_NEAR_ZERO)
+    return different.any(1)[members]
 
 
 def _total(values: Float[Tensor, "B *rest"], groups: Int[Tensor, "B"]) -> Float[Tensor, "B *rest"]:
-    """Of each response, the sum over all with the same number."""
+    """For each response, the sum of the values over its group."""
     num_groups = int(groups.max()) + 1 if len(groups) else 0
     return values.new_zeros(num_groups, *values.shape[1:]).index_add_(0, groups, values)[groups]

@@ -1,4 +1,4 @@
-"""The router auxiliary loss: experts that get the same share of a sequence's tokens."""
+"""The router auxiliary loss: it grows as the experts' shares of a sequence's tokens become unequal."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from gspo.objective.ratio import sequence_of_token
 def balance_loss(
     router_logits: Sequence[Float[Tensor, "N E"]], experts: Integer[Tensor, "N L K"], lengths: Int[Tensor, "B"]
 ) -> Float[Tensor, "B"]:
-    """E/K · Σ_e f_e · P_e of each sequence, mean over the L layers; 1 where all experts are used alike, at most E/K.
+    """E/K · Σ_e f_e · P_e of each sequence, as a mean over the L layers (DeepSeek-V3, arXiv 2412.19437, Eq. 17–20).
 
-    f_e: the share of the sequence's tokens that chose expert e (no gradient); P_e: their mean router probability.
-    Sequence by sequence, as DeepSeek-V3 has it (arXiv 2412.19437, Eq. 17–20), for a product of means over a whole
-    micro-batch would depend on the cut. Departs from it in taking the softmax of the logits for every family, where
-    DeepSeek-V3 normalises sigmoids. The tokens are the response's, one after another, B sequences in all.
+    f_e is the share of the sequence's N_i response tokens that chose expert e (no gradient); P_e is their mean router
+    probability. The loss is 1 where all experts are used alike, and E/K at most. It is computed sequence by sequence,
+    because a product of means over a whole micro-batch would depend on the cut. It departs from DeepSeek-V3, which
+    normalises sigmoids, in that it takes the softmax of the logits for every family.
     """
     lengths = lengths.to(experts.device, non_blocking=True)
     sequence = sequence_of_token(lengths, len(experts))

@@ -1,4 +1,4 @@
-"""PPO's advantages from values, and the loss those values are learned by."""
+"""PPO's advantages from values, and the loss by which the values are learned."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """GAE(γ, λ) and the returns that the values should have been (arXiv 1506.02438, Eq. 16); no lengths: one response.
+    """GAE(γ, λ) of each token, and its return, which is the target of its value (arXiv 1506.02438, Eq. 16).
 
-    δ_t = r_t + γ V_{t+1} - V_t, Â_t = Σ_k (γλ)^k δ_{t+k}; the return is Â_t + V_t. V_t is the value before token t;
-    after the last one it is 0, for a response that was cut off too.
+    δ_t = r_t + γ V_{t+1} - V_t, Â_t = Σ_k (γλ)^k δ_{t+k}; the return is Â_t + V_t. V_t is the value before token t. The
+    value after the last token is 0, also for a response that was cut off. Without `lengths` there is one response.
     """
     lengths = torch.tensor([len(rewards)]) if lengths is None else lengths
     check_packed(lengths, rewards=rewards, values=values)
@@ -34,7 +34,7 @@ def advantages_and_returns(
 def discounted_sums(
     values: Float[Tensor, "N"], lengths: Int[Tensor, "B"], discounts: Float[Tensor, "N"]
 ) -> Float[Tensor, "N"]:
-    """x_t = v_t + d_t x_{t+1} within each sequence: d_t is what the next token's sum counts at this one."""
+    """x_t = v_t + d_t x_{t+1} within each sequence, where d_t is the factor of the next token's sum."""
     if not len(values):
         return values.clone()
     sequences = sequence_of_token(lengths, len(values))
@@ -49,23 +49,23 @@ def discounted_sums(
 
 
 def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
-    """Each packed token's place in its own sequence, from 0."""
+    """The position of each packed token in its sequence, from 0."""
     starts = lengths.cumsum(0) - lengths
     return torch.arange(num_tokens, device=lengths.device) - starts[sequence_of_token(lengths, num_tokens)]
 
 
 def whitened(advantages: Sequence[Float[Tensor, "_"]]) -> list[Float[Tensor, "_"]]:
-    """All tokens' advantages shifted and scaled to mean 0 and standard deviation 1 (where they differ at all)."""
+    """The advantages of all tokens, shifted to mean 0 and, unless they are equal, scaled to standard deviation 1."""
     everything = torch.cat(list(advantages))
     std = everything.std() if len(everything) > 1 else everything.new_zeros(())
     scale = torch.where(std > 0, std, 1.0)
-    return [(one - everything.mean()) / scale for one in advantages]
+    return [(values - everything.mean()) / scale for values in advantages]
 
 
 def value_loss(
     values: Float[Tensor, "N"], old_values: Float[Tensor, "N"], returns: Float[Tensor, "N"], clip: float | None
 ) -> Float[Tensor, "N"]:
-    """½ max((V - R)², (V_old + clip(V - V_old, ±clip) - R)²) of each token: PPO's value loss; None: not clipped."""
+    """PPO's value loss of each token, ½ max((V - R)², (V_old + clip(V - V_old, ±clip) - R)²); None clips nothing."""
     error = (values - returns) ** 2
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)

@@ -11,10 +11,10 @@ from typing import Any
 from gspo.evaluation.notes import evaluation_notes
 from gspo.learner.sft import encode_demonstrations
 from gspo.model.architecture import load_config
-from gspo.model.check_reference import check_reference
-from gspo.model.check_routing import check_declared, check_routing
 from gspo.model.likelihood import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
+from gspo.model.routers import check_declared, refuse_experts
+from gspo.model.tokenizer import check_reference
 from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
@@ -70,7 +70,8 @@ def prepare(
             weights=None if saved is None else saved.path / "model",
         )
         reference, value_trunk = _load_companions(recipe, tokenizer, saved)
-    check_routing(recipe.actor, policy)
+    if policy.routing is None:
+        refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)

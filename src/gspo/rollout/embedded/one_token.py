@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gspo.model.trunk import same
+from gspo.model.prove import disagreement, probe_ids
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -160,27 +160,26 @@ def _norm(module: Any) -> _Norm:
 
 def _is_right(trunk: Any, decoder: Decoder) -> bool:
     """Whether two tokens after a short prompt have the trunk's own hidden states."""
-    device = trunk.embed_tokens.weight.device
-    ids = torch.arange(1, 9, device=device).view(2, 4)
-    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], device=device)  # one row padded on the left
+    ids = probe_ids(trunk).view(2, 4)
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], device=ids.device)  # one row padded on the left
     position = (mask.cumsum(-1) - 1).clamp(min=0)
-    states = trunk(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False).last_hidden_state
-    cache = in_place_cache(trunk.config, most=ids.shape[1])
-    if not is_in_place(cache):
-        return False  # a layer that keeps only a part of the past
-    trunk(
-        input_ids=ids[:, :2],
-        attention_mask=mask[:, :2],
-        position_ids=position[:, :2],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    for column in (2, 3):
-        added = additive(mask[:, : column + 1] == 1, states.dtype)
-        found = decoder.step(ids[:, column], position[:, column : column + 1], cache, added)
-        if not same(found, states[:, column]):
-            return False
-    return True
+
+    def plain() -> Tensor:
+        output = trunk(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False)
+        states: Tensor = output.last_hidden_state[:, 2:]
+        return states
+
+    def token_by_token() -> Tensor:
+        cache = in_place_cache(trunk.config, most=ids.shape[1])
+        if not is_in_place(cache):
+            raise TypeError("a layer keeps only a part of the past")
+        prompt = {"input_ids": ids[:, :2], "attention_mask": mask[:, :2], "position_ids": position[:, :2]}
+        trunk(**prompt, past_key_values=cache, use_cache=True)
+        masks = [additive(mask[:, : column + 1] == 1, decoder.dtype) for column in (2, 3)]
+        steps = zip((2, 3), masks, strict=True)
+        return torch.stack([decoder.step(ids[:, c], position[:, c : c + 1], cache, m) for c, m in steps], dim=1)
+
+    return disagreement(plain, token_by_token) is None
 
 
 def additive(mask: Bool[Tensor, "R T"], dtype: torch.dtype) -> Float[Tensor, "R 1 1 T"]:
