@@ -14,7 +14,7 @@ from gspo.model.tokenizer import named_stop_ids
 from gspo.queries.demonstrations import load_demonstrations
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_rows, render_rows
-from gspo.recipe.inert import inert_settings
+from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
@@ -66,7 +66,7 @@ def check(recipe: Recipe) -> Iterator[str]:
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
-    for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *inert_settings(recipe)):
+    for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)):
         yield f"note        {sentence}"
     try:
         check_absent(recipe)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token, sequence_ratio
 from gspo.objective.terms import FORMS, Bounds, Units
-from gspo.recipe.published import LEVELS, PUBLISHED, LengthNorm, Level, Name
+from gspo.recipe.published import LEVELS, ONLY, PUBLISHED, LengthNorm, Level, Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def _check(
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}: token, sequence or sequence_token")
     if level not in published.levels:
-        raise ValueError(f"{name} has no level {level}: {published.only}")
+        raise ValueError(f"{name} has no level {level}: {ONLY[name]}")
     if length_norm not in get_args(LengthNorm):
         raise ValueError(f"unknown length_norm {length_norm!r}: {', '.join(get_args(LengthNorm))}")
     if len(lengths) and int(lengths.min()) < 1:

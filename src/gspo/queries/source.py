@@ -13,7 +13,7 @@ from gspo.queries.layouts import lay_out
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.recipe.schema import QueriesConfig, Recipe
-from gspo.recipe.section import names_file
+from gspo.recipe.sections import names_file
 from gspo.types import Query
 
 HELD_OUT_FRACTION = 0.1

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import load_recipe, make_recipe
+from gspo.recipe.rules import ineffective_settings
 
 SOUND: dict[str, Any] = {
     "name": "sound",
@@ -19,7 +19,7 @@ SOUND: dict[str, Any] = {
 
 
 def said(tree: Mapping[str, Any]) -> list[str]:
-    return inert_settings(make_recipe({**SOUND, **tree}))
+    return ineffective_settings(make_recipe({**SOUND, **tree}))
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) ->
 
 def test_the_default_recipes_settings_all_act() -> None:
     for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"):
-        assert inert_settings(load_recipe(path)) == [], path
+        assert ineffective_settings(load_recipe(path)) == [], path
