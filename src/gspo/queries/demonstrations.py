@@ -46,7 +46,7 @@ def _completion(row: Row) -> str:
     completion = row.columns.get("completion")
     if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], dict):
         completion = completion[0].get("content")
-    if not isinstance(completion, str) or not completion or writable(completion) is not completion:
+    if not isinstance(completion, str) or not completion or writable(completion) != completion:
         what = f"no text in column 'completion'; the other columns there are: {', '.join(row.columns)}"
         raise UserError(what, where=row.id, fix="give every row of cold_start.path a prompt and a completion")
     return completion
@@ -60,7 +60,7 @@ def _demonstration(demonstrate: Any, row: Row, rng: random.Random) -> str:
     except BaseException as error:  # SystemExit too, which would end the program with nothing said
         what = f"the function raises {type(error).__name__}: {error}{error_line(error, demonstrate)}"
         raise UserError(what, where=f"{WHERE}, row {row.id}", fix="it is called as f(row, rng)") from None
-    if not isinstance(completion, str) or not completion or writable(completion) is not completion:
+    if not isinstance(completion, str) or not completion or writable(completion) != completion:
         what = f"the function returns {repr(completion)[:80]} and not a text"
         raise UserError(what, where=f"{WHERE}, row {row.id}")
     return completion

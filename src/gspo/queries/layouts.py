@@ -79,7 +79,7 @@ def _split_gsm8k_answer(columns: dict[str, Any], *, where: str) -> None:
 
 def _is_readable(prompt: Any) -> bool:
     try:
-        return writable(prompt) is prompt
+        return writable(prompt) == prompt
     except RecursionError:
         return False
 

@@ -76,12 +76,11 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_failure(error: BaseException, source: str, path: Path, *, where: str) -> UserError:
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
-        what = f"there is no module {error.name!r}"
-        return UserError(what, where=where, fix="install it, run from its folder, or name its file: path/file.py:name")
-    lines = [
-        f", line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
-    ]
-    fix = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
-    what = f"importing {source}{lines[-1] if lines else ''} raises {type(error).__name__}: {error}"
-    return UserError(what, where=where, fix=fix)
+    fix = None
+    if isinstance(error, SystemExit):
+        fix = "put what runs a program behind: if __name__ == '__main__'"
+    elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
+        fix = "install it, run from its folder, or name its file: path/file.py:name"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = f", line {frames[-1].lineno}" if frames else ""
+    return UserError(f"importing {source}{line} raises {type(error).__name__}: {error}", where=where, fix=fix)

@@ -8,47 +8,37 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from gspo.recipe import sections
 from gspo.recipe.objective import ActorConfig, CriticConfig
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import (
-    CheckpointConfig,
-    ColdStartConfig,
-    EvaluationConfig,
-    ModelConfig,
-    QueriesConfig,
-    ReportConfig,
-    RewardConfig,
-    RolloutConfig,
-    names_file,
-)
 
 Table = Mapping[str, object]  # from a sentence to what is true or false, as in an `if`
 
 
-class Sections(Protocol):
+class WholeRecipe(Protocol):
     """What the rules look at: `gspo.recipe.schema.Recipe`, which calls them and so cannot be imported here."""
 
     steps: int
-    model: ModelConfig
-    cold_start: ColdStartConfig
-    queries: QueriesConfig
-    rollout: RolloutConfig
-    reward: tuple[RewardConfig, ...]
+    model: sections.ModelConfig
+    cold_start: sections.ColdStartConfig
+    queries: sections.QueriesConfig
+    rollout: sections.RolloutConfig
+    reward: tuple[sections.RewardConfig, ...]
     actor: ActorConfig
     critic: CriticConfig
-    checkpoint: CheckpointConfig
-    evaluation: EvaluationConfig
-    report: ReportConfig
+    checkpoint: sections.CheckpointConfig
+    evaluation: sections.EvaluationConfig
+    report: sections.ReportConfig
 
 
-def refusals(recipe: Sections) -> list[str]:
+def refusals(recipe: WholeRecipe) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
     per_token = _per_token(recipe)
     tables = _refused_sources(recipe), _refused_levels(recipe, per_token), _refused_terms(recipe.actor, per_token)
     return _true_sentences(*tables)
 
 
-def ineffective_settings(recipe: Sections) -> list[str]:
+def ineffective_settings(recipe: WholeRecipe) -> list[str]:
     """A sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
     notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
     for (keys, needed), is_there in _needs(recipe).items():
@@ -58,7 +48,7 @@ def ineffective_settings(recipe: Sections) -> list[str]:
     return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
 
 
-def _refused_sources(recipe: Sections) -> Table:
+def _refused_sources(recipe: WholeRecipe) -> Table:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     return {
@@ -77,11 +67,9 @@ def _refused_sources(recipe: Sections) -> Table:
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
         ({rollout.queries_per_step}): groups stay whole within a mini-batch
         """: rollout.queries_per_step % actor.mini_batches,
-        """rollout.group_size must be at least 2: a lone response has no others to be compared with, so its advantage
-        is 0 (unless a value model gives it one: actor.surrogate: ppo)
+        """rollout.group_size must be at least 2: an advantage compares responses (but for actor.surrogate: ppo)
         """: rollout.group_size < 2 and actor.advantage != "gae",
-        """rollout.dynamic_sampling with actor.advantage: gae: a group of equal rewards has advantages there, and
-        dropping it would hide from the value model what it is to learn; set dynamic_sampling: false
+        """rollout.dynamic_sampling drops groups that actor.advantage: gae learns from; set dynamic_sampling: false
         """: rollout.dynamic_sampling and actor.advantage == "gae",
         """reward: every function has weight 0, which measures only: there is nothing to train on
         """: rewards and not any(reward.weight for reward in rewards),
@@ -90,7 +78,7 @@ def _refused_sources(recipe: Sections) -> Table:
     }
 
 
-def _refused_levels(recipe: Sections, per_token: str) -> Table:
+def _refused_levels(recipe: WholeRecipe, per_token: str) -> Table:
     actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
     level, has_level = actor.importance_sampling_level, actor.importance_sampling_level in published.levels
     return {
@@ -102,8 +90,7 @@ def _refused_levels(recipe: Sections, per_token: str) -> Table:
         """: per_token and has_level and level == "sequence",
         f"""{per_token} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip
         """: per_token and has_level and actor.surrogate == "gmpo",
-        f"""{per_token} with actor.advantage: gae: the value model learns one reward at the end of a response;
-        set actor.advantage: group
+        f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
     }
 
@@ -114,14 +101,12 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
     drops_tokens = correction in ("mis", "icepop") and actor.correction_level == "token"
     bounds_ratio, tunes_range = PUBLISHED[actor.surrogate].bounds_ratio, actor.clip_fraction is not None
     return {
-        f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 with actor.old_logprobs: engine;
-        set old_logprobs: recompute
+        f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
         """: correction != "none" and actor.old_logprobs == "engine",
         f"""actor.correction: {correction} with {actor.surrogate}, which weighs tokens by π_θ/π_engine itself and
         would do so twice; set correction: geometric_mask, which only drops, or none
         """: correction not in ("none", "geometric_mask") and actor.surrogate in ("minirl", "dppo"),
-        f"""actor.correction: {correction} is by {levels[0]}, and has no correction_level: {actor.correction_level};
-        leave it out, or take mis
+        f"""actor.correction: {correction} is by {levels[0]}; leave out actor.correction_level, or take mis
         """: actor.correction_level not in levels,
         f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
         set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
@@ -130,17 +115,14 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
         """: correction != "none" and low is not None and high is not None and low >= high,
         f"""actor.clip_fraction: {actor.surrogate} has no clip range on the ratio that could be set; leave it out
         """: tunes_range and not bounds_ratio,
-        """actor.clip_fraction follows the ratio of the sequence, and at level token each token has its own;
-        set importance_sampling_level: sequence or sequence_token
+        """actor.clip_fraction follows the ratio of the sequence; at level token each token has its own: set another
         """: tunes_range and bounds_ratio and level == "token",
-        """actor.clip_fraction takes a response to be pushed one way, and its tokens have advantages of their own
-        here; set clip_low and clip_high, and leave it out
+        """actor.clip_fraction: tokens have advantages of their own here; set clip_low and clip_high, and leave it out
         """: tunes_range and per_token,
         """actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches
         """: tunes_range and actor.mini_batches == 1,
-        """actor.kl.place: reward with actor.advantage: group: in a group of equal rewards the deviation is that of
-        the KL alone, which would be blown up to ±1 whatever its coefficient;
-        set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
+        """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
+        and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
         """actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference;
         use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward
@@ -148,12 +130,11 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
     }
 
 
-def _noted_ratios(recipe: Sections) -> Table:
+def _noted_ratios(recipe: WholeRecipe) -> Table:
     actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
     per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
     return {
-        """actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update of a batch starts
-        from π_old, whose experts are the policy's own
+        """actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update has π_old's own experts
         """: actor.routing_replay == "policy" and mini_batches == 1,
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
         experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
@@ -161,14 +142,11 @@ def _noted_ratios(recipe: Sections) -> Table:
         """actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1 and nothing is
         ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same
         """: mini_batches == 1,
-        """actor.opsm_delta with actor.mini_batches 1: the policy has not moved, so that only what the engine's
-        likelihoods differ by can drop a sequence
+        """actor.opsm_delta with actor.mini_batches 1 drops sequences only where the engine's likelihoods differ
         """: actor.opsm_delta is not None and mini_batches == 1,
-        f"""actor.surrogate: reinforce has no ratio: of {mini_batches} mini-batches all but the first are stale, and
-        nothing makes up for it (mini_batches: 1 is on-policy)
+        f"""actor.surrogate: reinforce has no ratio: all but the first of {mini_batches} mini-batches are stale
         """: actor.surrogate == "reinforce" and mini_batches > 1,
-        """actor.importance_sampling_level: sequence_token equals sequence here: every token of a response has the
-        same advantage
+        """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
         """: level == "sequence_token" and not per_token,
         """actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass
         """: actor.surrogate == "dppo" and actor.old_logprobs == "recompute",
@@ -176,8 +154,7 @@ def _noted_ratios(recipe: Sections) -> Table:
         """: actor.surrogate == "ppo" and actor.advantage != "gae",
         f"""actor.dual_clip {actor.dual_clip} will not bind: the ratio of a sequence stays near 1
         """: actor.surrogate == "dual_clip" and level != "token",
-        f"""actor.clip_fraction {actor.clip_fraction} is out of reach: the first of {mini_batches} mini-batches clips
-        nothing, nor does half of what moves in the others (about {most_clipped:.2g} is left)
+        f"""actor.clip_fraction is out of reach: {mini_batches} mini-batches clip about {most_clipped:.2g} at most
         """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
     }
 
@@ -188,6 +165,7 @@ def _noted_terms(actor: ActorConfig) -> Table:
     clip_range, (usual_low, usual_high) = f"actor.clip_low/high {low:g}/{high:g}", published.range(level)
     is_near = 0.1 <= low / usual_low <= 10 and 0.1 <= high / usual_high <= 10
     clips_nothing, fixed = published.form in ("sapo", "reinforce"), actor.clip_fraction is None
+    by_sequence = actor.correction_level == "sequence"
     clips_sequences = published.bounds_ratio and level != "token" and fixed and actor.old_logprobs == "engine"
     return {
         f"""{clip_range} has no effect: {actor.surrogate} clips nothing
@@ -204,19 +182,16 @@ def _noted_terms(actor: ActorConfig) -> Table:
         """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
-        f"""actor.length_norm: {actor.length_norm} sums a response's tokens, while KL and entropy terms keep their mean
-        over them: beside the surrogate they are weaker by the length of the response, over the divisor of
-        length_norm: {actor.length_norm}
+        f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
+        are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
         """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
         f"""actor.correction_high {actor.correction_high} is a bound for single tokens: the mean ratio of a sequence
         stays within a few hundredths of 1, so it will not bind (geometric_mask: 0.99 and 1.01)
-        """: actor.correction in ("tis", "mis")
-        and actor.correction_level == "sequence"
-        and (actor.correction_high or 0) >= 1.5,
+        """: actor.correction in ("tis", "mis") and by_sequence and (actor.correction_high or 0) >= 1.5,
     }
 
 
-def _noted_amounts(recipe: Sections) -> Table:
+def _noted_amounts(recipe: WholeRecipe) -> Table:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
     updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
@@ -226,8 +201,7 @@ def _noted_amounts(recipe: Sections) -> Table:
         """: rollout.overlong == "penalty" and rollout.overlong_margin == 0,
         """rollout.max_rounds 1: dynamic sampling has no round to replace a group in
         """: rollout.dynamic_sampling and rollout.max_rounds == 1,
-        """rollout.top_p/top_k cut the distribution that is sampled, while ratios are those of the whole distribution:
-        the responses are not quite π_old's
+        """rollout.top_p/top_k: ratios are those of the whole distribution, so the responses are not quite π_old's
         """: rollout.top_p < 1 or rollout.top_k > 0,
         f"""rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same
         """: rollout.max_rows < rollout.group_size,
@@ -248,7 +222,7 @@ def _noted_amounts(recipe: Sections) -> Table:
     }
 
 
-def _needs(recipe: Sections) -> Mapping[tuple[str, str], object]:
+def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
     """Keys that act only beside another setting, with that setting, and whether it is there."""
     rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
     evaluation, per = recipe.evaluation, {reward.per for reward in recipe.reward}
@@ -287,17 +261,17 @@ def _true_sentences(*tables: Table) -> list[str]:
     return [" ".join(sentence.split()) for table in tables for sentence, is_true in table.items() if is_true]
 
 
-def _per_token(recipe: Sections) -> str:
+def _per_token(recipe: WholeRecipe) -> str:
     """The first setting that gives the tokens of one response advantages of their own; empty where there is none."""
     rewards = [f"reward.{i}.per: {it.per}" for i, it in enumerate(recipe.reward) if it.weight and it.per != "response"]
     return [*rewards, "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""][0]
 
 
 def _is_hub_id(path: str | None) -> bool:
-    return path is not None and not names_file(path)
+    return path is not None and not sections.names_file(path)
 
 
-def _is_changed(recipe: Sections, key: str) -> bool:
+def _is_changed(recipe: WholeRecipe, key: str) -> bool:
     """Whether the key of this dotted name has another value than its default."""
     *parents, last = key.split(".")
     section: Any = functools.reduce(getattr, parents, recipe)

@@ -11,14 +11,13 @@ from gspo.errors import UserError
 # Of a file with its aliases written out; a text counts one more for each 100 of its characters.
 MAX_VALUES = 10_000
 MAX_DEPTH = 50
-MAX_INTEGER_BITS = 1024  # about what a float can be converted from
 _TAG = "tag:yaml.org,2002:"
 _KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # no dates or bytes: no key of a recipe takes one
 _NUMBER = (f"{_TAG}float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-4 as a number (YAML 1.2) and a date as text, and refuses a key given twice."""
+    """Safe YAML that reads 1e-4 as a number (YAML 1.2) and a date as text."""
 
     yaml_constructors = {  # noqa: RUF012 - PyYAML's name and kind for it
         tag: constructor
@@ -32,21 +31,9 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            value = super().construct_object(node, deep)
+            return super().construct_object(node, deep)
         except (ValueError, LookupError) as error:  # of int('0x_') and the like
             raise _refusal(node, f"not a value of the kind {node.tag.removeprefix(_TAG)}: {error}") from None
-        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-            raise _refusal(node, "a number of more than 300 digits")
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != f"{_TAG}merge":  # what << brings in may be overridden
-                if key.value in seen:
-                    raise _refusal(key, f"key {key.value!r} is given twice")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -63,18 +50,13 @@ def read_yaml(text: str, *, where: str) -> Any:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_size(node)
-        return loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
+        _check_nodes(node)
+        return None if node is None else loader.construct_document(node)
+    except Exception as error:  # a YAMLError; of the scanner and composer a ValueError, a RecursionError and others
+        mark = getattr(error, "problem_mark", None) or (loader.get_mark() if loader else None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"not valid YAML: {place}{error.problem}", where=where) from None
-    except Exception as error:  # PyYAML's scanner and composer raise ValueError for "\\U99999999", RecursionError, …
-        place = f"line {loader.get_mark().line + 1}: " if loader else ""
-        problem = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise UserError(f"not valid YAML: {place}{problem}", where=where) from None
+        problem = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "problem", error)
+        raise UserError(f"not valid YAML: {place}{' '.join(str(problem).split())}", where=where) from None
 
 
 def write_yaml(tree: Mapping[str, Any]) -> str:
@@ -82,19 +64,22 @@ def write_yaml(tree: Mapping[str, Any]) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _check_size(root: yaml.Node) -> None:
-    """Refuse a document that is too large or too deep, each alias counted as the value that it stands for.
+def _check_nodes(root: yaml.Node | None) -> None:
+    """Refuse a document that gives a key twice, or is too large or too deep, its aliases written out.
 
     The walk ends at the limit, since a file of 1 KB can stand for 10^9 values.
     """
-    num_values, pending = 0, [(root, 1)]
+    num_values, pending = 0, [(root, 1)] if root else []
     while pending:
         node, depth = pending.pop()
-        is_text = isinstance(node, yaml.ScalarNode)
-        children = (
-            [] if is_text else [child for part in node.value for child in (part if isinstance(part, tuple) else [part])]
-        )
-        num_values += 1 + (len(node.value) // 100 if is_text else 0)
+        children = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+            keys = {(key.tag, key.value): key for key in children[::2] if isinstance(key, yaml.ScalarNode)}
+            for key in children[::2]:
+                if isinstance(key, yaml.ScalarNode) and keys[key.tag, key.value] is not key:
+                    raise _refusal(keys[key.tag, key.value], f"key {key.value!r} is given twice")
+        num_values += 1 + (len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 0)
         if num_values + len(pending) + len(children) > MAX_VALUES:
             raise _refusal(node, f"more than {MAX_VALUES:,} values, with aliases written out")
         if depth > MAX_DEPTH:
