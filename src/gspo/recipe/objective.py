@@ -44,34 +44,36 @@ class KlConfig(Section):
 class ActorConfig(Section):
     surrogate: Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
     importance_sampling_level: Level = key("sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO.")
-    advantage: Advantage = key("group", "What a reward is compared with; see [algorithms](algorithms.md).")
+    advantage: Advantage = key(
+        "group", "What a reward is compared with ([algorithms](algorithms.md)); `gae` needs `critic`."
+    )
     length_norm: LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
     clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
     clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
     clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
-        None, "Scale the range so that this much is clipped."
+        None, "Scale the clip range, step by step, so that about this fraction of tokens is clipped, such as 0.15."
     )
     dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(3.0, "The most a ratio counts where Â < 0.")
     minirl_cap: PositiveFloat = key(5.0, "Of `minirl`: the most that π_θ/π_engine counts.")
     sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "Of `sapo`: τ where Â > 0, where Â < 0.")
     discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
     advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
-    opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 with mean log(π_engine/π_θ) above it.")
+    opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
     correction: Correction = key("none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md).")
-    correction_level: CorrectionLevel = key("token", "Whose π_old/π_engine it takes; a `sequence` has its mean.")
+    correction_level: CorrectionLevel = key("token", "The ratio of each token, or a sequence's geometric mean.")
     correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
     correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
     kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
     entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
     mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
-    old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who gives π_old's log-likelihoods (§5.4).")
+    old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who computes π_old (§5.4).")
     routing_replay: Literal["none", "policy", "engine"] = key(
-        "none", "Whose experts are reused ([experts](experts.md))."
+        "none", "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](experts.md))."
     )
     router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
     gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, which saves memory.")
-    gradient_noise: bool = key(False, "Measure the gradient's signal and noise, which takes a copy of it.")
+    gradient_noise: bool = key(False, "Measure the gradient's signal and noise; costs a copy of it, 9 % of a step.")
     optimizer: OptimizerConfig = key(OptimizerConfig(), "AdamW and its schedule, counted in optimiser steps.")
 
     @model_validator(mode="before")

@@ -38,7 +38,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")] = key(
         ..., "The name of the run and its directory: at most 255 letters, digits and `. _ -`."
     )
-    seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "For initialisation, order and sampling.")
+    seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "The seed of initialisation, order and sampling.")
     steps: Positive = key(..., "Rollout batches to train on, each of them one step.")
     output_dir: PathText | None = key(None, "A new directory, or one to [resume](resume.md); by default `runs/<name>`.")
     model: ModelConfig

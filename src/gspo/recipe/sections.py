@@ -155,7 +155,7 @@ class RolloutConfig(Section):
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "Rounds of sampling in a step; then groups of equal rewards stay.")
-    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For responses cut off; see [rewards](#rewards).")
+    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For cut-off responses ([algorithms](algorithms.md)).")
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Annotated[str, Field(min_length=1)] | None = key(None, "The text that ends a segment.")
 
@@ -190,8 +190,7 @@ class EvaluationConfig(Section):
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
         (),
-        "A list of `tensorboard`, `trackio`, `wandb`, who are sent the numbers and a table of samples. A failing one "
-        "never holds the run up ([trackers](trackers.md)).",
+        "The [trackers](trackers.md) that get the numbers and a table of samples. A failing one never stops the run.",
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write `rollouts/`.")
