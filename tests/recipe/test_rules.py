@@ -69,6 +69,12 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),
         ({"actor": {"clip_fraction": 0.1, "surrogate": "dapo"}}, ["each token has its own"]),
         ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
+        ({"model": {"path": "x", "architecture": {"model_type": "qwen3"}}}, ["exactly one of model.path"]),
+        ({"model": {"architecture": {}}}, ["model.architecture needs a model_type", "needs model.tokenizer"]),
+        ({"cold_start": {"steps": 1}}, ["exactly one of cold_start.path and cold_start.demonstrations"]),
+        ({"queries": {"path": "rows.jsonl", "template": "no place"}}, ["queries.template must contain {prompt}"]),
+        ({"queries": {"path": "rows.jsonl", "procedural": {"task": "chain_sum"}}}, ["not both"]),
+        ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )
 def test_what_means_nothing_together_is_refused_with_the_reason(tree: Mapping[str, Any], reasons: list[str]) -> None:
@@ -194,6 +200,8 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"warmup_steps": 99}}}, "critic.optimizer.warmup"),
         ({"critic": {"trunk": "shared"}}, "critic has no effect without"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
+        ({"actor": {"correction_high": 2}}, "actor.correction_high has no effect"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"min_lr_fraction": 0.1}}}, "critic.optimizer.min_lr"),
         ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
         ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
         ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
