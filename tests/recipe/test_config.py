@@ -83,6 +83,11 @@ def test_a_single_reward_is_overridden_by_its_place_as_one_of_a_list_is(written:
     assert recipe.reward[0].weight == (1 if written == "math" else 3)
 
 
+def test_a_single_reward_is_overridden_by_its_key_too(tmp_path: Path) -> None:
+    text = "name: x\nsteps: 1\nmodel: {path: m}\nreward: {function: math}\n"
+    assert load_recipe(write(tmp_path / "one.yaml", text), ["reward.weight=3"]).reward[0].weight == 3
+
+
 def test_names_in_a_list_of_rewards_are_overridden_by_their_place(tmp_path: Path) -> None:
     text = "name: x\nsteps: 1\nmodel: {path: m}\nreward: [exact_match, {function: math}]\n"
     overrides = ["reward.0.weight=2", "reward.1.weight=3"]
@@ -248,9 +253,9 @@ def test_a_number_that_is_none_is_refused_wherever_a_number_stands(minimal: Path
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rollout.turn_separator=x", "rollout.turn_separator is now rollout.segment_separator"),
-        ("rollout.turn_separator=null", "rollout.turn_separator is now rollout.segment_separator"),
-        ("reward.0.per=turn", "reward.0.per: turn is now per: segment"),
+        ("rollout.turn_separator=x", "rollout.turn_separator is called rollout.segment_separator"),
+        ("rollout.turn_separator=null", "rollout.turn_separator is called rollout.segment_separator"),
+        ("reward.0.per=turn", "reward.0.per: turn is called per: segment"),
     ],
 )
 def test_a_renamed_key_or_value_is_refused_with_its_new_name(override: str, message: str, tmp_path: Path) -> None:

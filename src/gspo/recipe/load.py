@@ -15,7 +15,7 @@ from gspo.recipe.published import ALIASES
 from gspo.recipe.schema import Recipe, listed_rewards, recipe_keys
 from gspo.recipe.yaml_text import read_yaml, write_yaml
 
-# Keys, and values of keys, that had another name in an earlier version.
+# Keys, and values of keys, that had another name in an earlier version, or have one elsewhere.
 RENAMED = {
     "rollout.turn_separator": "rollout.segment_separator",
     "reward.per: turn": "per: segment",
@@ -79,7 +79,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise UserError(f"override {override!r} is not of the form key.subkey=value", where="command line")
     *parents, last = key.split(".")
-    if parents[:1] == ["reward"]:
+    if re.match(r"reward\.[0-9]", key):
         tree["reward"] = listed_rewards(tree.get("reward"))
     node: Any = tree
     for depth, name in enumerate(parents, start=1):
@@ -107,18 +107,19 @@ def _describe(item: Any) -> str:
     where = ".".join(map(str, location))
     key = ".".join(part for part in location if isinstance(part, str))
     if renamed := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
-        return f"{where}{'' if key in RENAMED else f': {value}'} is now {renamed}"
+        return f"{where}{'' if key in RENAMED else f': {value}'} is called {renamed}"
     if kind == "extra_forbidden":
         parent, _, last = where.rpartition(".")
         known = _keys_in(key.rpartition(".")[0])
         near = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
-        return f"unknown key {where}: " + (
-            f"did you mean {parent}{parent and '.'}{near[0]}?" if near else f"known: {', '.join(known)}"
-        )
+        hint = f"did you mean {parent}{parent and '.'}{near[0]}?" if near else f"known: {', '.join(known)}"
+        return f"unknown key {where}: {hint}"
     if kind == "missing":
         return f"{where}: this key is needed and missing"
-    if kind in ("value_error", "fault"):
-        return item["msg"].removeprefix("Value error, ") if kind == "value_error" else f"{where}: {item['msg']}"
+    if kind == "value_error":  # of a rule, which names its keys itself
+        return str(item["msg"].removeprefix("Value error, "))
+    if kind == "fault":
+        return f"{where}: {item['msg']}"
     wanted = next((words for start, words in _WANTED.items() if kind.startswith(start)), None)
     if kind.startswith("model_"):
         wanted = f"a section with keys such as {', '.join(_keys_in(key)[:3])}"

@@ -229,6 +229,7 @@ def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
     queries_hub, evaluation_hub = _is_hub_id(recipe.queries.path), _is_hub_id(evaluation.path)
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
     cold_schedule, cold_steps = recipe.cold_start.optimizer.schedule, recipe.cold_start.steps
+    no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
         ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
@@ -240,9 +241,9 @@ def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
         ("actor.correction_low", "a correction with a lower bound"): CORRECTIONS[actor.correction].low is not None,
         ("actor.correction_high", "a correction with an upper bound"): has_high,
         ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
-        ("critic", "actor.advantage: gae, whose value model it is"): actor.advantage == "gae",
-        ("critic.coefficient", "critic.trunk: shared"): critic.trunk == "shared" or actor.advantage != "gae",
-        ("critic.optimizer.min_lr_fraction", "a schedule"): critic.optimizer.schedule != "constant",
+        ("critic", "actor.advantage: gae, whose value model it is"): not no_critic,
+        ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
+        ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
