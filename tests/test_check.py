@@ -60,7 +60,7 @@ def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.Capture
         ("actor={importance_sampling_level: token, clip_low: 3e-4, clip_high: 4e-4}", "range for sequence ratios"),
         ("rollout.top_p=0.9", "top_p"),
         ("reward.0.weight=2", "reward.0.weight"),
-        ("cold_start.steps=0", "cold_start.steps is 0"),
+        ("cold_start.steps=0", "no effect without cold_start.steps"),
     ],
 )
 def test_check_says_what_will_be_inert(capsys: pytest.CaptureFixture[str], override: str, named: str) -> None:

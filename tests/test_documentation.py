@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -315,24 +314,3 @@ def test_the_glossarys_table_defines_nothing_that_no_run_logs(everything_on: Map
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     defined = set(re.findall(r"^\| `([a-z_]+/[^`]+)` \|", text, re.MULTILINE))
     assert defined - {general_name(key) for key in everything_on["metrics.jsonl"]} == set()
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def test_the_guide_explains_every_key_of_the_recipe_and_no_other() -> None:
-    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    explained: set[str] = set()
-    for row in re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE):
-        first, *others = re.findall(r"`([^`]+)`", row)
-        explained |= {first, *(f"{first.rpartition('.')[0]}{other}" for other in others)}
-    explained = {key for key in explained if key.partition(".")[0] in Recipe.model_fields and not key.endswith(".*")}
-    recipe = load_recipe(TINY, ["queries.procedural={task: chain_sum}", "reward=[]"]).model_dump()
-    recipe["model"]["architecture"] = None
-    like_the_actors = ("cold_start.optimizer.", "critic.optimizer.")
-    assert {key for key in leaves(recipe) if not key.startswith(like_the_actors)} == explained

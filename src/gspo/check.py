@@ -12,7 +12,7 @@ from gspo.model.routers import check_declared
 from gspo.model.tokenizer import check_reference, named_stop_ids
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, load_demonstrations, load_rows, render_rows
-from gspo.recipe.inert import inert_settings
+from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
@@ -29,42 +29,40 @@ NUM_ROWS = 8  # rendered
 def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
     check_trackers(recipe.report.trackers, where="report.trackers")
-    separator = recipe.rollout.segment_separator
-    functions = load_functions(recipe.reward, segment_separator=separator)
+    actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
+    functions = load_functions(recipe.reward, segment_separator=rollout.segment_separator)
     rows = load_rows(recipe)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     with quiet_transformers():
-        config = load_config(recipe.model)
-        check_declared(recipe.actor, config)
-        tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
-        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    named_stop_ids(tokenizer, recipe.rollout.stop_tokens)
-    if recipe.model.path is not None:
-        check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=recipe.model.path)
-    some = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
-    rendered = render_rows(some, tokenizer, recipe=recipe, max_positions=max_positions(config))
-    queries = rendered.train
-    probed = probe(queries, rendered.held_out, functions, tokenizer, segment_separator=separator)
-    check_enough_queries(len(rows.train), recipe.rollout.queries_per_step)
-    rollout = recipe.rollout
+        config = load_config(model)
+        check_declared(actor, config)
+        tokenizer = make_tokenizer(model, fitting_texts(recipe, rows, pairs))
+        check_reference(actor.kl, tokenizer, trust_remote_code=model.trust_remote_code)
+    named_stop_ids(tokenizer, rollout.stop_tokens)
+    if model.path is not None:
+        check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=model.path)
+    first_rows = RowSet(train=rows.train[:NUM_ROWS], held_out=rows.held_out[:NUM_ROWS])
+    rendered = render_rows(first_rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    query, separator = rendered.train[0], rollout.segment_separator
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
+    check_enough_queries(len(rows.train), rollout.queries_per_step)
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
-    yield f"model       {config.model_type}: {recipe.model.path or 'new, untrained'}"
-    if recipe.actor.routing_replay != "none" or recipe.actor.router_aux_loss:
-        yield f"experts     replay: {recipe.actor.routing_replay}"
+    yield f"model       {config.model_type}: {model.path or 'new, untrained'}"
+    if actor.routing_replay != "none" or actor.router_aux_loss:
+        yield f"experts     replay: {actor.routing_replay}"
         yield "            its routers prove at load that they can be watched and overruled (docs/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
     yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
-    yield f"one prompt  {len(queries[0].prompt_ids)} tokens: {json.dumps(queries[0].text, ensure_ascii=False)}"
-    yield f"columns     {', '.join(queries[0].columns) or 'none'}"
+    yield f"one prompt  {len(query.prompt_ids)} tokens: {json.dumps(query.text, ensure_ascii=False)}"
+    yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(probed, functions)
-    actor = recipe.actor
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
-    for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *inert_settings(recipe)):
+    for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)):
         yield f"note        {sentence}"
     try:
         check_absent(recipe)
@@ -73,15 +71,15 @@ def check(recipe: Recipe) -> Iterator[str]:
 
 
 def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[RewardFunction]) -> Iterator[str]:
-    """What each function says of the row's own answer, where there is one, and of junk."""
+    """What each function gives the row's own answer, where there is one, and junk."""
     has_gold, judging = probed[0][0] != JUNK, verdict(probed[0][1])
     for function in functions:
-        said = {text: one.parts[function.name] for text, one in probed}
-        words = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in said.items()]
-        mean = "" if function.per == "response" else f", a number per {function.per}, in all"
-        yield f"reward      {function.name}{mean}: {', '.join(words)}"
-        if all(value is None for value in said.values()):
+        values = {text: score.parts[function.name] for text, score in probed}
+        shown = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in values.items()]
+        unit = "" if function.per == "response" else f", a number per {function.per}, in all"
+        yield f"reward      {function.name}{unit}: {', '.join(shown)}"
+        if all(value is None for value in values.values()):
             yield f"note        {function.name} says that it does not apply to either"
         # Only the function that judges is a verifier; a format, say, has nothing to do with being right.
-        elif has_gold and judging and function.name == judging.function and len(set(said.values())) == 1:
+        elif has_gold and judging and function.name == judging.function and len(set(values.values())) == 1:
             yield f"note        {function.name} scores the bare answer like junk: it may ask for another form"

@@ -133,7 +133,7 @@ def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from gspo.recipe.load import load_recipe
-    from gspo.recipe.section import path_fault
+    from gspo.recipe.sections import path_fault
 
     if fault := path_fault(options.target):
         raise UserError(f"this path {fault}", where=options.target)

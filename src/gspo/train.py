@@ -13,7 +13,7 @@ from gspo.learner.old_policy import old_policy
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
-from gspo.recipe.inert import inert_settings
+from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import OptimizerConfig, Recipe
 from gspo.run.begin import begun, end_recorded
 from gspo.run.collect import batch_of, collect
@@ -54,7 +54,7 @@ def train(
     """
     display = display or Display()
     recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
-    for sentence in inert_settings(recipe):
+    for sentence in ineffective_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
     check_trackers(recipe.report.trackers, where="report.trackers")
     with (

@@ -12,8 +12,8 @@ from gspo import cli
 from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.model.routers import check_declared, find_routing, refuse_experts
-from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import make_recipe
+from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import ActorConfig
 
 NewPolicy = Callable[..., Policy]
@@ -144,7 +144,7 @@ def test_replaying_the_policys_own_experts_in_its_only_update_is_said_to_do_noth
 ) -> None:
     tree = {"name": "sound", "steps": 10, "model": {"path": "somewhere"}, "queries": {"path": "rows.jsonl"}}
     actor = {"routing_replay": replay, "mini_batches": mini_batches}
-    said = inert_settings(make_recipe({**tree, "reward": [{"function": "math"}], "actor": actor}))
+    said = ineffective_settings(make_recipe({**tree, "reward": [{"function": "math"}], "actor": actor}))
     assert sum("actor.routing_replay: policy has no effect" in sentence for sentence in said) == told
     assert all("actor.mini_batches" in sentence for sentence in said)
 

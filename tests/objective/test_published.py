@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gspo.objective import Surrogate, SurrogateSettings, surrogate
-from gspo.recipe.published import PUBLISHED
+from gspo.recipe.published import ONLY, PUBLISHED
 
 Scalar = Any  # a number, with or without a gradient
 # Range and dual clip, such that the noise below lies on both sides of both bounds. dppo's are probabilities.
@@ -263,7 +263,7 @@ def test_a_level_that_a_surrogate_does_not_have_is_refused_with_the_reason(name:
     one = torch.ones(2, dtype=torch.float64)
     with pytest.raises(ValueError, match=f"{name} has no level {level}") as refused:
         surrogate(one, one, one, torch.tensor([1, 1]), level=level, name=name, sampler_logprobs=one)
-    assert len(PUBLISHED[name].only) > 20 and PUBLISHED[name].only in str(refused.value)
+    assert len(ONLY[name]) > 20 and ONLY[name] in str(refused.value)
 
 
 def test_what_a_surrogate_cannot_do_without_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

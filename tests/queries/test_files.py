@@ -10,7 +10,7 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.queries.files import read_rows
-from gspo.recipe.section import names_file
+from gspo.recipe.sections import names_file
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'a "b", c', "answer": "ü"}, {"prompt": "x\ny", "answer": ""}]
 

@@ -1,7 +1,5 @@
 """Importing a function's file or module ends in that function or in an error that names it, whatever its code does."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -42,19 +40,3 @@ def test_ctrl_c_during_an_import_stays_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8")
     with pytest.raises(KeyboardInterrupt):
         load_callable(f"{tmp_path}/mine.py:f", where="reward.function")
-
-
-@pytest.mark.parametrize("source", ["import os\nos._exit(0)\n", "from os import _exit\n_exit(0)\n"])
-def test_an_exit_that_no_python_code_hears_of_is_an_error_too(source: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
-    code = f"from gspo.recipe.callables import load_callable\nload_callable({f'{tmp_path}/mine.py:f'!r}, where='x')\n"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1 and "raises SystemExit: 0" in ended.stderr
-
-
-def test_a_process_that_imported_code_forks_may_end_itself_and_afterwards_so_may_any(tmp_path: Path) -> None:
-    source = "import os\nif (child := os.fork()) == 0:\n    os._exit(3)\nSTATUS = os.waitpid(child, 0)[1]\n"
-    (tmp_path / "forks.py").write_text(source + "def f(): return STATUS >> 8\n", encoding="utf-8")
-    leave = os._exit
-    assert load_callable(f"{tmp_path}/forks.py:f", where="x")() == 3
-    assert os._exit is leave

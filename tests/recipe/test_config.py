@@ -83,6 +83,11 @@ def test_a_single_reward_is_overridden_by_its_place_as_one_of_a_list_is(written:
     assert recipe.reward[0].weight == (1 if written == "math" else 3)
 
 
+def test_a_single_reward_is_overridden_by_its_key_too(tmp_path: Path) -> None:
+    text = "name: x\nsteps: 1\nmodel: {path: m}\nreward: {function: math}\n"
+    assert load_recipe(write(tmp_path / "one.yaml", text), ["reward.weight=3"]).reward[0].weight == 3
+
+
 def test_names_in_a_list_of_rewards_are_overridden_by_their_place(tmp_path: Path) -> None:
     text = "name: x\nsteps: 1\nmodel: {path: m}\nreward: [exact_match, {function: math}]\n"
     overrides = ["reward.0.weight=2", "reward.1.weight=3"]
@@ -118,16 +123,16 @@ NO_YAML = {
     "a tag of bytes": ("seed: !!binary /w==", "line 4"),
     "no digits": ("seed: 0x_", "line 4"),
     "5,000 digits": (f"seed: {'9' * 5000}", "line 4"),
-    "5,000 hexadecimal digits": (f"seed: 0x{'f' * 5000}", "line 4"),
+    "5,000 hexadecimal digits": (f"seed: 0x{'f' * 5000}", "seed: should be less than .* thousands of digits"),
     "no character": (r'output_dir: "\UFFFFFFFF"', "line 4"),
-    "brackets": (f"output_dir: {'[' * 20_000}", "line 4: nested too deeply"),
+    "brackets": (f"output_dir: {'[' * 20_000}", "line 4, column .*: nested too deeply"),
     "a hundred levels": (f"output_dir: {'[' * 100}{']' * 100}", "levels deep"),
     "aliases": (BOMB, "more than 10,000 values"),
     "merged aliases": (
         BOMB.replace("[x,x,x,x,x,x,x,x,x,x]", "{x: 1}").replace("[*", "{<<: [*").replace("]", "]}"),
         "more than",
     ),
-    "an alias of itself": ("output_dir: &a {b: *a}", "an alias of a value within that value"),
+    "an alias of itself": ("output_dir: &a {b: *a}", "nested more than 50 levels deep"),
     "an alias of a long text": (f"a: &a {'x' * 100_000}\nb: [{'*a,' * 20}]", "more than 10,000 values"),
 }
 
@@ -150,7 +155,7 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
     ("override", "said"),
     [
         ("steps=true", "steps: should be a number, not True"),
-        ("actor.optimizer.betas=[true, 0.9]", "actor.optimizer.betas: should be a number"),
+        ("actor.optimizer.betas=[true, 0.9]", "actor.optimizer.betas.0: should be a number, not True"),
         ("actor.clip_low=true", "actor.clip_low: should be a number"),
         ("reward.².weight=2", "takes an index from 0 to 0"),
         (f"reward.{'0' * 5000}.weight=2", "takes an index from 0 to 0"),
@@ -171,7 +176,7 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
         (f"output_dir={'é' * 200}", "output_dir: this path has a name of more than 255 bytes"),
         (f"output_dir={'b/' * 2500}", "output_dir: this path has more than 4000 bytes"),
         (r'output_dir="a\0b"', "output_dir: this path holds a NUL character"),
-        (r'output_dir="a\ud800"', "output_dir: holds half of a surrogate pair"),
+        (r'output_dir="a\ud800"', "output_dir: this path holds half of a surrogate pair"),
         (r'queries.system="a\ud800"', "queries.system: holds half of a surrogate pair"),
         (r'reward.0.options={"a": ["\ud800"]}', "reward.0.options: holds half of a surrogate pair"),
         (f"queries.path={'c' * 300}", "queries.path: this path"),
@@ -243,3 +248,49 @@ def test_an_unknown_key_names_the_nearest_one_at_every_depth() -> None:
 def test_a_number_that_is_none_is_refused_wherever_a_number_stands(minimal: Path, override: str) -> None:
     with pytest.raises(UserError, match=override.partition("=")[0]):
         load_recipe(minimal, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.turn_separator=x", "rollout.turn_separator is called rollout.segment_separator"),
+        ("rollout.turn_separator=null", "rollout.turn_separator is called rollout.segment_separator"),
+        ("reward.0.per=turn", "reward.0.per: turn is called per: segment"),
+    ],
+)
+def test_a_renamed_key_or_value_is_refused_with_its_new_name(override: str, message: str, tmp_path: Path) -> None:
+    text = "name: a\nsteps: 1\nmodel: {path: x}\nreward: [exact_match]\n"
+    key, _, value = override.partition("=")
+    with pytest.raises(UserError, match=message):
+        load_recipe(write(tmp_path / "a.yaml", text), [override])
+    section: dict[str, Any] = {"rollout": {"turn_separator": None if value == "null" else value}}
+    if key.startswith("reward"):
+        section = {"reward": [{"function": "math", "per": "turn"}]}
+    with pytest.raises(UserError, match=message):
+        make_recipe({**MINIMAL, **section})
+    with pytest.raises(UserError, match=message):
+        load_recipe(write(tmp_path / "b.yaml", yaml.safe_dump({**MINIMAL, **section})))
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("actor.importance_sampling_level=sequnce", "not 'sequnce': did you mean sequence?"),
+        ("report.trackers=[wndb]", "did you mean wandb?"),
+    ],
+)
+def test_a_value_that_is_nearly_one_of_a_choice_names_it(override: str, hint: str, minimal: Path) -> None:
+    with pytest.raises(UserError, match=hint.replace("?", r"\?")):
+        load_recipe(minimal, [override])
+
+
+def test_rules_hold_for_a_recipe_made_in_python_too() -> None:
+    with pytest.raises(ValueError, match=r"actor\.mini_batches \(4\) must divide"):
+        Recipe(name="a", steps=1, model={"path": "x"}, rollout={"queries_per_step": 6})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="per: segment needs"):
+        Recipe.model_validate({**MINIMAL, "reward": [{"function": "math", "per": "segment"}]})
+
+
+def test_a_merged_mapping_may_itself_override_what_it_merges(tmp_path: Path) -> None:
+    text = "name: a\nsteps: 1\nmodel: {path: x}\nactor: {optimizer: {<<: &b {<<: {lr: 1e-4}, lr: 1e-3}, eps: 1e-7}}\n"
+    assert load_recipe(write(tmp_path / "merged.yaml", text)).actor.optimizer.lr == 1e-3

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from gspo.objective.ratio import check_name
-from gspo.recipe.published import LEVELS, PUBLISHED, LengthNorm, Level, Name
+from gspo.recipe.published import LEVELS, ONLY, PUBLISHED, LengthNorm, Level, Name
 
 _LEAST = {"clip_low": 0.0, "clip_high": 0.0, "dual_clip": 1.0, "minirl_cap": 0.0, "opsm_delta": 0.0}
 
@@ -32,7 +32,7 @@ class SurrogateSettings:
         check_name("level", self.level, LEVELS)
         check_name("length_norm", self.length_norm, get_args(LengthNorm))
         if self.level not in PUBLISHED[self.name].levels:
-            raise ValueError(f"{self.name} has no level {self.level}: {PUBLISHED[self.name].only}")
+            raise ValueError(f"{self.name} has no level {self.level}: {ONLY[self.name]}")
         for key, least in _LEAST.items():
             if (value := getattr(self, key)) is not None and not value >= least:
                 raise ValueError(f"{key} is {value}: it must be {least:g} or more")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.recipe.section import names_file
+from gspo.recipe.sections import names_file
 
 RawRow = dict[str, Any]
 

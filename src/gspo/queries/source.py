@@ -14,7 +14,7 @@ from gspo.queries.render import render_all
 from gspo.queries.row import Row, lay_out
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import QueriesConfig, Recipe
-from gspo.recipe.section import names_file
+from gspo.recipe.sections import names_file
 from gspo.recipe.writable import writable
 from gspo.types import Query
 
@@ -127,6 +127,6 @@ def _text(completion: Any, *, where: str, fix: str) -> str:
     """A completion as text, or as TRL's list of one assistant message."""
     if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], dict):
         completion = completion[0].get("content")
-    if not isinstance(completion, str) or not completion or writable(completion) is not completion:
+    if not isinstance(completion, str) or not completion or writable(completion) != completion:
         raise UserError(f"the completion is {repr(completion)[:80]} and not a text", where=where, fix=fix)
     return completion

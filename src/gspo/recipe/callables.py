@@ -4,11 +4,9 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,17 +19,26 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
 
     Raises UserError, with `where` in it, for a file, module or name that is not there or cannot be imported.
     """
-    home, separator, attribute = name.rpartition(":")
-    if not separator or not home or not attribute:
+    source, separator, attribute = name.rpartition(":")
+    if not separator or not source or not attribute:
         raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
-    module = _load_file(Path(home), where=where) if home.endswith(".py") else _load_module(home, where=where)
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    path = Path(source).resolve()
+    if source.endswith(".py") and not path.is_file():
+        near = ", ".join(sorted(str(near) for near in Path(source).parent.glob("*.py"))[:8])
+        fix = f"there are: {near}" if near else "the path is relative to the working directory"
+        raise UserError(f"no such file {source}", where=where, fix=fix)
+    try:
+        module = _import_file(path) if source.endswith(".py") else _import_module(source)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: imported code may end the program
+        raise _import_failure(error, source, path, where=where) from None
+    function = getattr(module, attribute, None)
+    if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8]
-        fix = f"there are: {', '.join(near)}" if near else None
-        raise UserError(f"{home} has no function {attribute!r}", where=where, fix=fix)
-    return found
+        near = ", ".join(difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8])
+        raise UserError(f"{source} has no function {attribute!r}", where=where, fix=near and f"there are: {near}")
+    return function
 
 
 def error_line(error: BaseException, function: Callable[..., Any]) -> str:
@@ -42,71 +49,38 @@ def error_line(error: BaseException, function: Callable[..., Any]) -> str:
     return f", at {chosen[-1].filename}:{chosen[-1].lineno}" if chosen else ""
 
 
-def _load_file(path: Path, *, where: str) -> ModuleType:
-    if not path.is_file():
-        near = sorted(str(near) for near in path.parent.glob("*.py"))
-        fix = f"there are: {', '.join(near[:8])}" if near else "the path is relative to the working directory"
-        raise UserError(f"no such file {path}", where=where, fix=fix)
-    path = path.resolve()
+def _import_file(path: Path) -> ModuleType:
     # Two functions of one file share one module; an edited file, in a notebook, is read anew.
-    key = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()[:16]
-    name = f"{path.stem}_{key}"
+    digest = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()
+    name = f"{path.stem}_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(specification)
     try:
-        with _surviving():
-            specification.loader.exec_module(module)
-    except BaseException as error:
+        specification.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise _import_failure(error, str(path), where=where) from None
+        raise
     return module
 
 
-def _load_module(name: str, *, where: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     # An installed command does not have the working directory on its path, `python` does.
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
-    try:
-        with _surviving():
-            return importlib.import_module(name)
-    except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            fix = "install it, run from its folder, or name its file: path/file.py:name"
-            raise UserError(f"there is no module {error.name!r}", where=where, fix=fix) from None
-        raise _import_failure(error, name, where=where) from None
+    return importlib.import_module(name)
 
 
-@contextmanager
-def _surviving() -> Iterator[None]:
-    """Have code that ends the program with os._exit raise SystemExit, as sys.exit does.
-
-    Else the program would end with the code's own exit status, 0 perhaps, and nothing said.
-    """
-    process, leave = os.getpid(), os._exit
-
-    def stay(status: int) -> Any:
-        if os.getpid() != process:
-            leave(status)  # a process that the code has forked
-        raise SystemExit(status)
-
-    os._exit = stay
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
-def _import_failure(error: BaseException, name: str, *, where: str) -> BaseException:
-    """What to raise for an error of imported code: a UserError; Ctrl-C stays Ctrl-C."""
-    if isinstance(error, KeyboardInterrupt):
-        return error
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
-    line = f", line {lines[-1]}" if lines else ""
-    fix = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
-    return UserError(f"importing {name}{line} raises {type(error).__name__}: {error}", where=where, fix=fix)
+def _import_failure(error: BaseException, source: str, path: Path, *, where: str) -> UserError:
+    fix = None
+    if isinstance(error, SystemExit):
+        fix = "put what runs a program behind: if __name__ == '__main__'"
+    elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
+        fix = "install it, run from its folder, or name its file: path/file.py:name"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = f", line {frames[-1].lineno}" if frames else ""
+    return UserError(f"importing {source}{line} raises {type(error).__name__}: {error}", where=where, fix=fix)

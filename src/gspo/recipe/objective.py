@@ -1,12 +1,10 @@
 """The sections of the objective: the actor with its surrogate, the KL term, the critic."""
 
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gspo.recipe.published import (
-    ALIASES,
     CORRECTIONS,
     PUBLISHED,
     Advantage,
@@ -16,88 +14,79 @@ from gspo.recipe.published import (
     Level,
     Name,
 )
-from gspo.recipe.section import (
+from gspo.recipe.sections import (
     Finite,
     Fraction,
     NonNegativeFloat,
+    Number,
     OptimizerConfig,
     PathText,
     Positive,
     PositiveFloat,
+    PositiveFraction,
     Section,
+    key,
 )
 
-# What an absent or null key takes from the surrogate, or from the correction.
-_PUBLISHED_KEYS = {
-    "importance_sampling_level",
-    "advantage",
-    "length_norm",
-    "clip_low",
-    "clip_high",
-    "correction_level",
-}
+# Keys that are as the surrogate, or the correction, was published where the recipe leaves them out or says null.
+AS_PUBLISHED = ("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high", "correction_level")
 
 
 class KlConfig(Section):
     """What holds the policy near a reference model; off at coefficient 0."""
 
-    coefficient: NonNegativeFloat = 0.0
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    place: Literal["loss", "reward"] = "loss"
-    reference: PathText | None = None  # a directory or a hub id; default: the policy as RL begins
+    coefficient: NonNegativeFloat = key(0.0, "The weight of the KL divergence from the reference model; 0: none.")
+    estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
+    place: Literal["loss", "reward"] = key("loss", "Whether the divergence is a part of the `loss` or of the `reward`.")
+    reference: PathText | None = key(None, "A directory or hub id; by default the policy as RL begins.")
 
 
 class ActorConfig(Section):
-    surrogate: Name = "clip"
-    # What follows, down to clip_high, is as the surrogate was published where the recipe does not say, or says null.
-    importance_sampling_level: Level = "sequence"
-    advantage: Advantage = "group"
-    length_norm: LengthNorm = "own"  # what divides the sum over a response's tokens
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    clip_high: PositiveFloat = 4e-4
-    clip_fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None  # of the tokens: scales the range to clip it
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0  # the most a ratio counts where Â < 0
-    minirl_cap: PositiveFloat = 5.0  # the most that π_θ/π_engine counts
-    sapo_temperature: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.05)  # where Â > 0, where Â < 0
-    discount: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a later token's or segment's reward, for each one between
-    advantage_ddof: Literal[0, 1] = 1  # the divisor of a variance is n - ddof
-    opsm_delta: PositiveFloat | None = None  # drop a sequence of Â < 0 with mean log(π_engine/π_θ) above it
-    correction: Correction = "none"  # for the engine's likelihoods not being the policy's
-    correction_level: CorrectionLevel = "token"  # whose π_old/π_engine it weighs by: a token's, a sequence's mean
-    correction_low: PositiveFloat | None = None  # bounds on π_old/π_engine, of the correction's own meaning
-    correction_high: PositiveFloat | None = None
-    kl: KlConfig = KlConfig()
-    entropy_bonus: Finite = 0.0  # coefficient of the mean entropy of a response's tokens
-    mini_batches: Positive = 4  # optimiser steps a rollout batch is split into
-    micro_batch_tokens: Positive = 16_384  # packed tokens of one forward pass; never splits a sequence
-    old_logprobs: Literal["recompute", "engine"] = "recompute"  # whose log-likelihoods are π_old
-    routing_replay: Literal["none", "policy", "engine"] = "none"  # whose experts a mixture of experts uses again
-    router_aux_loss: NonNegativeFloat = 0.0  # coefficient of the loss that evens out the experts' load
-    gradient_checkpointing: bool = False
-    gradient_noise: bool = False  # measure the gradient's signal and noise: one more copy of it, on its device
-    optimizer: OptimizerConfig = OptimizerConfig()
+    surrogate: Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
+    importance_sampling_level: Level = key("sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO.")
+    advantage: Advantage = key(
+        "group", "What a reward is compared with ([algorithms](algorithms.md)); `gae` needs `critic`."
+    )
+    length_norm: LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
+    clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
+    clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
+    clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
+        None, "Scale the clip range, step by step, so that about this fraction of tokens is clipped, such as 0.15."
+    )
+    dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(3.0, "The most a ratio counts where Â < 0.")
+    minirl_cap: PositiveFloat = key(5.0, "Of `minirl`: the most that π_θ/π_engine counts.")
+    sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "Of `sapo`: τ where Â > 0, where Â < 0.")
+    discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
+    advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
+    opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
+    correction: Correction = key("none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md).")
+    correction_level: CorrectionLevel = key("token", "The ratio of each token, or a sequence's geometric mean.")
+    correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
+    correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
+    kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
+    entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
+    mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
+    micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
+    old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who computes π_old (§5.4).")
+    routing_replay: Literal["none", "policy", "engine"] = key(
+        "none", "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](experts.md))."
+    )
+    router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
+    gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, which saves memory.")
+    gradient_noise: bool = key(False, "Measure the gradient's signal and noise; costs a copy of it, 9 % of a step.")
+    optimizer: OptimizerConfig = key(OptimizerConfig(), "AdamW and its schedule, counted in optimiser steps.")
 
     @model_validator(mode="before")
     @classmethod
-    def _as_published(cls, value: Any) -> Any:
-        """What the recipe leaves out, as the surrogate's paper has it."""
+    def _fill_in_as_published(cls, value: Any) -> Any:
+        """Give the keys that the recipe leaves out the values from the surrogate's and the correction's papers."""
         if not isinstance(value, dict):
             return value
-        given = {name: one for name, one in value.items() if one is not None or name not in _PUBLISHED_KEYS}
-        name, correction = given.get("surrogate", "clip"), given.get("correction", "none")
-        if isinstance(name, str) and name not in PUBLISHED:
-            near = difflib.get_close_matches(name, PUBLISHED, n=1, cutoff=0.5)
-            hint = (
-                f"it is {ALIASES[name.lower()]}"
-                if name.lower() in ALIASES
-                else f"did you mean {near[0]}?"
-                if near
-                else ""
-            )
-            raise ValueError(f"actor.surrogate: there is no {name}: {hint or 'there are ' + ', '.join(PUBLISHED)}")
-        if name not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # said of the key itself
+        given = {name: set_to for name, set_to in value.items() if set_to is not None or name not in AS_PUBLISHED}
+        surrogate, correction = given.get("surrogate", "clip"), given.get("correction", "none")
+        if surrogate not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # refused by the key itself
             return given
-        published, published_correction = PUBLISHED[name], CORRECTIONS[correction]
+        published, published_correction = PUBLISHED[surrogate], CORRECTIONS[correction]
         level = given.get("importance_sampling_level", published.level)
         low, high = published.range(level if level in published.levels else published.level)
         return {
@@ -122,12 +111,16 @@ class ActorConfig(Section):
     @property
     def every_sequence_trains(self) -> bool:
         """Whether a response without an advantage has a gradient, too."""
-        kl_in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
-        return self.entropy_bonus != 0 or kl_in_loss or self.advantage == "gae"
+        return self.entropy_bonus != 0 or self.kl_in_loss or self.advantage == "gae"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the loss has a KL term."""
+        return self.kl.coefficient > 0 and self.kl.place == "loss"
 
     @property
     def wants_engine_experts(self) -> bool:
-        """Whether the engine is to record its experts: to be replayed, or to be told from those after an update."""
+        """Whether the engine records its experts, to be replayed or to be compared with those after an update."""
         return self.routing_replay == "engine" or self.old_logprobs == "engine"
 
 
@@ -138,10 +131,10 @@ class CriticOptimizerConfig(OptimizerConfig):
 class CriticConfig(Section):
     """The value model of advantage: gae."""
 
-    trunk: Literal["own", "shared"] = "own"  # a copy of the policy as RL begins, or the policy's hidden states
-    gae_gamma: Fraction = 1.0
-    gae_lambda: Fraction = 0.95
-    whiten: bool = True  # advantages to mean 0 and standard deviation 1 over the batch's tokens
-    clip: PositiveFloat | None = 0.2  # how far a value may move from the old one before its loss stops falling
-    coefficient: PositiveFloat = 0.5  # of the value loss in the shared trunk's
-    optimizer: CriticOptimizerConfig = CriticOptimizerConfig()
+    trunk: Literal["own", "shared"] = key("own", "A model of its `own`, or a head on the policy's hidden states.")
+    gae_gamma: Fraction = key(1.0, "The discount γ of GAE.")
+    gae_lambda: Fraction = key(0.95, "The λ of GAE.")
+    whiten: bool = key(True, "Bring advantages to mean 0 and standard deviation 1 over the batch's tokens.")
+    clip: PositiveFloat | None = key(0.2, "A value's loss stops falling so far from the old value; `null`: nowhere.")
+    coefficient: PositiveFloat = key(0.5, "The weight of the value loss in a shared trunk.")
+    optimizer: CriticOptimizerConfig = key(CriticOptimizerConfig(), "The keys of `actor.optimizer`.")

@@ -11,20 +11,14 @@ from gspo.errors import encodable
 def writable(value: Any) -> Any:
     """The value with None for each number that is not finite and with encodable text, however deep they lie.
 
-    What needs no change is returned as it is, and so is anything but text, numbers, mappings, lists and tuples.
+    What needs no change compares equal; anything but text, numbers, mappings, lists and tuples is returned as it is.
     """
     if isinstance(value, str):
-        text = value if value.isascii() else encodable(value)
-        return value if text == value else text
-    if isinstance(value, int):  # no float, which it may be too large for
-        return value
-    if isinstance(value, Real):
-        return value if math.isfinite(value) else None
+        return encodable(value)
     if isinstance(value, Mapping):
-        pairs = [(writable(key), writable(its)) for key, its in value.items()]
-        same = all(key is old and its is value[old] for (key, its), old in zip(pairs, value, strict=True))
-        return value if same else dict(pairs)
+        return {writable(key): writable(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        items = [writable(item) for item in value]
-        return value if all(item is old for item, old in zip(items, value, strict=True)) else type(value)(items)
-    return value
+        return type(value)(map(writable, value))
+    # No integer is made a float, which it may be too large for.
+    is_infinite = isinstance(value, Real) and not isinstance(value, int) and not math.isfinite(value)
+    return None if is_infinite else value

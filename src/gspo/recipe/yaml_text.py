@@ -11,14 +11,13 @@ from gspo.errors import UserError
 # Of a file with its aliases written out; a text counts one more for each 100 of its characters.
 MAX_VALUES = 10_000
 MAX_DEPTH = 50
-MAX_INTEGER_BITS = 1024  # about what a float can be converted from
 _TAG = "tag:yaml.org,2002:"
 _KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # no dates or bytes: no key of a recipe takes one
 _NUMBER = (f"{_TAG}float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-4 as a number (YAML 1.2) and a date as text, and refuses a key given twice."""
+    """Safe YAML that reads 1e-4 as a number (YAML 1.2) and a date as text."""
 
     yaml_constructors = {  # noqa: RUF012 - PyYAML's name and kind for it
         tag: constructor
@@ -32,25 +31,9 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            value = super().construct_object(node, deep)
-        except yaml.YAMLError:
-            raise
-        except Exception as error:  # int('0x_') and the like: a ValueError, KeyError, IndexError, …
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError) as error:  # of int('0x_') and the like
             raise _refusal(node, f"not a value of the kind {node.tag.removeprefix(_TAG)}: {error}") from None
-        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-            raise _refusal(node, "a number of more than 300 digits")
-        return value
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == f"{_TAG}merge":
-                continue  # what << brings in may be overridden
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int) and key in seen:
-                raise _refusal(key_node, f"key {key!r} is given twice")
-            seen.add(key) if isinstance(key, str | int) else None
-        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -63,24 +46,17 @@ _Dumper.add_implicit_resolver(*_NUMBER)
 
 def read_yaml(text: str, *, where: str) -> Any:
     """The value of a YAML document; UserError, with the line, where it is none, too large or too deep."""
-    loader: _Loader | None = None
+    loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
-        _measure(node, {})
-        return loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
+        _check_nodes(node)
+        return None if node is None else loader.construct_document(node)
+    except Exception as error:  # a YAMLError; of the scanner and composer a ValueError, a RecursionError and others
+        mark = getattr(error, "problem_mark", None) or (loader.get_mark() if loader else None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"not valid YAML: {place}{error.problem}", where=where) from None
-    except yaml.YAMLError as error:
-        raise UserError(f"not valid YAML: {' '.join(str(error).split())}", where=where) from None
-    except Exception as error:  # PyYAML's scanner and composer raise ValueError for "\\U99999999", RecursionError, …
-        line = loader.get_mark().line + 1 if loader else 1
-        problem = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"not valid YAML: line {line}: {problem}", where=where) from None
+        problem = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "problem", error)
+        raise UserError(f"not valid YAML: {place}{' '.join(str(problem).split())}", where=where) from None
 
 
 def write_yaml(tree: Mapping[str, Any]) -> str:
@@ -88,29 +64,27 @@ def write_yaml(tree: Mapping[str, Any]) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """How many values a node has with its aliases written out, and how deep they lie.
+def _check_nodes(root: yaml.Node | None) -> None:
+    """Refuse a document that gives a key twice, or is too large or too deep, its aliases written out.
 
-    Each node is counted once, for a file of 1 KB can stand for 10^9 values. YAMLError where there are too many.
+    The walk ends at the limit, since a file of 1 KB can stand for 10^9 values.
     """
-    if id(node) in known:
-        measured = known[id(node)]
-        if measured is None:  # it is being measured
-            raise _refusal(node, "an alias of a value within that value")
-        return measured
-    known[id(node)] = None
-    if isinstance(node, yaml.ScalarNode):
-        sizes = [(len(node.value) // 100, 0)]
-    else:
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-        sizes = [_measure(part, known) for part in parts]
-    num_values, depth = 1 + sum(size for size, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
-    if num_values > MAX_VALUES:
-        raise _refusal(node, f"more than {MAX_VALUES:,} values, with aliases written out")
-    if depth > MAX_DEPTH:
-        raise _refusal(node, f"nested more than {MAX_DEPTH} levels deep")
-    known[id(node)] = num_values, depth
-    return num_values, depth
+    num_values, pending = 0, [(root, 1)] if root else []
+    while pending:
+        node, depth = pending.pop()
+        children = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+            keys = {(key.tag, key.value): key for key in children[::2] if isinstance(key, yaml.ScalarNode)}
+            for key in children[::2]:
+                if isinstance(key, yaml.ScalarNode) and keys[key.tag, key.value] is not key:
+                    raise _refusal(keys[key.tag, key.value], f"key {key.value!r} is given twice")
+        num_values += 1 + (len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 0)
+        if num_values + len(pending) + len(children) > MAX_VALUES:
+            raise _refusal(node, f"more than {MAX_VALUES:,} values, with aliases written out")
+        if depth > MAX_DEPTH:
+            raise _refusal(node, f"nested more than {MAX_DEPTH} levels deep")
+        pending += [(child, depth + 1) for child in children]
 
 
 def _refusal(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import load_recipe, make_recipe
+from gspo.recipe.rules import ineffective_settings
 
 SOUND: dict[str, Any] = {
     "name": "sound",
@@ -19,7 +19,7 @@ SOUND: dict[str, Any] = {
 
 
 def said(tree: Mapping[str, Any]) -> list[str]:
-    return inert_settings(make_recipe({**SOUND, **tree}))
+    return ineffective_settings(make_recipe({**SOUND, **tree}))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,16 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),
         ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
         ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),
+        ({"queries": {"path": "rows.jsonl", "config": "main"}}, "queries.config"),
+        ({"evaluation": {"split": "validation"}}, "evaluation.split"),
+        ({"rollout": {"max_rows": 4}}, "rollout.max_rows 4 is less than a group"),
+        ({"queries": {"shuffle": False}, "cold_start": {"steps": 5, "path": "rows.jsonl"}}, "queries.shuffle"),
+        ({"cold_start": {"steps": 5, "path": "rows.jsonl", "optimizer": {"warmup_steps": 5}}}, "warmup_steps 5"),
+        (
+            {"cold_start": {"optimizer": {"schedule": "constant", "min_lr_fraction": 0.1}}},
+            "cold_start.optimizer.min_lr_fraction",
+        ),
+        ({"actor": {"routing_replay": "policy", "old_logprobs": "engine"}}, "actor.routing_replay: policy"),
         ({"report": {"project": "mine"}}, "report.project"),
         ({"report": {"project": "mine", "trackers": ["tensorboard"]}}, "report.project"),
         ({"report": {"rollouts": False, "tokens": False}}, "report.tokens"),
@@ -71,4 +81,4 @@ def test_a_setting_without_effect_is_named(tree: Mapping[str, Any], key: str) ->
 
 def test_the_default_recipes_settings_all_act() -> None:
     for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"):
-        assert inert_settings(load_recipe(path)) == [], path
+        assert ineffective_settings(load_recipe(path)) == [], path

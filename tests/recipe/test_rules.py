@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.recipe.inert import inert_settings
 from gspo.recipe.load import make_recipe
-from gspo.recipe.published import CORRECTIONS, LEVELS, PUBLISHED
+from gspo.recipe.published import CORRECTIONS, LEVELS, ONLY, PUBLISHED
+from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import ActorConfig, Recipe
 
 SOUND: dict[str, Any] = {
@@ -69,6 +69,12 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),
         ({"actor": {"clip_fraction": 0.1, "surrogate": "dapo"}}, ["each token has its own"]),
         ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
+        ({"model": {"path": "x", "architecture": {"model_type": "qwen3"}}}, ["exactly one of model.path"]),
+        ({"model": {"architecture": {}}}, ["model.architecture needs a model_type", "needs model.tokenizer"]),
+        ({"cold_start": {"steps": 1}}, ["exactly one of cold_start.path and cold_start.demonstrations"]),
+        ({"queries": {"path": "rows.jsonl", "template": "no place"}}, ["queries.template must contain {prompt}"]),
+        ({"queries": {"path": "rows.jsonl", "procedural": {"task": "chain_sum"}}}, ["not both"]),
+        ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )
 def test_what_means_nothing_together_is_refused_with_the_reason(tree: Mapping[str, Any], reasons: list[str]) -> None:
@@ -90,7 +96,7 @@ def test_a_surrogate_takes_every_level_it_does_not_refuse_with_a_reason(name: An
     if level in PUBLISHED[name].levels:
         assert recipe(tree).actor.importance_sampling_level == level
         return
-    assert PUBLISHED[name].only
+    assert ONLY[name]
     with pytest.raises(UserError, match=f"{name} has no level {level}"):
         recipe(tree)
 
@@ -126,7 +132,7 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
     ],
 )
 def test_what_has_an_effect_is_told_nothing(tree: Mapping[str, Any]) -> None:
-    assert inert_settings(recipe(tree)) == []
+    assert ineffective_settings(recipe(tree)) == []
 
 
 def test_a_key_of_a_sections_optimizer_leaves_its_other_defaults_as_they_are() -> None:
@@ -192,8 +198,10 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"clip_fraction": 0.4, "mini_batches": 2}}, "actor.clip_fraction"),
         ({"rollout": {"overlong": "penalty", "overlong_margin": 0}}, "overlong_margin 0"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"warmup_steps": 99}}}, "critic.optimizer.warmup"),
-        ({"critic": {"trunk": "shared"}}, "critic is for"),
+        ({"critic": {"trunk": "shared"}}, "critic has no effect without"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
+        ({"actor": {"correction_high": 2}}, "actor.correction_high has no effect"),
+        ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"min_lr_fraction": 0.1}}}, "critic.optimizer.min_lr"),
         ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
         ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
         ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
@@ -202,9 +210,9 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
     ],
 )
 def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:
-    assert any(key in sentence for sentence in inert_settings(recipe(tree)))
+    assert any(key in sentence for sentence in ineffective_settings(recipe(tree)))
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("dppo", "reinforce")])
 def test_a_surrogate_as_published_is_told_nothing(name: Any) -> None:
-    assert inert_settings(recipe({"actor": {"surrogate": name}})) == []
+    assert ineffective_settings(recipe({"actor": {"surrogate": name}})) == []

@@ -1,0 +1,279 @@
+"""The rules between the keys of a recipe: what is refused together, and what has no effect and is noted.
+
+Each table maps a sentence to the condition under which it is true of the recipe.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gspo.recipe import sections
+from gspo.recipe.objective import ActorConfig, CriticConfig
+from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
+
+Table = Mapping[str, object]  # from a sentence to what is true or false, as in an `if`
+
+
+class WholeRecipe(Protocol):
+    """What the rules look at: `gspo.recipe.schema.Recipe`, which calls them and so cannot be imported here."""
+
+    steps: int
+    model: sections.ModelConfig
+    cold_start: sections.ColdStartConfig
+    queries: sections.QueriesConfig
+    rollout: sections.RolloutConfig
+    reward: tuple[sections.RewardConfig, ...]
+    actor: ActorConfig
+    critic: CriticConfig
+    checkpoint: sections.CheckpointConfig
+    evaluation: sections.EvaluationConfig
+    report: sections.ReportConfig
+
+
+def refusals(recipe: WholeRecipe) -> list[str]:
+    """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
+    per_token = _per_token(recipe)
+    tables = _refused_sources(recipe), _refused_levels(recipe, per_token), _refused_terms(recipe.actor, per_token)
+    return _true_sentences(*tables)
+
+
+def ineffective_settings(recipe: WholeRecipe) -> list[str]:
+    """A sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
+    notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
+    for (keys, needed), is_there in _needs(recipe).items():
+        changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
+        if changed and not is_there:
+            notes.append(f"{changed} has no effect without {needed}")
+    return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
+
+
+def _refused_sources(recipe: WholeRecipe) -> Table:
+    model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
+    rewards, actor = recipe.reward, recipe.actor
+    return {
+        """give exactly one of model.path (weights) and model.architecture (a new model)
+        """: (model.path is None) == (model.architecture is None),
+        """model.architecture needs a model_type, such as qwen3_moe
+        """: model.architecture is not None and "model_type" not in model.architecture,
+        """model.architecture needs model.tokenizer: a directory, a hub id, or fit
+        """: model.architecture is not None and model.tokenizer is None,
+        """cold_start.steps > 0 needs exactly one of cold_start.path and cold_start.demonstrations
+        """: cold_start.steps > 0 and (cold_start.path is None) == (cold_start.demonstrations is None),
+        """queries.template must contain {prompt}
+        """: queries.template is not None and "{prompt}" not in queries.template,
+        """give queries.path or queries.procedural, not both
+        """: queries.path is not None and queries.procedural is not None,
+        f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
+        ({rollout.queries_per_step}): groups stay whole within a mini-batch
+        """: rollout.queries_per_step % actor.mini_batches,
+        """rollout.group_size must be at least 2: an advantage compares responses (but for actor.surrogate: ppo)
+        """: rollout.group_size < 2 and actor.advantage != "gae",
+        """rollout.dynamic_sampling drops groups that actor.advantage: gae learns from; set dynamic_sampling: false
+        """: rollout.dynamic_sampling and actor.advantage == "gae",
+        """reward: every function has weight 0, which measures only: there is nothing to train on
+        """: rewards and not any(reward.weight for reward in rewards),
+        """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
+        """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
+    }
+
+
+def _refused_levels(recipe: WholeRecipe, per_token: str) -> Table:
+    actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
+    level, has_level = actor.importance_sampling_level, actor.importance_sampling_level in published.levels
+    return {
+        f"""actor.surrogate: {actor.surrogate} has no level {level}: {ONLY.get(actor.surrogate)};
+        set importance_sampling_level: {" or ".join(published.levels)}
+        """: not has_level,
+        f"""{per_token} gives every token an advantage of its own, and the ratio of a sequence takes one a sequence;
+        set actor.importance_sampling_level: sequence_token (GSPO-token) or token
+        """: per_token and has_level and level == "sequence",
+        f"""{per_token} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip
+        """: per_token and has_level and actor.surrogate == "gmpo",
+        f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
+        """: per_token.startswith("reward") and actor.advantage == "gae",
+    }
+
+
+def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
+    correction, level, kl = actor.correction, actor.importance_sampling_level, actor.kl
+    low, high, levels = actor.correction_low, actor.correction_high, CORRECTIONS[correction].levels
+    drops_tokens = correction in ("mis", "icepop") and actor.correction_level == "token"
+    bounds_ratio, tunes_range = PUBLISHED[actor.surrogate].bounds_ratio, actor.clip_fraction is not None
+    return {
+        f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
+        """: correction != "none" and actor.old_logprobs == "engine",
+        f"""actor.correction: {correction} with {actor.surrogate}, which weighs tokens by π_θ/π_engine itself and
+        would do so twice; set correction: geometric_mask, which only drops, or none
+        """: correction not in ("none", "geometric_mask") and actor.surrogate in ("minirl", "dppo"),
+        f"""actor.correction: {correction} is by {levels[0]}; leave out actor.correction_level, or take mis
+        """: actor.correction_level not in levels,
+        f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
+        set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
+        """: drops_tokens and (level == "sequence" or actor.surrogate == "gmpo"),
+        f"""actor.correction_low {low} must be below correction_high {high}
+        """: correction != "none" and low is not None and high is not None and low >= high,
+        f"""actor.clip_fraction: {actor.surrogate} has no clip range on the ratio that could be set; leave it out
+        """: tunes_range and not bounds_ratio,
+        """actor.clip_fraction follows the ratio of the sequence; at level token each token has its own: set another
+        """: tunes_range and bounds_ratio and level == "token",
+        """actor.clip_fraction: tokens have advantages of their own here; set clip_low and clip_high, and leave it out
+        """: tunes_range and per_token,
+        """actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches
+        """: tunes_range and actor.mini_batches == 1,
+        """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
+        and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
+        """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
+        """actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference;
+        use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward
+        """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
+    }
+
+
+def _noted_ratios(recipe: WholeRecipe) -> Table:
+    actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
+    per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
+    return {
+        """actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update has π_old's own experts
+        """: actor.routing_replay == "policy" and mini_batches == 1,
+        """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
+        experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
+        """: actor.routing_replay == "policy" and actor.old_logprobs == "engine",
+        """actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1 and nothing is
+        ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same
+        """: mini_batches == 1,
+        """actor.opsm_delta with actor.mini_batches 1 drops sequences only where the engine's likelihoods differ
+        """: actor.opsm_delta is not None and mini_batches == 1,
+        f"""actor.surrogate: reinforce has no ratio: all but the first of {mini_batches} mini-batches are stale
+        """: actor.surrogate == "reinforce" and mini_batches > 1,
+        """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
+        """: level == "sequence_token" and not per_token,
+        """actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass
+        """: actor.surrogate == "dppo" and actor.old_logprobs == "recompute",
+        f"""actor.surrogate: ppo with actor.advantage: {actor.advantage}: no value model is made
+        """: actor.surrogate == "ppo" and actor.advantage != "gae",
+        f"""actor.dual_clip {actor.dual_clip} will not bind: the ratio of a sequence stays near 1
+        """: actor.surrogate == "dual_clip" and level != "token",
+        f"""actor.clip_fraction is out of reach: {mini_batches} mini-batches clip about {most_clipped:.2g} at most
+        """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
+    }
+
+
+def _noted_terms(actor: ActorConfig) -> Table:
+    published, level, kl = PUBLISHED[actor.surrogate], actor.importance_sampling_level, actor.kl
+    low, high = actor.clip_low, actor.clip_high
+    clip_range, (usual_low, usual_high) = f"actor.clip_low/high {low:g}/{high:g}", published.range(level)
+    is_near = 0.1 <= low / usual_low <= 10 and 0.1 <= high / usual_high <= 10
+    clips_nothing, fixed = published.form in ("sapo", "reinforce"), actor.clip_fraction is None
+    by_sequence = actor.correction_level == "sequence"
+    clips_sequences = published.bounds_ratio and level != "token" and fixed and actor.old_logprobs == "engine"
+    return {
+        f"""{clip_range} has no effect: {actor.surrogate} clips nothing
+        """: clips_nothing and (low, high) != (usual_low, usual_high),
+        f"""{clip_range} is far from the paper's {usual_low:g}/{usual_high:g} for {actor.surrogate}: null takes those
+        """: not clips_nothing and not is_near and actor.surrogate != "clip",
+        f"""{clip_range} is a range for token ratios: sequence ratios stay within a few thousandths of 1, so it will
+        not bind (the paper: 3e-4/4e-4)
+        """: actor.surrogate == "clip" and fixed and level != "token" and min(low, high) >= 0.1,
+        f"""{clip_range} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)
+        """: actor.surrogate == "clip" and fixed and level == "token" and max(low, high) <= 0.01,
+        f"""actor.opsm_delta {actor.opsm_delta} drops nothing: where Â < 0, a ratio that has fallen that far is beyond
+        actor.clip_low {low:g} and clipped already
+        """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,
+        f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
+        """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
+        f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
+        are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
+        """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
+        f"""actor.correction_high {actor.correction_high} is a bound for single tokens: the mean ratio of a sequence
+        stays within a few hundredths of 1, so it will not bind (geometric_mask: 0.99 and 1.01)
+        """: actor.correction in ("tis", "mis") and by_sequence and (actor.correction_high or 0) >= 1.5,
+    }
+
+
+def _noted_amounts(recipe: WholeRecipe) -> Table:
+    rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
+    updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
+    keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
+    cold_warmup, critic_warmup = recipe.cold_start.optimizer.warmup_steps, recipe.critic.optimizer.warmup_steps
+    return {
+        """rollout.overlong: penalty with overlong_margin 0 takes nothing off
+        """: rollout.overlong == "penalty" and rollout.overlong_margin == 0,
+        """rollout.max_rounds 1: dynamic sampling has no round to replace a group in
+        """: rollout.dynamic_sampling and rollout.max_rounds == 1,
+        """rollout.top_p/top_k: ratios are those of the whole distribution, so the responses are not quite π_old's
+        """: rollout.top_p < 1 or rollout.top_k > 0,
+        f"""rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same
+        """: rollout.max_rows < rollout.group_size,
+        """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
+        """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
+        f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}
+        """: recipe.checkpoint.every > steps,
+        f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
+        """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
+        """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
+        """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
+        f"""actor.optimizer.warmup_steps {warmup} is not over within the {updates} optimiser steps
+        """: warmup >= updates,
+        f"""critic.optimizer.warmup_steps {critic_warmup} is not over within the {updates} optimiser steps
+        """: actor.advantage == "gae" and critic_warmup >= updates,
+        f"""cold_start.optimizer.warmup_steps {cold_warmup} is not over within the {recipe.cold_start.steps} steps
+        """: 0 < recipe.cold_start.steps <= cold_warmup,
+    }
+
+
+def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
+    """Keys that act only beside another setting, with that setting, and whether it is there."""
+    rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
+    evaluation, per = recipe.evaluation, {reward.per for reward in recipe.reward}
+    queries_hub, evaluation_hub = _is_hub_id(recipe.queries.path), _is_hub_id(evaluation.path)
+    has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
+    cold_schedule, cold_steps = recipe.cold_start.optimizer.schedule, recipe.cold_start.steps
+    no_critic = actor.advantage != "gae"  # noted of the whole section
+    return {
+        ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
+        ("actor.sapo_temperature", "actor.surrogate: sapo"): actor.surrogate == "sapo",
+        ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
+        ("actor.advantage_ddof", "actor.advantage: group or batch"): actor.advantage in ("group", "batch"),
+        ("actor.discount", "a reward per token or segment"): per - {"response"},
+        ("actor.kl.estimator actor.kl.place actor.kl.reference", "actor.kl.coefficient"): actor.kl.coefficient,
+        ("actor.correction_level", "an actor.correction"): actor.correction != "none",
+        ("actor.correction_low", "a correction with a lower bound"): CORRECTIONS[actor.correction].low is not None,
+        ("actor.correction_high", "a correction with an upper bound"): has_high,
+        ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
+        ("critic", "actor.advantage: gae, whose value model it is"): not no_critic,
+        ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
+        ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
+        ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
+        ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
+        ("rollout.segment_separator", "a reward per segment"): "segment" in per,
+        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_steps,
+        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_schedule != "constant",
+        ("queries.config queries.split", "a hub id in queries.path"): queries_hub,
+        ("queries.prompt", "a file, whose column it names"): recipe.queries.procedural is None,
+        ("evaluation.split", "a hub id in evaluation.path"): evaluation_hub,
+        ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
+        ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
+        ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
+    }
+
+
+def _true_sentences(*tables: Table) -> list[str]:
+    return [" ".join(sentence.split()) for table in tables for sentence, is_true in table.items() if is_true]
+
+
+def _per_token(recipe: WholeRecipe) -> str:
+    """The first setting that gives the tokens of one response advantages of their own; empty where there is none."""
+    rewards = [f"reward.{i}.per: {it.per}" for i, it in enumerate(recipe.reward) if it.weight and it.per != "response"]
+    return [*rewards, "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""][0]
+
+
+def _is_hub_id(path: str | None) -> bool:
+    return path is not None and not sections.names_file(path)
+
+
+def _is_changed(recipe: WholeRecipe, key: str) -> bool:
+    """Whether the key of this dotted name has another value than its default."""
+    *parents, last = key.split(".")
+    section: Any = functools.reduce(getattr, parents, recipe)
+    return bool(getattr(section, last) != type(section).model_fields[last].default)

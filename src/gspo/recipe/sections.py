@@ -1,0 +1,197 @@
+"""The sections of a recipe, but for the objective's: each key with its bounds, its default and its meaning."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from gspo.recipe.writable import writable
+
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
+MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
+MAX_NAME_BYTES = 255  # of a file; what file systems take
+MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
+
+
+def path_fault(path: str) -> str | None:
+    """Why no file system takes the path; None where there is no such reason."""
+    if "\0" in path:
+        return "holds a NUL character"
+    if writable(path) != path:
+        return "holds half of a surrogate pair, which is no character"
+    if max(len(name.encode()) for name in path.split("/")) > MAX_NAME_BYTES:
+        return f"has a name of more than {MAX_NAME_BYTES} bytes"
+    return f"has more than {MAX_PATH_BYTES} bytes" if len(path.encode()) > MAX_PATH_BYTES else None
+
+
+def names_file(path: str) -> bool:
+    """Whether a path means a local file; anything else, such as `openai/gsm8k`, is a hub id."""
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
+    is_file = os.path.isfile(path)  # noqa: PTH113 - False, not an error, where it may not be looked at
+    return looks_local or Path(path).suffix.lower() in FILE_SUFFIXES or is_file
+
+
+def _check_path(path: str) -> str:
+    if fault := path_fault(path):
+        raise PydanticCustomError("fault", "this path {fault}", {"fault": fault})
+    return os.path.expanduser(path)  # noqa: PTH111 - Path would make of ./name into name, which may be a hub id
+
+
+def _check_number(value: Any) -> Any:
+    if isinstance(value, bool):  # which Python takes for 1 and 0
+        raise PydanticCustomError("number", "a number")
+    return value
+
+
+def _is_encodable(value: Any) -> bool:
+    if isinstance(value, dict):
+        return _is_encodable([*value, *value.values()])
+    return all(map(_is_encodable, value)) if isinstance(value, list | tuple) else writable(value) == value
+
+
+Integer = Annotated[int, BeforeValidator(_check_number)]
+Number = Annotated[float, BeforeValidator(_check_number)]
+Positive = Annotated[Integer, Field(gt=0, lt=2**63)]
+Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
+# Responses to one query: more than anyone samples, and few enough for their lists to fit in memory.
+NumResponses = Annotated[Integer, Field(gt=0, le=2**16)]
+PositiveFloat = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
+Temperature = Annotated[Number, Field(ge=1e-6, allow_inf_nan=False)]  # logits divided by less are no numbers
+Finite = Annotated[Number, Field(allow_inf_nan=False)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+PositiveFraction = Annotated[Number, Field(gt=0, le=1)]
+PathText = Annotated[str, AfterValidator(_check_path)]  # or a hub id
+Schedule = Literal["constant", "linear", "cosine"]
+Per = Literal["response", "segment", "token"]
+
+
+def key(default: Any, description: str) -> Any:
+    """A key of a section with its default and its meaning, which docs/make_reference.py puts into the guide."""
+    return Field(default, description=description)
+
+
+class Section(BaseModel):
+    """A frozen part of the recipe; unknown keys are errors and defaults are validated too."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @field_validator("*")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        if not isinstance(value, Section) and not _is_encodable(value):
+            raise PydanticCustomError("fault", "holds half of a surrogate pair, which is no character")
+        return value
+
+
+class OptimizerConfig(Section):
+    lr: PositiveFloat = key(1e-6, "The learning rate of AdamW.")
+    betas: tuple[BelowOne, BelowOne] = key((0.9, 0.99), "AdamW's decay of the gradient's mean and of its square.")
+    eps: PositiveFloat = key(1e-8, "What AdamW adds to the divisor.")
+    weight_decay: NonNegativeFloat = key(0.0, "AdamW's decoupled weight decay.")
+    warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over so many optimiser steps.")
+    schedule: Schedule = key("constant", "How the learning rate falls after the warm-up.")
+    min_lr_fraction: Fraction = key(0.0, "The schedule ends at this fraction of `lr`.")
+    max_grad_norm: PositiveFloat = key(1.0, "A gradient with a larger norm is scaled down to this norm.")
+
+
+class ModelConfig(Section):
+    path: PathText | None = key(None, "A directory or hub id with weights; see [models](#models).")
+    architecture: dict[str, Any] | None = key(
+        None, "In place of a path: the transformers configuration of a new model."
+    )
+    tokenizer: PathText | None = key(None, "By default `model.path`; `fit` makes a small one from the run's texts.")
+    trust_remote_code: bool = key(False, "Run Python code that directories bring along; see [models](#models).")
+    dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
+    device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
+
+
+class ColdStartOptimizerConfig(OptimizerConfig):
+    lr: PositiveFloat = 1e-3
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    schedule: Schedule = "linear"
+
+
+class ColdStartConfig(Section):
+    steps: Natural = key(0, "Supervised optimiser steps before RL; 0: none.")
+    path: PathText | None = key(None, "A file with the columns `prompt` and `completion`.")
+    demonstrations: PathText | None = key(None, "In place of a file: `f(row, rng) -> completion`, as `file.py:name`.")
+    rows: Positive = key(20_000, "At most so many demonstrations are drawn or read.")
+    rows_per_step: Positive = key(64, "Demonstrations in one optimiser step.")
+    optimizer: ColdStartOptimizerConfig = key(ColdStartOptimizerConfig(), "The keys of `actor.optimizer`.")
+
+
+class ProceduralConfig(Section):
+    model_config = ConfigDict(frozen=True, extra="allow")  # other keys go to the task's own configuration
+    task: str = key(..., "The name of a reasoning-gym task; the section's other keys are the task's own options.")
+    size: Annotated[Integer, Field(gt=0, le=MAX_DRAWN)] = key(20_000, "At most so many distinct questions are drawn.")
+
+
+class QueriesConfig(Section):
+    path: PathText | None = key(None, "A `.jsonl`, `.json`, `.csv` or `.parquet` file, or a hub id: see [data](#data).")
+    config: str | None = key(None, "The configuration of a hub id's data set.")
+    split: str = key("train", "The split of a hub id's data set.")
+    prompt: str | None = key(None, "The column with text or chat messages. Known layouts are recognised without it.")
+    procedural: ProceduralConfig | None = key(None, "In place of a path: a task of reasoning-gym.")
+    limit: Positive | None = key(None, "Only so many training rows are used, the first ones.")
+    system: str | None = key(None, "A system message before the prompt, for chat models.")
+    template: str | None = key(None, "Text around a text prompt, with `{prompt}` in it.")
+    chat: bool | None = key(None, "Apply the chat template to text. The default: where the tokenizer has one.")
+    shuffle: bool = key(True, "Take the queries in a new order in each epoch.")
+
+
+class RolloutConfig(Section):
+    engine: Literal["embedded"] = key("embedded", "What samples the responses: `embedded` is in the trainer's process.")
+    queries_per_step: Positive = key(64, "Queries in one step.")
+    group_size: NumResponses = key(8, "Responses to each query (G), at least 2; with a value model 1 will do.")
+    max_new_tokens: Positive = key(1024, "A response is cut off after so many tokens.")
+    temperature: Temperature = key(1.0, "Logits are divided by it before sampling, and in all likelihoods.")
+    top_p: PositiveFraction = key(1.0, "Sample from the most likely tokens that have this probability together.")
+    top_k: Natural = key(0, "Sample from so many most likely tokens; 0: from all.")
+    stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
+    max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
+    dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
+    max_rounds: Positive = key(4, "Rounds of sampling in a step; then groups of equal rewards stay.")
+    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For cut-off responses ([algorithms](algorithms.md)).")
+    overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
+    segment_separator: Annotated[str, Field(min_length=1)] | None = key(None, "The text that ends a segment.")
+
+
+class RewardConfig(Section):
+    function: PathText = key(..., "A built-in function, `module:name` or `file.py:name`: see [rewards](#rewards).")
+    weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
+    per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
+    time_limit_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call, which scores one group.")
+    concurrent_calls: Positive | None = key(None, "Calls at once. By default a process a core, at most 8.")
+    options: dict[str, Any] = key({}, "Keyword arguments of the function.")
+
+
+class CheckpointConfig(Section):
+    """A run is saved, too, when a signal asks it to end, and at its end."""
+
+    every: Natural = key(0, "Steps between [checkpoints](resume.md); 0: only as `seconds` says.")
+    seconds: PositiveFloat | None = key(600.0, "At most so many seconds between checkpoints; `null`: as `every` says.")
+    keep: Positive = key(2, "So many of the newest checkpoints are kept.")
+
+
+class EvaluationConfig(Section):
+    every: Natural = key(0, "Steps between evaluations; 0: before and after training only.")
+    num_queries: Annotated[Integer, Field(ge=0, le=MAX_DRAWN)] = key(512, "Queries to evaluate on; 0: no evaluation.")
+    path: PathText | None = key(None, "A file or hub id of its own. The default is held out from the queries.")
+    split: str = key("test", "The split of a hub id in `evaluation.path`.")
+    samples: NumResponses = key(1, "Responses to each query.")
+    temperature: Temperature = key(1.0, "The temperature of these responses.")
+    pass_threshold: Finite = key(1.0, "A response passes if its reward is at least this.")
+
+
+class ReportConfig(Section):
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
+        (),
+        "The [trackers](trackers.md) that get the numbers and a table of samples. A failing one never stops the run.",
+    )
+    project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
+    rollouts: bool = key(True, "Write `rollouts/`.")
+    tokens: bool = key(True, "Write the log ratio of every token, which makes the files half as large again.")
