@@ -95,7 +95,7 @@ def _gsm8k_number(answer: Any) -> str | None:
 
 def _checked_prompt(prompt: Any, name: str, *, row_id: str) -> str | Messages:
     try:
-        is_readable = writable(prompt) is prompt
+        is_readable = writable(prompt) == prompt
     except RecursionError:
         is_readable = False
     if is_readable and isinstance(prompt, str):
