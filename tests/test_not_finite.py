@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from gspo.learner.batch import make_batch
 
 from gspo import cli
 from gspo.errors import RunError
-from gspo.learner.batch import make_batch
 from gspo.learner.old_policy import Old, old_policy
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.learner.update import update

@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
-
 from gspo.learner.item import Trained
 from gspo.metrics.lengths import by_length, length_quartiles
+from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
 
 LENGTHS = [2, 4, 6, 10, 3, 20, 5, 8]
 

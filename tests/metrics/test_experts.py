@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from gspo.learner.item import Trained
 from safetensors.torch import load_file
 
-from gspo.learner.item import Trained
 from gspo.learner.old_policy import Old
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
-
 from gspo.learner.item import Trained
+from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
 
 
 def line_of(*parts: Sequence[float], **actor: Any) -> dict[str, Any]:

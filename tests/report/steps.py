@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-
 from gspo.learner.item import Trained
+
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.step import step_metrics

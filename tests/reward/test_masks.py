@@ -5,9 +5,9 @@ import re
 from typing import Any
 
 import pytest
+from gspo.learner.batch import make_batch
 
 from gspo.errors import UserError
-from gspo.learner.batch import make_batch
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import Scored, score
 from gspo.types import Failure

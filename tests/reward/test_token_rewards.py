@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gspo.learner.batch import make_batch
 
 from gspo.errors import UserError
-from gspo.learner.batch import make_batch
 from gspo.recipe.schema import ActorConfig, Per, RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.named import find_function

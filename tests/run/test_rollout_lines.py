@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from gspo.learner.item import Trained
 from tests.report.steps import batch, trained
 
-from gspo.learner.item import Trained
 from gspo.report.samples import cut_into_tokens
 from gspo.run.rollout_lines import rollout_lines
 from gspo.run.token_text import TokenText

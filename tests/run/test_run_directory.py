@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from gspo.learner.item import Trained
 
 from gspo.errors import RunError, UserError
-from gspo.learner.item import Trained
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -22,6 +22,17 @@ class TokenSequence:
     prompt_ids: tuple[int, ...]
     response_ids: Int[Tensor, "T"]
     experts: Experts | None = None  # to be replayed in place of the routers' choice
+    loss_mask: Bool[Tensor, "T"] | None = None  # the W response tokens that are scored; None: all of them
+
+    @property
+    def scored_ids(self) -> Int[Tensor, "W"]:
+        """The response tokens that are scored; the others are context."""
+        return self.response_ids if self.loss_mask is None else self.response_ids[self.loss_mask]
+
+    @property
+    def num_scored(self) -> int:
+        """W."""
+        return len(self.scored_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +63,8 @@ class Pack:
     ids: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]  # of each token in its own sequence
     blocks: tuple[Block, ...]
-    predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a response token, sequence after sequence
+    predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a scored token, sequence after sequence
+    rows: tuple[slice, ...]  # of each sequence: the tokens before each of its response's
     prefixes: tuple[slice, ...]  # of each sequence: its prompt's tokens but the last, which several may share
     experts: Integer[Tensor, "N L K"] | None  # to be replayed
 
@@ -69,6 +81,7 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
     ids, positions, blocks, experts = [], [], [], []
     predictors: dict[int, Tensor] = {}
     prefixes: dict[int, slice] = {}
+    own_rows: dict[int, slice] = {}
     start = 0
     for members in _blocks(sequences, hidden_size):
         prompt = sequences[members[0]].prompt_ids
@@ -83,12 +96,15 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
             first = shared if prefix else start
             prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
             start += len(row)
-            predictors[index] = torch.arange(start - len(sequences[index].response_ids), start)
+            first, mask = start - len(sequences[index].response_ids), sequences[index].loss_mask
+            own_rows[index] = slice(first, start)
+            predictors[index] = torch.arange(first, start)[... if mask is None else mask]
     return Pack(
         ids=torch.cat(ids).to(device, non_blocking=True),
         positions=torch.cat(positions).to(device, non_blocking=True),
         blocks=tuple(blocks),
         predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
+        rows=tuple(own_rows[index] for index in range(len(sequences))),
         prefixes=tuple(prefixes[index] for index in range(len(sequences))),
         experts=torch.cat(experts).to(device, non_blocking=True) if experts else None,
     )

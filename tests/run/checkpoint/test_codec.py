@@ -11,11 +11,11 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from gspo.learner.item import Trained
 from safetensors.torch import load_file
 from torch import Tensor
 
 import gspo
-from gspo.learner.item import Trained
 from gspo.learner.noise import Noise
 from gspo.learner.old_policy import Old
 from gspo.learner.optimizer import StepReport
