@@ -132,3 +132,7 @@ def regrouped(groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[Group
     """The groups with other samples in their places."""
     following = iter(samples)
     return tuple(Group(samples=tuple(next(following) for _ in group.samples)) for group in groups)
+
+
+def scores_of(batch: Batch) -> list[Score]:
+    return [sample.score for sample in batch.samples if sample.score is not None]
