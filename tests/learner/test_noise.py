@@ -8,9 +8,8 @@ import torch
 from tests.samples import Step, advantages_of, changed, query_of, sample_of, updates
 
 from gspo.learner.micro_batching import micro_batches, split_point, trained_samples
-from gspo.learner.noise import gradient_noise
 from gspo.learner.old_policy import compute_old_logprobs
-from gspo.learner.optimizer import Optimizer, StepReport
+from gspo.learner.optimizer import Optimizer, StepReport, gradient_noise
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch, Sample

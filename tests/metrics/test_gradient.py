@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
 
-from gspo.learner.noise import Noise
+from gspo.learner.optimizer import Noise
 
 LENGTHS = [2, 4, 6, 10]
 

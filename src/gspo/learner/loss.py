@@ -13,6 +13,7 @@ from gspo.learner.micro_batching import token_sequence
 from gspo.learner.sequence_stats import Observation, observe
 from gspo.learner.volatility import Activation, activation
 from gspo.model.likelihood import Likelihood, response_likelihood
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import Surrogate, balance_loss, correction_weights, kl_estimate, surrogate, value_loss
 from gspo.objective.ratio import sequence_mean
@@ -42,14 +43,38 @@ def denominators_of(groups: Sequence[Group], max_tokens: int) -> Denominators:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Loss:
-    """The terms of a loss, each already divided by the mini-batch's denominators, and what was seen on the way."""
+    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what was seen."""
 
     total: Tensor  # to be minimised
     terms: dict[str, Float[Tensor, ""]]  # by name, on the device: the surrogate, the others without their coefficients
     observation: Observation
-    activation: Activation | None = None
+    activation: Activation | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pass:
+    """One forward pass over some samples of a mini-batch."""
+
+    samples: Sequence[Sample]
+    sequences: Sequence[TokenSequence]
+    likelihood: Likelihood
+    lengths: Int[Tensor, "B"]
+    actor: ActorConfig
+
+    def packed(self, name: str) -> Float[Tensor, "N"]:
+        """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
+        values = [getattr(sample, name) for sample in self.samples]
+        given = [value for value in values if value is not None]
+        if not given:
+            return self.likelihood.logprobs.detach()
+        assert len(given) == len(values), f"some samples of a micro-batch have {name}, and others have not"
+        return torch.cat(given).to(self.likelihood.logprobs.device, non_blocking=True)
+
+    def per_sequence(self, values: Float[Tensor, "N"]) -> Float[Tensor, ""]:
+        """The sum over sequences of the mean over tokens."""
+        return sequence_mean(values, self.lengths).sum()
 
 
 def micro_batch_loss(
@@ -62,61 +87,53 @@ def micro_batch_loss(
     temperature: float,
 ) -> Loss:
     """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
-    sequences = [token_sequence(sample, actor) for sample in samples]
+    sequences, count = [token_sequence(sample, actor) for sample in samples], denominators.num_sequences
     likelihood = response_likelihood(
         policy, sequences, temperature=temperature, keep_router_logits=actor.router_aux_loss > 0
     )
-    logprobs, count = likelihood.logprobs, denominators.num_sequences
-    old = _packed([sample.old_logprobs for sample in samples], logprobs)
     lengths = torch.tensor([sample.num_written for sample in samples])
-    weights = _weights(samples, old, lengths, actor)
-    result = _surrogate(samples, logprobs, old, weights, actor, denominators)
+    forward = _Pass(samples=samples, sequences=sequences, likelihood=likelihood, lengths=lengths, actor=actor)
+    old = forward.packed("old_logprobs")
+    weights = _weights(forward, old)
+    result = _surrogate(forward, old, weights, denominators)
     total = -result.per_sequence.sum() / count
-    observation = observe(samples, result, logprobs, old, likelihood.entropy, weights)
-    loss = Loss(total=total, terms={"loss": total.detach()}, observation=observation)
+    observation = observe(samples, result, likelihood.logprobs, old, likelihood.entropy, weights)
+    terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
-        loss.total = loss.total.detach()
-
+        total = total.detach()
     if actor.kl.coefficient and actor.kl.place == "loss":
-        reference = _packed([sample.reference_logprobs for sample in samples], logprobs)
-        divergence = sequence_mean(kl_estimate(logprobs, reference, actor.kl.estimator), lengths).sum()
-        loss.total = loss.total + actor.kl.coefficient * divergence / count
-        loss.terms["kl"] = divergence.detach() / count
+        reference = forward.packed("reference_logprobs")
+        divergence = forward.per_sequence(kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
+        total = total + actor.kl.coefficient * divergence / count
+        terms["kl"] = divergence.detach() / count
     if actor.entropy_bonus:
-        loss.total = loss.total - actor.entropy_bonus * sequence_mean(likelihood.entropy, lengths).sum() / count
+        total = total - actor.entropy_bonus * forward.per_sequence(likelihood.entropy) / count
     if likelihood.router_logits:
-        unbalanced = _balance_loss(samples, likelihood, lengths, actor) / count
-        loss.total = loss.total + actor.router_aux_loss * unbalanced
-        loss.terms["balance_loss"] = unbalanced.detach()
+        unbalanced = _balance_loss(forward) / count
+        total = total + actor.router_aux_loss * unbalanced
+        terms["balance_loss"] = unbalanced.detach()
     if critic is not None:
-        errors = _value_errors(critic, samples, likelihood, lengths, actor) / count
-        loss.total = loss.total + critic.coefficient * errors
-        loss.terms["value_loss"] = errors.detach()
+        values = critic.values(sequences, likelihood.hidden)
+        errors = value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
+        value_error = forward.per_sequence(errors) / count
+        total = total + critic.coefficient * value_error
+        terms["value_loss"] = value_error.detach()
+    seen = None
     if policy.routing is not None and likelihood.experts is not None:
         before = [sample.old_experts or sample.experts for sample in samples]
-        loss.activation = activation(likelihood.experts, before, policy.routing.num_experts)
-    return loss
+        seen = activation(likelihood.experts, before, policy.routing.num_experts)
+    return Loss(total=total, terms=terms, observation=observation, activation=seen)
 
 
 def _surrogate(
-    samples: Sequence[Sample],
-    logprobs: Float[Tensor, "N"],
-    old: Float[Tensor, "N"],
-    weights: Float[Tensor, "N"] | None,
-    actor: ActorConfig,
-    denominators: Denominators,
+    forward: _Pass, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None, denominators: Denominators
 ) -> Surrogate:
+    actor, samples, logprobs = forward.actor, forward.samples, forward.likelihood.logprobs
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
-    lengths = torch.tensor([sample.num_written for sample in samples])
     if any(sample.token_advantages is not None for sample in samples):
-        own = [
-            torch.full((sample.num_written,), sample.advantage)
-            if sample.token_advantages is None
-            else sample.token_advantages
-            for sample in samples
-        ]
-        advantages = torch.cat(own)
+        own = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
+        advantages = torch.cat([same if tokens is None else tokens for tokens, same in own])
     norms: dict[str, float | Tensor] = {"mean": denominators.mean_tokens, "constant": float(denominators.max_tokens)}
     if actor.length_norm == "group":
         group_tokens = torch.tensor([denominators.group_tokens[sample] for sample in samples])
@@ -125,7 +142,7 @@ def _surrogate(
         logprobs,
         old,
         advantages.to(logprobs.device, non_blocking=True),
-        lengths,
+        forward.lengths,
         level=actor.importance_sampling_level,
         clip_low=actor.clip_low,
         clip_high=actor.clip_high,
@@ -135,48 +152,26 @@ def _surrogate(
         dual_clip=actor.dual_clip,
         minirl_cap=actor.minirl_cap,
         sapo_temperature=actor.sapo_temperature,
-        sampler_logprobs=_packed([sample.sampler_logprobs for sample in samples], logprobs),
+        sampler_logprobs=forward.packed("sampler_logprobs"),
         weights=weights,
         opsm_delta=actor.opsm_delta,
     )
 
 
-def _weights(
-    samples: Sequence[Sample], old: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: ActorConfig
-) -> Tensor | None:
+def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | None:
+    actor = forward.actor
     if actor.correction == "none":
         return None
-    sampler = _packed([sample.sampler_logprobs for sample in samples], old)
     low, high, level = actor.correction_low, actor.correction_high, actor.correction_level
-    return correction_weights(old, sampler, lengths, actor.correction, low, high, level=level)
+    return correction_weights(
+        old, forward.packed("sampler_logprobs"), forward.lengths, actor.correction, low, high, level=level
+    )
 
 
-def _packed(values: Sequence[Float[Tensor, "_"] | None], own: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """One after another on the device; where no sample has any, what the pass itself gave, without its gradient."""
-    given = [piece for piece in values if piece is not None]
-    if not given:
-        return own.detach()
-    assert len(given) == len(values), "some samples of a micro-batch have these values, and others have not"
-    return torch.cat(given).to(own.device, non_blocking=True)
-
-
-def _value_errors(
-    critic: Critic, samples: Sequence[Sample], likelihood: Likelihood, lengths: Int[Tensor, "B"], actor: ActorConfig
-) -> Float[Tensor, ""]:
-    """The value loss of a token, summed over the sequences."""
-    values = critic.values([token_sequence(sample, actor) for sample in samples], likelihood.hidden)
-    old_values = _packed([sample.values for sample in samples], values)
-    returns = _packed([sample.returns for sample in samples], values)
-    return sequence_mean(value_loss(values, old_values, returns, critic.settings.clip), lengths).sum()
-
-
-def _balance_loss(
-    samples: Sequence[Sample], likelihood: Likelihood, lengths: Int[Tensor, "B"], actor: ActorConfig
-) -> Float[Tensor, ""]:
+def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     """Summed over the sequences, by the experts that were used, replayed ones too."""
-    assert likelihood.experts is not None
-    replayed = [token_sequence(sample, actor).experts for sample in samples]
-    used = zip(samples, replayed, likelihood.experts, strict=True)
-    rows = torch.cat([(experts or own).row[sample.loss_mask] for sample, experts, own in used]).long()
-    rows = rows.to(likelihood.router_logits[0].device, non_blocking=True)
-    return balance_loss(likelihood.router_logits, rows, lengths).sum()
+    assert forward.likelihood.experts is not None
+    used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
+    rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
+    rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
+    return balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()

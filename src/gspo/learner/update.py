@@ -10,8 +10,7 @@ import torch
 from gspo.learner.critic import Critic
 from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss
 from gspo.learner.micro_batching import micro_batches, mini_batches, split_point, trained_samples
-from gspo.learner.noise import Noise
-from gspo.learner.optimizer import Optimizer, StepReport
+from gspo.learner.optimizer import Noise, Optimizer, StepReport
 from gspo.learner.sequence_stats import sequence_stats
 from gspo.learner.volatility import Activation, VolatilitySample
 from gspo.model.policy import Policy

@@ -37,7 +37,7 @@ def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num
 
     The order in which a token's experts are named does not matter, nor do their weights.
     """
-    rows = torch.cat([one.row for one in experts]).long()  # N L K
+    rows = torch.cat([own.row for own in experts]).long()  # N L K
     num_layers, top_k = rows.shape[1:]
     places = torch.arange(num_layers)[:, None] * num_experts  # an expert's of each layer
     load = torch.bincount((rows + places).flatten(), minlength=num_layers * num_experts).view(num_layers, num_experts)

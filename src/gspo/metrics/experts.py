@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.metrics.numbers import Metrics
+from gspo.metrics.numbers import Metrics, fraction
 from gspo.types import Experts, Sample
 
 
@@ -41,25 +41,22 @@ def _change_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
     metrics: Metrics = {}
     first = reports[0].activation
     if first is not None and first.compared.sum() > 0:
-        metrics["mismatch/expert_fraction"] = _fraction([first])
-    by_mini_batch = [report.activation for report in reports[1:]] or [reports[0].after]
-    compared = [counts for counts in by_mini_batch if counts is not None and counts.compared.sum() > 0]
+        metrics["mismatch/expert_fraction"] = _changed_fraction(first)
+    by_update = [report.activation for report in reports[1:]] or [reports[0].after]
+    compared = [counts for counts in by_update if counts is not None and counts.compared.sum() > 0]
     if compared:
-        changed, total = (torch.stack([getattr(counts, name) for counts in compared]).sum(0) for name in _COUNTS)
-        metrics["moe/expert_change_fraction"] = _fraction(compared)
-        metrics["moe/expert_change_fraction_by_layer"] = (changed / total).tolist()
+        total = sum(compared[1:], compared[0])
+        metrics["moe/expert_change_fraction"] = _changed_fraction(total)
+        metrics["moe/expert_change_fraction_by_layer"] = (total.changed / total.compared).tolist()
         metrics["moe/expert_change_fraction_by_update"] = [
-            math.nan if counts is None else _fraction([counts]) for counts in by_mini_batch
+            math.nan if counts is None else _changed_fraction(counts) for counts in by_update
         ]
     return metrics
 
 
-_COUNTS = ("changed", "compared")
-
-
-def _fraction(activations: Sequence[Activation]) -> float:
-    changed, compared = (sum(int(getattr(counts, name).sum()) for counts in activations) for name in _COUNTS)
-    return changed / compared if compared else math.nan  # a mini-batch without any advantage
+def _changed_fraction(counts: Activation) -> float:
+    """NaN of a mini-batch without any advantage."""
+    return fraction(int(counts.changed.sum()), int(counts.compared.sum()))
 
 
 def _load_metrics(load: Int[Tensor, "L E"]) -> Metrics:

@@ -1,22 +1,25 @@
 """The numbers of a step, under the names that docs/metrics.md defines."""
 
+import math
 import resource
+import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 
+from gspo.errors import FailureKind
+from gspo.learner.advantages import rewards_differ
 from gspo.learner.update import MiniBatchReport
-from gspo.metrics.clipping import clip_metrics
-from gspo.metrics.critic import critic_metrics, reference_metrics
+from gspo.metrics.clipping import clip_metrics, gradient_metrics
 from gspo.metrics.experts import expert_metrics
-from gspo.metrics.gradient import gradient_metrics
-from gspo.metrics.numbers import Metrics, mean
+from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.ratios import correction_metrics, mismatch_metrics, ratio_metrics
-from gspo.metrics.rewards import group_metrics, response_metrics, reward_metrics, sampled
 from gspo.metrics.table import SequenceTable, sequence_table
 from gspo.recipe.schema import ActorConfig
-from gspo.types import Batch
+from gspo.types import Batch, Group, Sample
 
 
 def step_metrics(
@@ -28,17 +31,22 @@ def step_metrics(
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
     actor, table = actor or ActorConfig(), sequence_table(batch.samples, len(reports))
-    generated = sum(sample.num_written for sample in sampled(batch))
+    # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.
+    groups = (*batch.groups, *batch.dropped)
+    sampled = [sample for group in groups for sample in group.samples]
+    generated = sum(sample.num_written for sample in sampled)
     return {
-        **reward_metrics(batch),
-        **group_metrics(batch),
-        **response_metrics(batch),
+        **_reward_metrics(sampled),
+        **_group_metrics(groups),
+        "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
+        "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
+        "response/masked_fraction": sum(sample.masked for sample in batch.samples) / len(batch.samples),
         **clip_metrics(table, reports),
         **ratio_metrics(table, actor),
         **gradient_metrics(table, reports),
         **_policy_metrics(table, reports),
-        **reference_metrics(batch.samples, reports, actor),
-        **critic_metrics(batch.samples, reports),
+        **_reference_metrics(batch.samples, reports, actor),
+        **_critic_metrics(batch.samples, reports),
         **correction_metrics(table, actor),
         **mismatch_metrics(batch.samples),
         **expert_metrics(batch.samples, reports),
@@ -58,6 +66,30 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
+    scores = [sample.score for sample in samples if sample.score is not None]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    failures = Counter(score.failure.kind for score in scores if score.failure is not None)
+    metrics: Metrics = {
+        "reward/mean": mean(rewards),
+        "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "reward/unscored_fraction": 1 - len(rewards) / len(scores),
+        "reward/masked_fraction": failures.total() / len(scores),
+        **{f"reward/{kind}_rollouts": float(failures[kind]) for kind in get_args(FailureKind)},
+    }
+    for name in scores[0].parts:
+        applied = [part for score in scores if (part := score.parts[name]) is not None]
+        if applied and len(scores[0].parts) > 1:
+            metrics[f"reward/{name}/mean"] = mean(applied)
+    return metrics
+
+
+def _group_metrics(groups: Sequence[Group]) -> Metrics:
+    """How many groups have something to learn from."""
+    varied = sum(map(rewards_differ, groups))
+    return {"group/sampled": float(len(groups)), "group/zero_variance_fraction": 1 - varied / len(groups)}
+
+
 def _policy_metrics(table: SequenceTable, reports: Sequence[MiniBatchReport]) -> Metrics:
     return {
         "policy/loss": mean([report.loss for report in reports]),
@@ -65,4 +97,32 @@ def _policy_metrics(table: SequenceTable, reports: Sequence[MiniBatchReport]) ->
         "policy/entropy": table.share("entropy_sum"),
         "policy/learning_rate": reports[-1].step.learning_rate,
         "policy/skipped_updates": float(sum(not report.step.applied for report in reports)),
+    }
+
+
+def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
+    """How far the policy is from its reference; empty where it has none."""
+    pairs = [(s.sampler_logprobs, s.reference_logprobs) for s in samples if s.reference_logprobs is not None]
+    if not pairs:
+        return {}
+    if actor.kl.place == "loss":
+        by_mini_batch = [report.kl for report in reports]
+        return {"reference/kl": mean(by_mini_batch), "reference/kl_by_mini_batch": by_mini_batch}
+    return {"reference/kl": mean([float((sampler - reference).double().mean()) for sampler, reference in pairs])}
+
+
+def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:
+    """What the value model knows of the returns, and its updates; empty where there is none."""
+    pairs = [(s.returns, s.values) for s in samples if s.returns is not None and s.values is not None]
+    if not pairs:
+        return {}
+    returns, values = (torch.cat(column).double() for column in zip(*pairs, strict=True))
+    unexplained = fraction(float((returns - values).var(correction=0)), float(returns.var(correction=0)))
+    steps = [report.critic_step for report in reports if report.critic_step is not None]
+    return {
+        "critic/explained_variance": 1 - unexplained,
+        "critic/value_mean": float(values.mean()),
+        "critic/loss": mean([report.value_loss for report in reports]),
+        "critic/grad_norm": mean([step.grad_norm for step in steps]),
+        "critic/learning_rate": steps[-1].learning_rate if steps else math.nan,
     }

@@ -5,13 +5,13 @@ from math import fsum
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gspo.errors import FailureKind, UserError
 from gspo.recipe.schema import Per
 from gspo.reward.functions import RewardFunction
 from gspo.reward.reply import Reply
-from gspo.reward.token_rewards import to_token_rewards
 from gspo.types import Failure, Group, Sample, Score
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
@@ -120,6 +120,27 @@ class Scores:
             raise UserError(what, where=first.where, fix=fix)
 
 
+def to_token_rewards(value: float | Sequence[float], per: Per, sample: Sample) -> float | Float[Tensor, "W"] | str:
+    """One reward for all, or one for each token, in float64: a segment's is earned by its last token.
+
+    A text says why the value is not of the right form.
+    """
+    if per == "response":
+        return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
+    expected = sample.num_written if per == "token" else len(sample.segments)
+    if isinstance(value, float) and expected == 1:  # an array of one number comes as that number
+        value = [value]
+    if isinstance(value, float):
+        return f"it returns {value!r} for a completion where a list is due, with a number for each {per}"
+    if len(value) != expected:
+        return f"it returns {_count(len(value), 'number')} for a response of {_count(expected, per)}"
+    numbers = torch.tensor(value, dtype=torch.float64)
+    if per == "token":
+        return numbers
+    last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
+    return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
+
+
 def _total(part: float | Tensor) -> float:
     """Over the response's tokens."""
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
@@ -133,3 +154,7 @@ def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
             f"return, for each completion, a list with a finite number for each {per}, or None where it does not apply"
         )
     return _FIXES.get(kind)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

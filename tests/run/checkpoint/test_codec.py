@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gspo
-from gspo.learner.noise import Noise
-from gspo.learner.optimizer import StepReport
+from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.run.checkpoint.codec import decode, encode

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.learner.noise import Noise
-from gspo.learner.optimizer import StepReport
+from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.run.progress import InHand, Progress
