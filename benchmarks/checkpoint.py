@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from gspo.learner.item import Item
+from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import TokenSequence
+from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
@@ -93,21 +92,18 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
     policy = load_policy(ModelConfig(architecture=architecture, tokenizer="fit", device="cpu"), tokenizer, seed=0)
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-4), total_steps=10**6)
     generator = torch.Generator().manual_seed(0)
-    items = [
-        Item(
-            index=index,
-            sequence=TokenSequence(
-                prompt_ids=tuple(torch.randint(3, len(tokenizer), (8,), generator=generator).tolist()),
-                response_ids=torch.randint(3, len(tokenizer), (TOKENS,), generator=generator),
-            ),
+    samples = [
+        sample_of(
+            torch.randint(3, len(tokenizer), (8,), generator=generator).tolist(),
+            torch.randint(3, len(tokenizer), (TOKENS,), generator=generator),
             advantage=1.0 if index % 2 else -1.0,
-            old_logprobs=None,
         )
         for index in range(SEQUENCES)
     ]
+    learner = Learner(policy=policy, optimizer=optimizer, actor=ActorConfig(), temperature=1.0)
 
     def step() -> None:
-        accumulate_gradient(policy, items, ActorConfig(), Denominators(num_sequences=SEQUENCES), 0, temperature=1.0)
+        accumulate_gradient(learner, samples, Denominators(num_sequences=SEQUENCES), 0)
         optimizer.step()
 
     return policy, optimizer, step

@@ -20,10 +20,10 @@ import torch
 from benchmarks.cost import Shape, decode_bytes, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth, synchronize
 from benchmarks.peer import compare
-from gspo.learner.item import Item
+from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import accumulate_gradient
+from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.head import Head
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
@@ -171,19 +171,20 @@ def _agreement(policy: Policy, work: Work, groups: list[list[Response]]) -> None
 def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: int, peak: float) -> None:
     """One mini-batch of all groups: forward, backward, optimiser step."""
     optimizer, actor = Optimizer(policy.model, OptimizerConfig(), total_steps=1), ActorConfig()
-    items = [  # the policy is its own π_old: nothing is clipped, all of it is computed
-        Item(index=index, sequence=sequence, advantage=(-1.0) ** index, old_logprobs=None)
+    learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
+    samples = [
+        sample_of(sequence.prompt_ids, sequence.response_ids, advantage=(-1.0) ** index)
         for index, sequence in enumerate(_sequences(work, groups))
     ]
 
     def step() -> None:
-        accumulate_gradient(policy, items, actor, Denominators(num_sequences=len(items)), 0, temperature=1.0)
+        accumulate_gradient(learner, samples, Denominators(num_sequences=len(samples)), 0)
         optimizer.step()
 
     (duration,) = _alternating(policy.device, repeats, step)
     lengths = [[work.new_tokens] * work.group_size] * work.prompts
     flops = update_flops(Shape.of(policy.model.config), [work.prompt_tokens] * work.prompts, lengths)
-    tokens = len(items) * work.new_tokens
+    tokens = len(samples) * work.new_tokens
     print(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
 
 

@@ -22,17 +22,18 @@ import torch
 
 from benchmarks.machine import load
 from benchmarks.peer import workloads
-from gspo.learner.batch import make_batch
-from gspo.learner.cutting import trainable_items
-from gspo.learner.old_policy import old_policy
+from benchmarks.samples import scored
+from gspo.learner.advantages import with_advantages
+from gspo.learner.micro_batching import token_sequence, trained_samples
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
+from gspo.learner.update import Learner, update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded import engine as embedded
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Query, Score
+from gspo.types import Batch, Group, Query
 
 ACTOR = ActorConfig(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 
@@ -55,12 +56,13 @@ class Step:
         """Seconds of the step."""
         started = time.perf_counter()
         batch = self._batch(seed)
-        old = old_policy(self.policy, batch, self.actor, temperature=1.0)
+        batch = compute_old_logprobs(self.policy, batch, self.actor, temperature=1.0)
         if self.first_pass:
-            part = trainable_items(batch, self.actor)[: len(batch.scores) // workloads.MINI_BATCHES]
+            part = trained_samples(batch.groups, self.actor)[: len(batch.samples) // workloads.MINI_BATCHES]
             with torch.no_grad():
-                response_likelihood(self.policy, [sequence for _, sequence in part])
-        list(update(self.policy, self.optimizer, batch, old, self.actor, temperature=1.0))
+                response_likelihood(self.policy, [token_sequence(sample, self.actor) for sample in part])
+        learner = Learner(policy=self.policy, optimizer=self.optimizer, actor=self.actor, temperature=1.0)
+        list(update(learner, batch))
         return time.perf_counter() - started
 
     def _batch(self, seed: int) -> Batch:
@@ -69,19 +71,19 @@ class Step:
         size = self.group_size // each
         groups = sample_groups(self.policy, queries, self.sampling, group_size=size, seed=seed, policy_version=0)
         whole = [
-            replace(groups[start], rollouts=tuple(r for group in groups[start : start + each] for r in group.rollouts))
+            Group(samples=tuple(sample for group in groups[start : start + each] for sample in group.samples))
             for start in range(0, len(groups), each)
         ]
         rewards = [
             reward
             for group in whole
             for reward in workloads.equal_or_even(
-                [], [r.text for r in group.rollouts], [group.query.columns["equal"]] * len(group.rollouts)
+                [], [sample.text for sample in group.samples], [group.query.columns["equal"]] * len(group.samples)
             )
         ]
-        batch = make_batch(whole, [Score(reward=reward, parts={}) for reward in rewards])
+        batch = with_advantages(scored(whole, rewards))
         if self.train_all:
-            batch = replace(batch, advantages=tuple(value or 1e-30 for value in batch.advantages))
+            batch = batch.with_changed({s: replace(s, advantage=s.advantage or 1e-30) for s in batch.samples})
         return batch
 
 

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
-from gspo.learner.appraisal import appraise
-from gspo.learner.batch import make_batch
+from benchmarks.samples import scored
+from gspo.learner.advantages import with_advantages
+from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
-from gspo.learner.old_policy import old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
+from gspo.learner.update import Learner, update
 from gspo.model.policy import load_policy
 from gspo.recipe.schema import CriticConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Score
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     other = load_policy(recipe.model, policy.tokenizer, seed=1)
     queries = parts.queries.train[:QUERIES]
     groups = sample_groups(policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0)
-    scores = [Score(reward=float(n % 2), parts={}) for n in range(QUERIES * GROUP_SIZE)]
+    sampled = scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)])
     weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
 
     def learn(trunk: str | None = None, *, reference: bool = False, **changes: Any) -> None:
@@ -36,19 +36,18 @@ def main() -> None:
         if trunk is not None:
             settings = CriticConfig.model_validate({"trunk": trunk})
             critic = Critic(settings, policy, other if trunk == "own" else None, total_steps=actor.mini_batches)
-        said = appraise(
-            groups,
-            scores,
+        batch = score_with_reference_and_critic(
+            sampled,
             actor,
             policy=policy,
             reference=other if reference else None,
             critic=critic,
             temperature=1.0,
         )
-        batch = make_batch(groups, scores, actor, appraisal=said)
+        batch = with_advantages(batch, actor)
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
-        old = old_policy(policy, batch, actor, temperature=1.0)
-        list(update(policy, optimizer, batch, old, actor, temperature=1.0, critic=critic))
+        batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+        list(update(Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0, critic=critic), batch))
         optimizer.close()
 
     kl = recipe.actor.kl.model_copy(update={"coefficient": 0.01})

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
-from gspo.learner.batch import make_batch
-from gspo.learner.old_policy import old_policy
+from benchmarks.samples import scored
+from gspo.learner.advantages import with_advantages
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
+from gspo.learner.update import Learner, update
 from gspo.model.policy import Policy
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Score
+from gspo.types import Batch
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
         groups = sample_groups(
             policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0, record_experts=True
         )
-        return make_batch(groups, [Score(reward=float(n % 2), parts={}) for n in range(QUERIES * GROUP_SIZE)])
+        return with_advantages(scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)]))
 
     batch = roll_out(policy)
     weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
@@ -35,9 +36,8 @@ def main() -> None:
         policy.model.load_state_dict(weights)
         actor = recipe.actor.model_copy(update={"old_logprobs": "recompute", **changes})
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
-        list(
-            update(policy, optimizer, batch, old_policy(policy, batch, actor, temperature=1.0), actor, temperature=1.0)
-        )
+        learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
+        list(update(learner, compute_old_logprobs(policy, batch, actor, temperature=1.0)))
         optimizer.close()
 
     print(HEADER)

@@ -17,11 +17,10 @@ import torch
 
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth
-from gspo.learner.item import Item
+from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import accumulate_gradient
-from gspo.model.packing import TokenSequence
+from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
@@ -84,22 +83,15 @@ def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: f
     prompt = [1 + number % 9 for number in range(PROMPT)]
     sampling, actor = RolloutConfig(max_new_tokens=length), ActorConfig()
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
+    learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
     decoding, updating = [], []
     for seed in range(repeats + 1):
         started = time.perf_counter()
         (group,) = generate(policy, [prompt], sampling, group_size=group_size, seed=seed)
         decoding.append(time.perf_counter() - started)
-        items = [
-            Item(
-                index=index,
-                sequence=TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids),
-                advantage=(-1.0) ** index,
-                old_logprobs=None,  # the policy is its own π_old: nothing is clipped
-            )
-            for index, response in enumerate(group)
-        ]
+        samples = [sample_of(prompt, response.ids, advantage=(-1.0) ** index) for index, response in enumerate(group)]
         started = time.perf_counter()
-        accumulate_gradient(policy, items, actor, Denominators(num_sequences=group_size), 0, temperature=1.0)
+        accumulate_gradient(learner, samples, Denominators(num_sequences=group_size), 0)
         optimizer.step()
         updating.append(time.perf_counter() - started)
     shape, tokens = Shape.of(policy.model.config), group_size * length

@@ -23,7 +23,11 @@ SAMPLING, REWARD, EVALUATION = (
     "gspo.run.collect.score",
     "gspo.run.record.evaluate",
 )
-ROUND, APPRAISAL, LIKELIHOOD = "gspo.run.collect.sample_groups", "gspo.train.appraise", "gspo.train.old_policy"
+ROUND, APPRAISAL, LIKELIHOOD = (
+    "gspo.run.collect.sample_groups",
+    "gspo.train.score_with_reference_and_critic",
+    "gspo.train.compute_old_logprobs",
+)
 
 
 def recipe_of(name: str, *overrides: str) -> Recipe:

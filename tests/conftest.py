@@ -123,41 +123,29 @@ def ragged_sequences() -> "Callable[..., list[TokenSequence]]":
 @pytest.fixture(scope="session")
 def query_of() -> "Callable[[Sequence[int]], Query]":
     """A query of which only the tokens matter."""
-    from gspo.types import Query
+    from tests import samples
 
-    def build(prompt_ids: Sequence[int], number: int = 1) -> "Query":
-        return Query(id=f"test:{number}", prompt="", text="", prompt_ids=tuple(prompt_ids), columns={})
-
-    return build
+    return samples.query_of
 
 
 @pytest.fixture(scope="session")
 def batch_of(query_of: Any) -> "Callable[..., Batch]":
     """A scored batch: one group for each list of rewards, with random prompts and responses."""
-    from gspo.learner.batch import make_batch
-    from gspo.types import Group, Rollout, Score
+    from tests.samples import advantaged, sample_of
+
+    from gspo.types import Group, Sample
 
     def build(rewards: Sequence[Sequence[float | None]], *, vocabulary: int, seed: int = 0) -> "Batch":
         rng = random.Random(seed)
 
-        def rollout() -> Rollout:
-            ids = torch.tensor([rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 12))])
-            return Rollout(
-                response_ids=ids,
-                text="",
-                sampler_logprobs=torch.full(ids.shape, -1.0),
-                finish_reason="length",
-                policy_version=0,
-            )
+        def sample(query: "Query") -> Sample:
+            return sample_of(query, [rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 12))])
 
-        groups = [
-            Group(
-                query=query_of([rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 6))], number),
-                rollouts=tuple(rollout() for _ in group),
-            )
-            for number, group in enumerate(rewards)
-        ]
-        return make_batch(groups, [Score(reward=reward, parts={}) for group in rewards for reward in group])
+        groups = []
+        for number, group in enumerate(rewards):
+            query = query_of([rng.randrange(3, vocabulary) for _ in range(rng.randint(1, 6))], number)
+            groups.append(Group(samples=tuple(sample(query) for _ in group)))
+        return advantaged(groups, [reward for group in rewards for reward in group])
 
     return build
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.types import Experts, Rollout
+from gspo.types import Experts, Sample
 
 # Layers, experts and experts a token differ in number: what is transposed does not fit.
 _SIZES: dict[str, Any] = {"num_hidden_layers": 3, "num_experts_per_tok": 2}
@@ -93,9 +93,9 @@ def replayed_logprobs(policy: Policy, sequences: Sequence[TokenSequence], plain_
     return torch.cat(found)
 
 
-def conditioned(prompt_ids: Sequence[int], rollout: Rollout, experts: Experts | None = None) -> TokenSequence:
-    """A rollout as a sequence to be scored."""
-    return TokenSequence(prompt_ids=tuple(prompt_ids), response_ids=rollout.response_ids, experts=experts)
+def conditioned(sample: Sample, experts: Experts | None = None) -> TokenSequence:
+    """A sample as a sequence to be scored."""
+    return TokenSequence(prompt_ids=sample.query.prompt_ids, response_ids=sample.token_ids, experts=experts)
 
 
 @torch.no_grad()

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import advantaged, updates, with_old
 
 from gspo import cli
 from gspo.errors import RunError
-from gspo.learner.batch import make_batch
-from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
-from gspo.learner.update import update
 from gspo.recipe.load import load_recipe
-from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
 from gspo.run.checkpoint.store import Store
 from gspo.run.checkpoint.writer import Writer
@@ -43,7 +41,7 @@ def varied_batch(parts: Prepared, recipe: Any) -> Batch:
         parts.policy, parts.queries.train[:8], recipe.rollout, group_size=4, seed=0, policy_version=0
     )
     scores = [Score(reward=float(index % 2), parts={"f": float(index % 2)}) for index in range(32)]
-    return make_batch(groups, scores)
+    return advantaged(groups, scores)
 
 
 def poison(parts: Prepared) -> None:
@@ -64,13 +62,13 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
     policy = parts.policy
     batch = varied_batch(parts, recipe)
     engines = recipe.actor.model_copy(update={"old_logprobs": "engine"})  # given for all mini-batches
-    old = old_policy(policy, batch, engines, temperature=1.0)
+    batch = compute_old_logprobs(policy, batch, engines, temperature=1.0)
     # Every ratio is infinite.
-    old = {index: Old(logprobs=torch.full_like(one.logprobs, -math.inf), experts=None) for index, one in old.items()}
+    old = {index: torch.full_like(s.sampler_logprobs, -math.inf) for index, s in enumerate(batch.samples)}
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=4)
-    reports = update(policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-    assert [report.step.applied for report in reports] == [False] * 4
+    steps = updates(policy, optimizer, with_old(batch, old), recipe.actor)
+    assert [step.report.step.applied for step in steps] == [False] * 4
     assert all(torch.equal(one, two) for one, two in zip(before, policy.model.parameters(), strict=True))
 
 
@@ -95,9 +93,9 @@ def broken_run() -> tuple[Run, Callable[[int], None]]:
 
     def take(step: int) -> None:
         run.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
-        old = old_policy(parts.policy, batch, recipe.actor, temperature=1.0)
-        reports = list(update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0))
-        record_step(run, step, batch, reports, scored=Scored(scores=batch.scores, seconds={}))
+        known = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+        steps = list(updates(parts.policy, optimizer, known, recipe.actor))
+        record_step(run, step, steps[-1].batch, [step.report for step in steps])
 
     return run, take
 
@@ -130,12 +128,10 @@ def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() ->
     parts = prepare(recipe)
     batch = varied_batch(parts, recipe)
     poison(parts)
-    old = old_policy(parts.policy, batch, recipe.actor, temperature=1.0)
+    batch = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
     optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
-    reports = update(parts.policy, optimizer, batch, old, recipe.actor, temperature=1.0)
-    path = RunDirectory.create(recipe).write_rollouts(
-        1, rollout_lines(batch, [item for r in reports for item in r.trained])
-    )
+    *_, last = updates(parts.policy, optimizer, batch, recipe.actor)
+    path = RunDirectory.create(recipe).write_rollouts(1, rollout_lines(last.batch.samples))
     assert all(line["sequence_ratio"] is None for line in strict_json(path))
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import DivergedError
-from gspo.learner.appraisal import appraise
+from gspo.learner.advantages import with_advantages
+from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
-from gspo.learner.old_policy import old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
-from gspo.learner.update import update
+from gspo.learner.update import Learner, update
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import OptimizerConfig, Recipe
 from gspo.run.begin import begun, end_recorded
-from gspo.run.collect import batch_of, collect
+from gspo.run.collect import collect
 from gspo.run.companions import begin_companions
 from gspo.run.console import Display
 from gspo.run.interrupt import Stopped
@@ -109,26 +110,24 @@ def _loop(run: Run) -> None:
     for step in range(run.progress.steps + 1, recipe.steps + 1):
         with run.clock("total"):
             actor = with_clip_range(recipe.actor, run.progress.clip_scale)
-            found = collect(run, step, policy_version=optimizer.steps_taken)
-            say = partial(appraise, found.groups, found.scored.scores, actor, temperature=temperature)
-            appraisal = run.stage("appraisal", partial(say, policy=policy, reference=reference, critic=run.critic))
+            batch = collect(run, step, policy_version=optimizer.steps_taken)
+            score = partial(score_with_reference_and_critic, policy=policy, reference=reference, critic=run.critic)
+            batch = run.stage("appraisal", partial(score, batch, actor, temperature=temperature))
             with run.clock("advantage"):
-                batch = batch_of(recipe, found, appraisal)
-            old = run.stage("likelihood", partial(old_policy, policy, batch, actor, temperature=temperature))
-            left = update(
-                policy,
-                optimizer,
-                batch,
-                old,
-                actor,
+                batch = with_advantages(batch, actor, sampling=recipe.rollout, critic=recipe.critic)
+            old_logprobs = partial(compute_old_logprobs, policy, batch, actor, temperature=temperature)
+            batch = run.stage("likelihood", old_logprobs)
+            learner = Learner(
+                policy=policy,
+                optimizer=optimizer,
+                actor=actor,
                 temperature=temperature,
                 max_tokens=recipe.rollout.max_new_tokens,
                 critic=run.critic,
-                num_done=len(run.progress.in_hand.reports),
-                may_stop=run.interrupt.may_stop,
             )
-            reports = run.updates(left)
-        record_step(run, step, batch, reports, scored=found.scored)
+            num_done = len(run.progress.in_hand.reports)
+            batch, reports = run.updates(update(learner, batch, num_done=num_done, may_stop=run.interrupt.may_stop))
+        record_step(run, step, batch, reports)
 
 
 def _optimizer(run: Run, settings: OptimizerConfig, num_updates: int) -> Optimizer:

@@ -1,10 +1,15 @@
-"""The nouns that flow from stage to stage: values, frozen, without behaviour."""
+"""The nouns that flow from stage to stage: values, frozen, without behaviour.
+
+A `Sample` is one response. It is made by the rollout engine and travels through all stages of a step; each stage
+returns it, by `dataclasses.replace`, with more of its fields filled in. Its per-token values are [W]: one entry for
+each of the tokens that the policy wrote. Tensors lie on the CPU.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from gspo.errors import FailureKind
@@ -15,7 +20,11 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One question to the policy; groups are keyed by `id`, never by the prompt's text."""
+    """One question to the policy; groups are keyed by `id`, never by the prompt's text.
+
+    Example: Query(id="train.jsonl:7", prompt="What is 2 + 3?", text="What is 2 + 3?", prompt_ids=(34, 5, 17, 18, 8),
+    columns={"answer": "5"})
+    """
 
     id: str  # "<source>:<row number>", unique within a source
     prompt: str | Messages  # as the data has it: what a reward function receives
@@ -28,37 +37,16 @@ class Query:
 class Experts:
     """The K experts that each of a model's L routers sent a sequence's tokens to; the last token, never read, has none.
 
-    On the CPU, in the smallest integers that hold them.
+    They are kept in the smallest integers that hold them.
     """
 
     prefix: Integer[Tensor, "P L K"]  # the prompt's tokens but the last: one tensor for a group that shares its prompt
     row: Integer[Tensor, "T L K"]  # the token before each of the response's, whose hidden state it is predicted from
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rollout:
-    """One response of the policy to a query, with all that is known about how it was sampled."""
-
-    response_ids: Int[Tensor, "T"]  # on the CPU; ends with the stop token where finish_reason is "stop"
-    text: str  # decoded, special tokens left out, as TRL does
-    sampler_logprobs: Float[Tensor, "T"]  # log π of each token, of the whole distribution at the sampling temperature
-    finish_reason: FinishReason
-    policy_version: int  # updates, made or skipped, before it was sampled
-    experts: Experts | None = None  # that the engine activated; None: not recorded
-    segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The G rollouts of one query."""
-
-    query: Query
-    rollouts: tuple[Rollout, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a reward function has no say on a rollout."""
+    """Why a reward function has no say on a response."""
 
     kind: FailureKind
     message: str  # with the function's name
@@ -66,36 +54,136 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What the reward functions said of one rollout."""
+    """What the reward functions said of one response.
+
+    Example: Score(reward=0.9, parts={"exact_match": 1.0, "brevity": -0.1}) where both functions have weight 1.
+    """
 
     reward: float | None  # weighted sum of the parts that apply; None where none applies: no part in the update
-    penalty: float = 0.0  # in the reward, for its length (rollout.overlong)
+    penalty: float = 0.0  # in the reward, for the response's length (rollout.overlong)
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
     failures: Mapping[str, Failure] = field(default_factory=dict)  # by function name, those of weight 0 too
-    token_rewards: Float[Tensor, "T"] | None = (
-        None  # their sum is the reward; where a function scores segments or tokens
-    )
-    places: Int[Tensor, "T"] | None = None  # of those tokens: the segments that they belong to, or their positions
+    token_rewards: Float[Tensor, "W"] | None = None  # they sum to the reward; only where segments or tokens are scored
+    places: Int[Tensor, "W"] | None = None  # the segment that each of those tokens belongs to; None: its position
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Appraisal:
-    """What models other than the policy say of a step's rollouts, by rollout index; empty where they are not used."""
+class SequenceStats:
+    """What the update saw of one sequence, in the mini-batch that trained it.
 
-    reference_logprobs: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)
-    values: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # of the state before each response token
+    Example: SequenceStats(mini_batch=1, num_tokens=2, num_clipped=2, sequence_ratio=1.05, entropy_sum=1.9,
+    old_logprobs=tensor([-0.7, -0.2]), log_ratios=tensor([0.08, 0.02])) for a sequence that was clipped as a whole.
+    """
+
+    mini_batch: int
+    num_tokens: int  # W
+    num_clipped: int  # tokens
+    sequence_ratio: float
+    entropy_sum: float  # over its tokens, as the next sums are
+    old_logprobs: Float[Tensor, "W"]
+    log_ratios: Float[Tensor, "W"]  # log π_θ/π_old of each token
+    num_masked: int = 0  # tokens that a correction or OPSM has dropped
+    ratio_sum: float = 0.0  # of the token ratios π_θ/π_old
+    ratio_square_sum: float = 0.0
+    gradient_weight: float = 0.0  # Σ_t |∂ per_sequence / ∂ log π_t|
+    correction_weight: float = 1.0  # mean over its tokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """One response of the policy to a query, with all that the stages of a step have found out about it.
+
+    Example, of a response of three tokens as it is sampled:
+    Sample(query=query, token_ids=tensor([8, 5, 2]), loss_mask=tensor([True, True, True]), text="= 5",
+    finish_reason="stop", sampler_logprobs=tensor([-0.1, -1.2, -0.3]), versions=((12, 3),))
+    Scoring adds score=Score(reward=1.0, …), the advantages' stage advantage=0.7, the update stats=SequenceStats(…).
+    """
+
+    query: Query
+    token_ids: Int[Tensor, "T"]  # ends with the stop token where finish_reason is "stop"
+    loss_mask: Bool[Tensor, "T"]  # the W tokens that the policy wrote; the others are context that it only reads
+    text: str  # decoded, special tokens left out, as TRL does
+    finish_reason: FinishReason
+    sampler_logprobs: Float[Tensor, "W"]  # log π of the whole distribution at the sampling temperature
+    versions: tuple[tuple[int, int], ...]  # spans (updates made or skipped before, tokens that this policy wrote)
+    experts: Experts | None = None  # that the engine activated; None: not recorded
+    segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
+    # From the reward functions.
+    score: Score | None = None
+    # From the models beside the policy, where the recipe has them.
+    reference_logprobs: Float[Tensor, "W"] | None = None
+    values: Float[Tensor, "W"] | None = None  # of the state before each token
+    # From the comparison with the group, or with the values.
+    masked: bool = False  # scored, and part of the group's mean, but no part of the loss
+    advantage: float = 0.0  # where every token has its own, their mean
+    token_advantages: Float[Tensor, "W"] | None = None  # where the tokens differ
+    returns: Float[Tensor, "W"] | None = None  # what a value model learns
+    # From π_old; None: the policy is still π_old when the sample is trained on, so that pass itself gives them.
+    old_logprobs: Float[Tensor, "W"] | None = None
+    old_experts: Experts | None = None
+    # From the update; None: the sample was not trained on.
+    stats: SequenceStats | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the response."""
+        return len(self.token_ids)
+
+    @property
+    def num_written(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.sampler_logprobs)
+
+    @property
+    def reward(self) -> float | None:
+        """The score's; None: not scored, or no function applied."""
+        return None if self.score is None else self.score.reward
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the sample counts in the loss's denominator."""
+        return self.reward is not None and not self.masked
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether the advantage is not 0, or any token's is not."""
+        tokens = self.token_advantages
+        return self.advantage != 0 if tokens is None else bool((tokens != 0).any())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The G samples of one query.
+
+    Example: Group(samples=(right, wrong)), whose two samples have the same `query`.
+    """
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def query(self) -> Query:
+        """What all samples respond to."""
+        return self.samples[0].query
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A step's groups with their scores and advantages, all in the order of the rollouts, group after group."""
+    """The groups of a step, at any of its stages.
+
+    Example: Batch(groups=(group, other), reward_seconds={"exact_match": 0.02}) after scoring.
+    """
 
     groups: tuple[Group, ...]
-    scores: tuple[Score, ...]  # B
-    advantages: tuple[float, ...]  # B; where every token has its own, their mean
-    token_advantages: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # of those whose tokens differ
-    returns: Mapping[int, Float[Tensor, "T"]] = field(default_factory=dict)  # what a value model learns
-    masked: frozenset[int] = frozenset()  # scored, and part of their group's mean, but no part of the loss
-    appraisal: Appraisal = field(default_factory=Appraisal)
-    dropped: tuple[tuple[Group, tuple[Score, ...]], ...] = ()  # sampled, and left out by dynamic sampling
+    dropped: tuple[Group, ...] = ()  # sampled and scored, and left out by dynamic sampling
+    reward_seconds: Mapping[str, float] = field(default_factory=dict)  # by function, summed over calls, which overlap
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples that are not dropped, group after group."""
+        return tuple(sample for group in self.groups for sample in group.samples)
+
+    def with_changed(self, changed: Mapping[Sample, Sample]) -> Self:
+        """The batch with samples replaced, each in its place; those that are not named stay."""
+        groups = (tuple(changed.get(sample, sample) for sample in group.samples) for group in self.groups)
+        return replace(self, groups=tuple(Group(samples=samples) for samples in groups))

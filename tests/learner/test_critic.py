@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import accumulated, changed, sequence_of, sequences_of, updates, with_old
 from torch import Tensor
 
-from gspo.learner.appraisal import appraise
+from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
-from gspo.learner.item import items_of
 from gspo.learner.loss import Denominators
-from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.micro_batching import trained_samples
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import MiniBatchReport, accumulate_gradient, update
+from gspo.learner.update import MiniBatchReport
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, OptimizerConfig
-from gspo.types import Appraisal, Batch
+from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
 PPO = {"advantage": "gae", "importance_sampling_level": "token", "clip_low": 0.2, "clip_high": 0.2}
@@ -42,14 +43,6 @@ def critic_of(
     return critic
 
 
-def sequences_of(batch: Batch) -> list[TokenSequence]:
-    return [
-        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
-        for group in batch.groups
-        for rollout in group.rollouts
-    ]
-
-
 def plain_values(policy: Policy, critic: Critic, sequence: TokenSequence) -> Tensor:
     """From a plain pass over one sequence; the state before token t is that of the token before it."""
     model = policy.model if critic._own is None else critic._own.model
@@ -60,15 +53,13 @@ def plain_values(policy: Policy, critic: Critic, sequence: TokenSequence) -> Ten
 
 def to_learn(batch: Batch, returns: Callable[[int, TokenSequence], Tensor]) -> Batch:
     """No advantages, so that all of the gradient is the value loss's; the old values are near 0."""
-    sequences = sequences_of(batch)
-    scored = [index for index, score in enumerate(batch.scores) if score.reward is not None]
-    old = {index: torch.linspace(-0.1, 0.1, len(sequences[index].response_ids)) for index in scored}
-    return dataclasses.replace(
-        batch,
-        advantages=(0.0,) * len(batch.scores),
-        returns={index: returns(index, sequences[index]) for index in scored},
-        appraisal=Appraisal(values=old),
-    )
+    sequences, samples = sequences_of(batch), batch.samples
+    old = [None if s.reward is None else torch.linspace(-0.1, 0.1, s.num_tokens) for s in samples]
+    aims = [
+        None if sample.reward is None else returns(index, sequence)
+        for index, (sample, sequence) in enumerate(zip(samples, sequences, strict=True))
+    ]
+    return changed(batch, advantage=[0.0] * len(samples), values=old, returns=aims)
 
 
 def some_returns(index: int, sequence: TokenSequence) -> Tensor:
@@ -94,19 +85,19 @@ def test_the_gradient_is_that_of_the_value_loss_written_plainly_and_reaches_noth
     critic = critic_of(new_policy, policy, trunk, clip=clip, coefficient=0.25)
     batch = to_learn(batch_of(REWARDS, vocabulary=len(policy.tokenizer)), some_returns)
     actor = actor_of(micro_batch_tokens=micro_batch_tokens, **PPO)
-    items = list(items_of(batch, {}, actor).values())
-    assert [item.index for item in items] == [0, 1, 2, 3, 5, 6, 7, 8]
-    seen = accumulate_gradient(policy, items, actor, Denominators(num_sequences=8), 0, temperature=1.0, critic=critic)
+    samples = trained_samples(batch.groups, actor)
+    assert [batch.samples.index(sample) for sample in samples] == [0, 1, 2, 3, 5, 6, 7, 8]
+    seen, _ = accumulated(policy, samples, actor, Denominators(num_sequences=8), critic=critic)
     trunks = policy.model if critic._own is None else critic._own.model
     found, found_head = gradients(trunks), gradients(critic._head)
     if trunk == "own":  # there is no advantage either
         assert not gradients(policy.model).any()
     cleared(policy.model, trunks, critic._head)
     loss = torch.zeros(())
-    for item in items:
-        values, returns = plain_values(policy, critic, item.sequence), batch.returns[item.index]
-        old = batch.appraisal.values[item.index]
-        for value, was, aim in zip(values, old, returns, strict=True):
+    for sample in samples:
+        values = plain_values(policy, critic, sequence_of(sample))
+        assert sample.values is not None and sample.returns is not None
+        for value, was, aim in zip(values, sample.values, sample.returns, strict=True):
             error = (value - aim) ** 2
             if clip is not None:
                 error = max(error, (was + min(max(value - was, torch.tensor(-clip)), torch.tensor(clip)) - aim) ** 2)
@@ -129,11 +120,12 @@ def test_values_do_not_depend_on_what_else_is_in_the_pass(
     sequences = sequences_of(batch)
     for tokens in (1, 30, 10**6):
         actor = actor_of(micro_batch_tokens=tokens, gradient_noise=tokens == 30)
-        said = appraise(
-            batch.groups, batch.scores, actor, policy=policy, reference=None, critic=critic, temperature=1.0
+        scored = score_with_reference_and_critic(
+            batch, actor, policy=policy, reference=None, critic=critic, temperature=1.0
         )
-        assert list(said.values) == [0, 1, 2, 3, 5, 6, 7, 8]
-        for index, values in said.values.items():
+        values_of = {index: s.values for index, s in enumerate(scored.samples) if s.values is not None}
+        assert list(values_of) == [0, 1, 2, 3, 5, 6, 7, 8]
+        for index, values in values_of.items():
             with torch.no_grad():
                 expected = plain_values(policy, critic, sequences[index])
             torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-4)
@@ -155,8 +147,8 @@ def trained(
 ) -> list[MiniBatchReport]:
     optimizer, reports = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=steps), []
     for _ in range(steps):
-        old = old_policy(policy, batch, actor, temperature=1.0)
-        reports += list(update(policy, optimizer, batch, old, actor, temperature=1.0, critic=critic))
+        current = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+        reports += [step.report for step in updates(policy, optimizer, current, actor, critic=critic)]
     optimizer.close()
     return reports
 
@@ -175,7 +167,7 @@ def test_it_learns_a_simple_return(trunk: str, new_policy: NewPolicy, batch_of: 
     def explained() -> float:
         with torch.no_grad():
             values = torch.cat([plain_values(policy, critic, sequence) for sequence in sequences_of(batch)])
-        returns = torch.cat(list(batch.returns.values()))
+        returns = torch.cat([s.returns for s in batch.samples if s.returns is not None])
         return 1 - float((returns - values).var() / returns.var())
 
     assert explained() == pytest.approx(0.0, abs=1e-5)
@@ -218,28 +210,28 @@ def test_a_step_that_one_of_them_skips_the_other_skips_too(
     policy = new_policy()
     critic = critic_of(new_policy, policy, trunk, optimizer={"lr": 1e-2})
     batch = to_learn(batch_of(REWARDS, vocabulary=len(policy.tokenizer)), some_returns)
-    batch = dataclasses.replace(batch, advantages=(1.0, *batch.advantages[1:]))
-    old, nan = {}, torch.full(batch.returns[0].shape, torch.nan)
+    first = batch.samples[0]
+    batch = batch.with_changed({first: dataclasses.replace(first, advantage=1.0)})
     hooks: Sequence[Any] = ()
     if fault == "policy's loss":
-        old = {
-            index: Old(logprobs=torch.full_like(one, torch.nan), experts=None) for index, one in batch.returns.items()
-        }
+        nan = {i: torch.full((s.num_tokens,), torch.nan) for i, s in enumerate(batch.samples) if s.returns is not None}
+        batch = with_old(batch, nan)
     elif fault == "policy's gradient":
         hooks = [policy.head.weight.register_hook(lambda gradient: gradient * torch.nan)]
     else:
-        batch = dataclasses.replace(batch, returns={**batch.returns, 0: nan})
+        broken = dataclasses.replace(batch.samples[0], returns=torch.full((first.num_tokens,), torch.nan))
+        batch = batch.with_changed({batch.samples[0]: broken})
     policy_before = [p.detach().clone() for p in policy.model.parameters()]
     before = {name: tensor.clone() for name, tensor in critic.state().items() if not name.startswith("optimizer")}
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=2)
-    (report,) = update(policy, optimizer, batch, old, actor_of(**PPO), temperature=1.0, critic=critic)
+    ((report, _, _),) = updates(policy, optimizer, batch, actor_of(**PPO), critic=critic)
     assert report.critic_step is not None
     assert not report.step.applied and not report.critic_step.applied
     assert all(torch.equal(p, q) for p, q in zip(policy.model.parameters(), policy_before, strict=True))
     assert all(torch.equal(critic.state()[name], tensor) for name, tensor in before.items())
     for hook in hooks:
         hook.remove()
-    batch = to_learn(batch, some_returns)
-    (report,) = update(policy, optimizer, batch, {}, actor_of(**PPO), temperature=1.0, critic=critic)
+    batch = with_old(to_learn(batch, some_returns), {})
+    ((report, _, _),) = updates(policy, optimizer, batch, actor_of(**PPO), critic=critic)
     assert report.critic_step is not None and report.step.applied and report.critic_step.applied
     assert not torch.equal(critic.state()["head.weight"], before["head.weight"])

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import regrouped, scored, sequence_of
 
-from gspo.learner.appraisal import appraise
+from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
 from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Experts, Group, Score
+from gspo.types import Experts, Group
 
 NewPolicy = Callable[..., Policy]
 
@@ -39,22 +40,13 @@ def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
         assert experts is not None
         return Experts(prefix=(experts.prefix + 1) % count, row=(experts.row + 1) % count)
 
-    return tuple(
-        replace(group, rollouts=tuple(replace(one, experts=elsewhere(one.experts)) for one in group.rollouts))
-        for group in sampled
-    )
+    samples = [replace(s, experts=elsewhere(s.experts)) for group in sampled for s in group.samples]
+    return regrouped(sampled, samples)
 
 
 def sequences_of(groups: tuple[Group, ...], *, replayed: bool) -> list[TokenSequence]:
-    return [
-        TokenSequence(
-            prompt_ids=group.query.prompt_ids,
-            response_ids=one.response_ids,
-            experts=one.experts if replayed else None,
-        )
-        for group in groups
-        for one in group.rollouts
-    ]
+    samples = [sample for group in groups for sample in group.samples]
+    return [replace(sequence_of(sample), experts=sample.experts if replayed else None) for sample in samples]
 
 
 def critic_of(policy: Policy, own: Policy | None) -> Critic:
@@ -78,21 +70,27 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
 ) -> None:
     policy = new_policy("qwen3_moe")
     critic, actor = critic_of(policy, None), actor_of(routing_replay=replay)
-    scores = [Score(reward=1.0, parts={})] * 6
-    found = appraise(groups, scores, actor, policy=policy, reference=None, critic=critic, temperature=1.0)
+    found = score_with_reference_and_critic(
+        scored(groups, [1.0] * 6), actor, policy=policy, reference=None, critic=critic, temperature=1.0
+    )
     values = {}
     with torch.no_grad():
         for replayed in (True, False):
             sequences = sequences_of(groups, replayed=replayed)
             values[replayed] = critic.values(sequences, response_states(policy, sequences))
     assert (values[True] - values[False]).abs().max() > 1e-2
-    torch.testing.assert_close(torch.cat([found.values[index] for index in range(6)]), values[replay == "engine"])
+    torch.testing.assert_close(
+        torch.cat([s.values for s in found.samples if s.values is not None]), values[replay == "engine"]
+    )
 
 
 def test_a_reference_chooses_its_experts_itself(new_policy: NewPolicy, actor_of: Any, groups: Any) -> None:
     policy, reference = new_policy("qwen3_moe"), new_policy("qwen3_moe", seed=5)
-    actor, scores = actor_of(routing_replay="engine"), [Score(reward=1.0, parts={})] * 6
-    found = appraise(groups, scores, actor, policy=policy, reference=reference, critic=None, temperature=1.0)
+    batch, actor = scored(groups, [1.0] * 6), actor_of(routing_replay="engine")
+    found = score_with_reference_and_critic(
+        batch, actor, policy=policy, reference=reference, critic=None, temperature=1.0
+    )
     with torch.no_grad():
         expected = response_likelihood(reference, sequences_of(groups, replayed=False)).logprobs
-    torch.testing.assert_close(torch.cat([found.reference_logprobs[index] for index in range(6)]), expected)
+    own = [s.reference_logprobs for s in found.samples if s.reference_logprobs is not None]
+    torch.testing.assert_close(torch.cat(own), expected)

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import Step, advantaged, sequences_of, updates, with_old
 
-from gspo.learner.batch import make_batch
-from gspo.learner.item import Trained
-from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import MiniBatchReport, update
 from gspo.model.policy import Policy
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Score
+from gspo.types import Batch, SequenceStats
 
 NewPolicy = Callable[..., Policy]
 CUTS = [1, 40, 10**6]  # tokens a micro-batch
@@ -26,16 +24,16 @@ def sampled(policy: Policy, query_of: Any, seed: int = 0) -> Batch:
     """Six groups of four responses, of unequal lengths, of the policy's own."""
     queries = [query_of([4 + n % 5] * (1 + 3 * n), n) for n in range(6)]
     groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=14), group_size=4, seed=seed, policy_version=0)
-    return make_batch(groups, [Score(reward=float((n * 7 + seed) % 5), parts={}) for n in range(24)])
+    return advantaged(groups, [float((n * 7 + seed) % 5) for n in range(24)])
 
 
-def updated(policy: Policy, batch: Batch, actor: Any, lr: float = 1e-2) -> Sequence[MiniBatchReport]:
-    old = old_policy(policy, batch, actor, temperature=1.0)
+def updated(policy: Policy, batch: Batch, actor: Any, lr: float = 1e-2) -> Sequence[Step]:
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=actor.mini_batches)
-    return list(update(policy, optimizer, batch, old, actor, temperature=1.0))
+    return list(updates(policy, optimizer, batch, actor))
 
 
-def ratio_of_tokens(item: Trained) -> float:
+def ratio_of_tokens(item: SequenceStats) -> float:
     """The sequence ratio that its tokens give, in float64."""
     return math.exp(item.log_ratios.double().mean().item())
 
@@ -51,8 +49,8 @@ def test_where_the_policy_is_the_old_one_every_log_ratio_is_0_and_nothing_else(
     actor = actor_of(mini_batches=3, old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens)
     first, *later = updated(policy, sampled(policy, query_of), actor)
     assert len(first.trained) >= 4
-    assert all(not item.log_ratios.any() for item in first.trained)
-    assert all(item.log_ratios.any() for report in later for item in report.trained if item.num_tokens > 1)
+    assert all(not item.log_ratios.any() for item in first.trained.values())
+    assert all(item.log_ratios.any() for report in later for item in report.trained.values() if item.num_tokens > 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -68,7 +66,7 @@ def test_the_mean_of_the_log_ratios_is_the_log_of_the_sequence_ratio_in_every_mi
     reports = updated(policy, sampled(policy, query_of, seed), actor)
     assert all(report.trained for report in reports)
     furthest = 0.0
-    for item in (item for report in reports for item in report.trained):
+    for item in (item for report in reports for item in report.trained.values()):
         assert item.log_ratios.shape == (item.num_tokens,) == item.old_logprobs.shape
         assert ratio_of_tokens(item) == pytest.approx(item.sequence_ratio, rel=2e-6)
         assert item.ratio_sum == pytest.approx(item.log_ratios.double().exp().sum().item(), rel=1e-5)
@@ -79,28 +77,17 @@ def test_the_mean_of_the_log_ratios_is_the_log_of_the_sequence_ratio_in_every_mi
 def test_the_log_ratios_are_the_policys_own_likelihoods_against_the_old_ones(
     new_policy: NewPolicy, batch_of: Any, actor_of: Any, plain_logprobs: Any
 ) -> None:
-    from gspo.model.packing import TokenSequence
-
     policy = new_policy()
     batch = batch_of([[1.0, 0.0, 0.5], [0.0, 2.0]], vocabulary=len(policy.tokenizer))
-    sequences = [
-        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
-        for group in batch.groups
-        for rollout in group.rollouts
-    ]
-    generator = torch.Generator().manual_seed(0)
-    old = {
-        index: Old(logprobs=torch.randn(len(one.response_ids), generator=generator) - 3, experts=None)
-        for index, one in enumerate(sequences)
-    }
+    sequences, generator = sequences_of(batch), torch.Generator().manual_seed(0)
+    old = {index: torch.randn(len(s.response_ids), generator=generator) - 3 for index, s in enumerate(sequences)}
     with torch.no_grad():
-        now = plain_logprobs(policy, sequences).split([len(one.response_ids) for one in sequences])
+        now = plain_logprobs(policy, sequences).split([len(sequence.response_ids) for sequence in sequences])
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
-    (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=1.0)
-    assert sorted(item.index for item in report.trained) == [0, 1, 3, 4]
-    for item in report.trained:
-        expected = now[item.index] - old[item.index].logprobs
-        torch.testing.assert_close(item.log_ratios, expected, rtol=0, atol=1e-5)
+    (step,) = updates(policy, optimizer, with_old(batch, old), actor_of())
+    assert list(step.trained) == [0, 1, 3, 4]
+    for index, stats in step.trained.items():
+        torch.testing.assert_close(stats.log_ratios, now[index] - old[index], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma2"])
@@ -113,7 +100,7 @@ def test_the_log_ratios_do_not_depend_on_the_cut_into_micro_batches(
         policy = new_policy(family)
         actor = actor_of(mini_batches=2, old_logprobs="engine", micro_batch_tokens=micro_batch_tokens)
         reports = updated(policy, batch, actor, lr=1e-4)  # so small that the steps' own rounding does not show
-        seen.append({item.index: item.log_ratios for report in reports for item in report.trained})
+        seen.append({index: own.log_ratios for report in reports for index, own in report.trained.items()})
     one, *others = seen
     assert len(one) >= 12 and max(values.abs().max() for values in one.values()) > 1e-4
     for other in others:
@@ -127,6 +114,6 @@ def test_what_is_kept_of_a_sequence_does_not_hold_its_mini_batch_in_memory(
 ) -> None:
     policy = new_policy()
     for report in updated(policy, sampled(policy, query_of), actor_of(mini_batches=2)):
-        for item in report.trained:
+        for item in report.trained.values():
             assert item.log_ratios.untyped_storage().nbytes() == 4 * item.num_tokens
             assert not item.log_ratios.requires_grad and item.log_ratios.device.type == "cpu"

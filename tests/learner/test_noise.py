@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import Step, advantages_of, changed, query_of, sample_of, updates
 
-from gspo.learner.cutting import cut, middle, trainable_items
-from gspo.learner.noise import gradient_noise
-from gspo.learner.old_policy import old_policy
-from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.learner.update import MiniBatchReport, update
-from gspo.model.packing import TokenSequence
+from gspo.learner.micro_batching import micro_batches, split_point, trained_samples
+from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.optimizer import Optimizer, StepReport, gradient_noise
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig
-from gspo.types import Batch
+from gspo.types import Batch, Sample
 
 NewPolicy = Callable[..., Policy]
 REWARDS = [[1.0, 0.0, 0.2], [0.0, 1.0], [2.0, 0.0, 1.0, 0.5], [1.0, 0.0]]  # of 11 sequences 5 come before the middle
@@ -39,10 +37,10 @@ class Noting(Optimizer):
         return StepReport(grad_norm=0.0, learning_rate=0.0, applied=True)
 
 
-def noted(policy: Policy, batch: Batch, actor: ActorConfig) -> tuple[Noting, list[MiniBatchReport]]:
+def noted(policy: Policy, batch: Batch, actor: ActorConfig) -> tuple[Noting, list[Step]]:
     optimizer = Noting(policy.model, actor.optimizer, total_steps=1)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    return optimizer, list(update(policy, optimizer, batch, old, actor, temperature=1.0))
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    return optimizer, list(updates(policy, optimizer, batch, actor))
 
 
 @pytest.mark.parametrize("first", [2, 5, 8])
@@ -69,15 +67,11 @@ def test_of_two_halves_signal_is_their_product_and_noise_their_distance() -> Non
 
 
 def test_a_mini_batch_is_halved_between_groups_as_near_to_its_middle_as_can_be() -> None:
-    def of_groups(*sizes: int) -> list[TokenSequence]:
-        return [
-            TokenSequence(prompt_ids=(number,), response_ids=torch.tensor([1]))
-            for number, size in enumerate(sizes)
-            for _ in range(size)
-        ]
+    def of_groups(*sizes: int) -> list[Sample]:
+        return [sample_of(query_of([number]), [1]) for number, size in enumerate(sizes) for _ in range(size)]
 
     sizes = [((4, 4), 4), ((3, 2, 4, 2), 5), ((1, 9), 1), ((9, 1), 9), ((7,), 0), ((), 0), ((2, 2, 2), 2)]
-    assert [middle(of_groups(*size)) for size, _ in sizes] == [half for _, half in sizes]
+    assert [split_point(of_groups(*size)) for size, _ in sizes] == [half for _, half in sizes]
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10**6])
@@ -87,18 +81,20 @@ def test_the_first_half_is_the_gradient_of_its_own_groups_and_the_whole_is_not_c
     policy = new_policy()
     batch = batch_of(REWARDS, vocabulary=len(policy.tokenizer))
     actor = actor_of(micro_batch_tokens=micro_batch_tokens, gradient_noise=True)
-    parts = cut(policy, [sequence for _, sequence in trainable_items(batch, actor)], actor)
-    assert [index for part in parts for index in part] == list(range(11)) and any(part[0] == 5 for part in parts)
-    optimizer, (report,) = noted(policy, batch, actor)
-    plain, (silent,) = noted(policy, batch, actor_of(gradient_noise=False))
+    parts = micro_batches(policy, trained_samples(batch.groups, actor), actor)
+    assert tuple(sample for part in parts for sample in part) == batch.samples
+    assert any(part[0] is batch.samples[5] for part in parts)
+    optimizer, ((report, trained, _),) = noted(policy, batch, actor)
+    plain, ((silent, trained_silently, _),) = noted(policy, batch, actor_of(gradient_noise=False))
     torch.testing.assert_close(optimizer.wholes[0], plain.wholes[0], rtol=1e-4, atol=1e-6)
     assert silent.noise is None and plain.halves == []
-    assert sorted(item.index for item in report.trained) == sorted(item.index for item in silent.trained)
+    assert list(trained) == list(trained_silently)
     # The other groups' advantages gone, what is left is the half's, over the same number of sequences.
-    alone = Batch(groups=batch.groups, scores=batch.scores, advantages=batch.advantages[:5] + (0.0,) * 6)
+    advantages = advantages_of(batch)
+    alone = changed(batch, advantage=[*advantages[:5], *[0.0] * 6])
     half, _ = noted(policy, alone, actor_of(gradient_noise=False))
     torch.testing.assert_close(optimizer.halves[0], half.wholes[0], rtol=1e-4, atol=1e-6)
-    rest = Batch(groups=batch.groups, scores=batch.scores, advantages=(0.0,) * 5 + batch.advantages[5:])
+    rest = changed(batch, advantage=[*[0.0] * 5, *advantages[5:]])
     other, _ = noted(policy, rest, actor_of(gradient_noise=False))
     torch.testing.assert_close(half.wholes[0] + other.wholes[0], plain.wholes[0], rtol=1e-4, atol=1e-6)
     expected = gradient_noise([half.wholes[0]], [plain.wholes[0]], 5 / 11)
@@ -109,5 +105,5 @@ def test_the_first_half_is_the_gradient_of_its_own_groups_and_the_whole_is_not_c
 def test_of_a_single_group_nothing_is_measured(new_policy: NewPolicy, batch_of: Any, actor_of: Any) -> None:
     policy = new_policy()
     batch = batch_of([[1.0, 1.0], [1.0, 0.0, 0.5]], vocabulary=len(policy.tokenizer))  # only the second one trains
-    optimizer, (report,) = noted(policy, batch, actor_of(gradient_noise=True))
-    assert report.noise is None and optimizer.halves == [] and optimizer.wholes[0].any()
+    optimizer, (step,) = noted(policy, batch, actor_of(gradient_noise=True))
+    assert step.report.noise is None and optimizer.halves == [] and optimizer.wholes[0].any()

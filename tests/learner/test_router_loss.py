@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, random_experts, router_calls
+from tests.samples import accumulated, sample_from
 from torch import Tensor
 
-from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
-from gspo.learner.update import accumulate_gradient
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 
@@ -67,23 +66,23 @@ def test_loss_and_gradient_are_those_of_the_sequences_one_by_one(
         checkpoint_gradients(policy)
     sequences = sequences_of(plain, ragged_sequences, replays)
     loss, even, surrogate = torch.zeros(()), torch.zeros(()), 0.0
-    items = []
+    items, replay = [], "engine" if replays else "none"
     for index, sequence in enumerate(sequences):
         advantage = (-1.0) ** index
         mean, own = balance(plain, sequence)
         even = even + own / len(sequences)
         surrogate -= advantage / 10  # every ratio is 1
         loss = loss - advantage * (mean - mean.detach()).exp() / 10 + COEFFICIENT * own / 10
-        items.append(Item(index=index, sequence=sequence, advantage=advantage, old_logprobs=None))
+        items.append(sample_from(sequence, advantage=advantage))
     loss.backward()
     expected = gradient_of(plain.model)
     for micro_batch_tokens in (20, 10**6):
-        actor = actor_of(router_aux_loss=COEFFICIENT, micro_batch_tokens=micro_batch_tokens)
-        seen = accumulate_gradient(policy, items, actor, Denominators(num_sequences=10), 0, temperature=1.0)
+        actor = actor_of(router_aux_loss=COEFFICIENT, micro_batch_tokens=micro_batch_tokens, routing_replay=replay)
+        seen, _ = accumulated(policy, items, actor, Denominators(num_sequences=10))
         assert seen.loss == pytest.approx(surrogate, abs=1e-6)
         assert seen.balance_loss == pytest.approx(even.item(), rel=1e-4)
         assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
-    accumulate_gradient(policy, items, actor_of(), Denominators(num_sequences=10), 0, temperature=1.0)
+    accumulated(policy, items, actor_of(routing_replay=replay), Denominators(num_sequences=10))
     assert (gradient_of(policy.model) - expected).norm() > 1e-2 * expected.norm()  # the loss has a part in it
 
 
@@ -99,13 +98,12 @@ def test_where_all_is_clipped_the_routers_still_learn_to_share(
     expected.backward()
     gradient = gradient_of(policy.model)
     items = [
-        Item(index=index, sequence=one, advantage=1.0, old_logprobs=torch.full((len(one.response_ids),), old))
-        for index, one in enumerate(sequences)
+        sample_from(sequence, advantage=1.0, old_logprobs=torch.full((len(sequence.response_ids),), old))
+        for sequence in sequences
     ]
-    seen = accumulate_gradient(
-        policy, items, actor_of(router_aux_loss=COEFFICIENT), Denominators(num_sequences=len(items)), 0, temperature=1.0
-    )
-    assert all(one.num_clipped == one.num_tokens for one in seen.trained)
+    actor = actor_of(router_aux_loss=COEFFICIENT, routing_replay="engine")
+    _, stats = accumulated(policy, items, actor, Denominators(num_sequences=len(items)))
+    assert all(own.num_clipped == own.num_tokens for own in stats)
     assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
-    accumulate_gradient(policy, items, actor_of(), Denominators(num_sequences=len(items)), 0, temperature=1.0)
+    accumulated(policy, items, actor_of(routing_replay="engine"), Denominators(num_sequences=len(items)))
     assert gradient_of(policy.model).norm() == 0

@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
+from tests.samples import Step, advantaged, updates
 
-from gspo.learner.batch import make_batch
-from gspo.learner.cutting import rollouts_of
-from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
-from gspo.learner.update import MiniBatchReport, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Experts, Score
+from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]
 FAMILIES = ["qwen3_moe", "gpt_oss"]  # the one packed, the other padded
@@ -48,12 +46,11 @@ class Case:
     batch: Batch
 
     def sequence(self, index: int, experts: Experts | None) -> TokenSequence:
-        group = self.batch.groups[index // 4]
-        return conditioned(group.query.prompt_ids, rollouts_of(self.batch)[index], experts)
+        return conditioned(self.batch.samples[index], experts)
 
     def recorded(self, index: int) -> Experts:
         """What the engine's routers chose."""
-        experts = rollouts_of(self.batch)[index].experts
+        experts = self.batch.samples[index].experts
         assert experts is not None
         return experts
 
@@ -74,13 +71,19 @@ def case_of(new_policy: NewPolicy, query_of: Any) -> Callable[..., Case]:
         rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 1.0, 0.5, *[0.0, 0.0, 1.0, 3.0] * 2]
         if turned:  # the engine then is another policy than the trainer's, as one of other kernels is
             turn_routers(policy, seed=7)
-        return Case(policy=policy, batch=make_batch(groups, [Score(reward=r, parts={}) for r in rewards]))
+        return Case(policy=policy, batch=advantaged(groups, rewards))
 
     return build
 
 
-def run(case: Case, old: dict[int, Old], actor: ActorConfig, optimizer: Any) -> list[MiniBatchReport]:
-    return list(update(case.policy, optimizer, case.batch, old, actor, temperature=TEMPERATURE))
+def with_old_policy(case: Case, actor: ActorConfig) -> Batch:
+    return compute_old_logprobs(case.policy, case.batch, actor, temperature=TEMPERATURE)
+
+
+def old_logprobs_of(batch: Batch) -> dict[int, torch.Tensor]:
+    """Of the samples that have them, by their place."""
+    values = enumerate(sample.old_logprobs for sample in batch.samples)
+    return {index: own for index, own in values if own is not None}
 
 
 def ratios(case: Case, experts: dict[int, Experts], old: dict[int, torch.Tensor], plain: Any) -> dict[int, float]:
@@ -93,8 +96,8 @@ def ratios(case: Case, experts: dict[int, Experts], old: dict[int, torch.Tensor]
     return found
 
 
-def seen_ratios(report: MiniBatchReport) -> dict[int, float]:
-    return {item.index: item.sequence_ratio for item in report.trained}
+def seen_ratios(step: Step) -> dict[int, float]:
+    return {index: stats.sequence_ratio for index, stats in step.trained.items()}
 
 
 @pytest.mark.parametrize("replay", ["policy", "none"])
@@ -104,16 +107,16 @@ def test_later_mini_batches_replay_the_experts_of_the_policy_before_the_first_up
 ) -> None:
     case = case_of(family)
     actor = actor_of(mini_batches=2, routing_replay=replay, micro_batch_tokens=40)
-    first, second = ([i for i in range(start, start + 8) if case.batch.advantages[i]] for start in (0, 8))
+    first, second = ([i for i in range(start, start + 8) if case.batch.samples[i].advantage] for start in (0, 8))
     recorded = {index: case.live(index) for index in [*first, *second]}
     with torch.no_grad():
         old_logprobs = {
             index: plain_logprobs(case.policy, [case.sequence(index, None)], TEMPERATURE) for index in recorded
         }
-    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
-    assert sorted(old) == second  # the first mini-batch's own pass is π_old's
+    batch = with_old_policy(case, actor)
+    assert list(old_logprobs_of(batch)) == second  # the first mini-batch's own pass is π_old's
     optimizer = turning(case.policy)
-    steps = update(case.policy, optimizer, case.batch, old, actor, temperature=TEMPERATURE)
+    steps = updates(case.policy, optimizer, batch, actor, temperature=TEMPERATURE)
     assert seen_ratios(next(steps)) == dict.fromkeys(first, 1.0)
     # Now the routers have been turned: those of every sequence choose otherwise.
     live = {index: case.live(index) for index in second}
@@ -133,16 +136,16 @@ def test_the_gradient_of_a_later_mini_batch_is_that_under_the_old_policys_expert
 ) -> None:
     case = case_of("qwen3_moe")
     actor = actor_of(mini_batches=2, routing_replay="policy", clip_low=0.9, clip_high=10.0)
-    second = [index for index in range(8, 16) if case.batch.advantages[index]]
+    second = [index for index in range(8, 16) if case.batch.samples[index].advantage]
     told = [case.sequence(index, case.live(index)) for index in second]
-    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
-    optimizer = turning(case.policy)
-    run(case, old, actor, optimizer)
+    batch = with_old_policy(case, actor)
+    old, optimizer = old_logprobs_of(batch), turning(case.policy)
+    list(updates(case.policy, optimizer, batch, actor, temperature=TEMPERATURE))
     turn_routers(case.policy, seed=1)  # as they were after the first step
     loss = torch.zeros(())
     for index, sequence in zip(second, told, strict=True):
         now = replayed_logprobs(case.policy, [sequence], plain_logprobs, TEMPERATURE)
-        loss = loss - case.batch.advantages[index] * (now - old[index].logprobs).mean().exp() / 8
+        loss = loss - batch.samples[index].advantage * (now - old[index]).mean().exp() / 8
     loss.backward()
     expected = gradient_of(case.policy.model)
     assert (optimizer.gradients[1] - expected).norm() <= 1e-4 * expected.norm()
@@ -155,11 +158,12 @@ def test_the_engines_experts_are_replayed_in_every_mini_batch_and_for_the_old_po
 ) -> None:
     case = case_of(family, turned=True)
     actor = actor_of(mini_batches=2, routing_replay="engine", old_logprobs=old_logprobs, micro_batch_tokens=40)
-    trained = [index for index in range(16) if case.batch.advantages[index]]
+    trained = [index for index in range(16) if case.batch.samples[index].advantage]
     recorded = {index: case.recorded(index) for index in trained}
     assert all(sets(case.live(index)) != sets(recorded[index]) for index in trained)
-    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
-    expected = {index: rollouts_of(case.batch)[index].sampler_logprobs for index in trained}
+    batch = with_old_policy(case, actor)
+    old = old_logprobs_of(batch)
+    expected = {index: batch.samples[index].sampler_logprobs for index in trained}
     if old_logprobs == "recompute":
         sequences = {index: case.sequence(index, recorded[index]) for index in trained}
         with torch.no_grad():
@@ -167,10 +171,10 @@ def test_the_engines_experts_are_replayed_in_every_mini_batch_and_for_the_old_po
                 index: replayed_logprobs(case.policy, [one], plain_logprobs, TEMPERATURE)
                 for index, one in sequences.items()
             }
-    for index, one in old.items():
-        torch.testing.assert_close(one.logprobs, expected[index], rtol=0, atol=1e-5)
+    for index, logprobs in old.items():
+        torch.testing.assert_close(logprobs, expected[index], rtol=0, atol=1e-5)
     assert sorted(old) == (trained if old_logprobs == "engine" else [index for index in trained if index >= 8])
-    steps = update(case.policy, turning(case.policy), case.batch, old, actor, temperature=TEMPERATURE)
+    steps = updates(case.policy, turning(case.policy), batch, actor, temperature=TEMPERATURE)
     for start in (0, 8):
         members = [index for index in trained if start <= index < start + 8]
         told = {index: recorded[index] for index in members}
@@ -185,17 +189,17 @@ def test_the_engines_log_likelihoods_may_go_with_the_trainers_experts(
 ) -> None:
     case = case_of(family, turned=True)
     actor = actor_of(mini_batches=2, routing_replay="policy", old_logprobs="engine", micro_batch_tokens=40)
-    trained = [index for index in range(16) if case.batch.advantages[index]]
-    sampler = {index: rollouts_of(case.batch)[index].sampler_logprobs for index in trained}
+    trained = [index for index in range(16) if case.batch.samples[index].advantage]
+    sampler = {index: case.batch.samples[index].sampler_logprobs for index in trained}
     own = {index: case.live(index) for index in trained}
-    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
-    assert sorted(old) == trained
-    for index, one in old.items():
-        assert torch.equal(one.logprobs, sampler[index])
-        assert one.experts is not None
-        engines, live = sets(case.recorded(index)), sets(own[index])
-        assert sets(one.experts) == (live if index >= 8 else engines) and live != engines
-    steps = update(case.policy, turning(case.policy), case.batch, old, actor, temperature=TEMPERATURE)
+    batch = with_old_policy(case, actor)
+    assert list(old_logprobs_of(batch)) == trained
+    for index, logprobs in old_logprobs_of(batch).items():
+        assert torch.equal(logprobs, sampler[index])
+        experts = batch.samples[index].old_experts
+        assert (experts is not None) == (index >= 8) and sets(own[index]) != sets(case.recorded(index))
+        assert experts is None or sets(experts) == sets(own[index])
+    steps = updates(case.policy, turning(case.policy), batch, actor, temperature=TEMPERATURE)
     for start in (0, 8):  # the first: the trainer's experts, as they are; the second: as they were
         part = {index: own[index] for index in trained if start <= index < start + 8}
         by_hand = ratios(case, part, sampler, plain_logprobs)
@@ -211,10 +215,10 @@ def test_until_a_step_is_made_every_ratio_is_exactly_one(
     case = case_of(family, dtype=dtype, turned=replay == "engine")
     optimizer = recording_optimizer(case.policy.model)
     actor = actor_of(mini_batches=4, routing_replay=replay, micro_batch_tokens=60)
-    old = old_policy(case.policy, case.batch, actor, temperature=TEMPERATURE)
-    reports = run(case, old, actor, optimizer)
-    assert {item.sequence_ratio for report in reports for item in report.trained} == {1.0}
-    assert [len(report.trained) for report in reports] == [4, 2, 3, 3]
+    batch = with_old_policy(case, actor)
+    steps = list(updates(case.policy, optimizer, batch, actor, temperature=TEMPERATURE))
+    assert {ratio for step in steps for ratio in seen_ratios(step).values()} == {1.0}
+    assert [len(step.trained) for step in steps] == [4, 2, 3, 3]
 
 
 def test_what_is_not_replayed_is_not_recorded_by_the_engine_in_vain(actor_of: Any) -> None:

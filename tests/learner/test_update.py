@@ -1,40 +1,30 @@
 """The update: what takes part, what it is divided by, what costs nothing, and which way it moves the policy."""
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.samples import Step, advantaged, changed, sequences_of, updates, with_old
 
-from gspo.learner.batch import make_batch
-from gspo.learner.cutting import trainable_items
-from gspo.learner.old_policy import Old, old_policy
+from gspo.learner.micro_batching import trained_samples
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import group_advantages
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Score
+from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
 WIDE = {"clip_low": 0.5, "clip_high": 0.5}
 
 
-def all_sequences(batch: Batch) -> list[TokenSequence]:
-    return [
-        TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
-        for group in batch.groups
-        for rollout in group.rollouts
-    ]
-
-
-def updated(policy: Policy, optimizer: Optimizer, batch: Batch, actor: Any) -> list[Any]:
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    return list(update(policy, optimizer, batch, old, actor, temperature=1.0))
+def updated(policy: Policy, optimizer: Optimizer, batch: Batch, actor: Any) -> list[Step]:
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    return list(updates(policy, optimizer, batch, actor))
 
 
 def test_groups_of_equal_rewards_cost_no_forward_pass(
@@ -47,8 +37,8 @@ def test_groups_of_equal_rewards_cost_no_forward_pass(
     before = [p.detach().clone() for p in policy.model.parameters()]
     reports = updated(policy, optimizer, batch, actor_of(mini_batches=4))
     assert shapes == []
-    assert [report.loss for report in reports] == [0.0] * 4
-    assert all(report.trained == () and report.step.applied for report in reports)
+    assert [step.report.loss for step in reports] == [0.0] * 4
+    assert all(step.trained == {} and step.report.num_trained == 0 and step.report.step.applied for step in reports)
     assert all(torch.equal(p, q) for p, q in zip(policy.model.parameters(), before, strict=True))
 
 
@@ -61,8 +51,8 @@ def test_only_sequences_with_an_advantage_are_read(
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     reports = updated(policy, optimizer, batch, actor_of(micro_batch_tokens=1))
     # In their order and once: the update's forward pass of the first mini-batch is π_old's.
-    assert shapes == [(1, s.num_tokens - 1) for s in all_sequences(batch)[3:5]]
-    assert sorted(item.index for item in reports[0].trained) == [3, 4]
+    assert shapes == [(1, s.num_tokens - 1) for s in sequences_of(batch)[3:5]]
+    assert list(reports[0].trained) == [3, 4]
 
 
 def gradient_of_update(policy: Policy, recording: Any, batch: Batch, actor: Any) -> torch.Tensor:
@@ -76,9 +66,9 @@ def expected_gradient(policy: Policy, batch: Batch, denominator: int, plain_logp
     """Eq. 11 at s = 1: Σ_i Â_i / |y_i| Σ_t ∇ log π, over the denominator."""
     policy.model.zero_grad()
     loss = torch.zeros(())
-    for sequence, advantage in zip(all_sequences(batch), batch.advantages, strict=True):
-        if advantage:
-            loss = loss - advantage * plain_logprobs(policy, [sequence]).mean() / denominator
+    for sequence, sample in zip(sequences_of(batch), batch.samples, strict=True):
+        if sample.advantage:
+            loss = loss - sample.advantage * plain_logprobs(policy, [sequence]).mean() / denominator
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     policy.model.zero_grad()
@@ -120,11 +110,11 @@ def test_each_mini_batch_has_its_own_groups_whole_and_its_own_denominator(
     actor = actor_of(mini_batches=2, micro_batch_tokens=1, **WIDE)
     optimizer = recording_optimizer(policy.model)
     reports = updated(policy, optimizer, batch, actor)
-    assert [sorted(item.index for item in report.trained) for report in reports] == [[0, 1, 2, 3, 4], [5, 6]]
-    assert [{item.mini_batch for item in report.trained} for report in reports] == [{0}, {1}]
+    assert [list(step.trained) for step in reports] == [[0, 1, 2, 3, 4], [5, 6]]
+    assert [{stats.mini_batch for stats in step.trained.values()} for step in reports] == [{0}, {1}]
     for gradient, members, denominator in zip(optimizer.gradients, (range(5), range(5, 10)), (5, 4), strict=True):
-        part = tuple(a if index in members else 0.0 for index, a in enumerate(batch.advantages))
-        expected = expected_gradient(policy, dataclasses.replace(batch, advantages=part), denominator, plain_logprobs)
+        part = [sample.advantage if index in members else 0.0 for index, sample in enumerate(batch.samples)]
+        expected = expected_gradient(policy, changed(batch, advantage=part), denominator, plain_logprobs)
         assert (gradient - expected).norm() / expected.norm() <= 1e-5
 
 
@@ -143,21 +133,22 @@ def test_old_logprobs_of_engine_and_of_recomputation_agree(
     sampling = RolloutConfig(max_new_tokens=10, temperature=temperature)
     groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0)
     rewards = [float(n % 3) for n in range(12)]
-    batch = make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
-    engine = old_policy(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
+    batch = advantaged(groups, rewards)
+    engine = compute_old_logprobs(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
+    trainable = {index for index, s in enumerate(batch.samples) if s in trained_samples(batch.groups, actor_of())}
+    assert {index for index, sample in enumerate(engine.samples) if sample.old_logprobs is not None} == trainable
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens, mini_batches=3)
-        recomputed = old_policy(policy, batch, actor, temperature=temperature)
-        trainable = {index for index, _ in trainable_items(batch, actor_of())}
-        assert engine.keys() == trainable
-        assert recomputed.keys() == {index for index in trainable if index >= 4}  # not of the first mini-batch
-        reports = update(policy, recording_optimizer(policy.model), batch, recomputed, actor, temperature=temperature)
-        used = {item.index: item.old_logprobs for report in reports for item in report.trained}
+        recomputed = compute_old_logprobs(policy, batch, actor, temperature=temperature)
+        own = {index: s.old_logprobs for index, s in enumerate(recomputed.samples) if s.old_logprobs is not None}
+        assert own.keys() == {index for index in trainable if index >= 4}  # not of the first mini-batch
+        *_, last = updates(policy, recording_optimizer(policy.model), recomputed, actor, temperature=temperature)
+        used = {index: s.stats.old_logprobs for index, s in enumerate(last.batch.samples) if s.stats is not None}
         assert used.keys() == trainable
         for index, values in used.items():
-            torch.testing.assert_close(values, engine[index].logprobs, rtol=0, atol=1e-5)
-            if index in recomputed:
-                assert torch.equal(values, recomputed[index].logprobs)
+            torch.testing.assert_close(values, engine.samples[index].old_logprobs, rtol=0, atol=1e-5)
+            if index in own:
+                assert torch.equal(values, own[index])
 
 
 @pytest.mark.parametrize("source", ["recompute", "engine"])
@@ -167,13 +158,14 @@ def test_the_first_mini_batch_has_ratio_one_and_later_ones_do_not(
     policy = new_policy("qwen3_moe")
     queries = [query_of([4, 5, 6 + n], n) for n in range(4)]
     groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=8), group_size=4, seed=0, policy_version=0)
-    batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(16)])
+    batch = advantaged(groups, [float(n % 4) for n in range(16)])
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=2)
     first, second = updated(policy, optimizer, batch, actor_of(mini_batches=2, old_logprobs=source))
-    assert [item.sequence_ratio for item in first.trained] == pytest.approx([1.0] * len(first.trained), abs=1e-5)
-    assert sum(item.num_clipped for item in first.trained) == 0
-    assert max(abs(item.sequence_ratio - 1) for item in second.trained) > 1e-3
-    assert sum(item.num_clipped for item in second.trained) > 0
+    before, after = list(first.trained.values()), list(second.trained.values())
+    assert [stats.sequence_ratio for stats in before] == pytest.approx([1.0] * len(before), abs=1e-5)
+    assert sum(stats.num_clipped for stats in before) == 0
+    assert max(abs(stats.sequence_ratio - 1) for stats in after) > 1e-3
+    assert sum(stats.num_clipped for stats in after) > 0
 
 
 def test_recomputed_ratios_of_the_first_mini_batch_are_exactly_one_in_bfloat16_too(
@@ -184,10 +176,10 @@ def test_recomputed_ratios_of_the_first_mini_batch_are_exactly_one_in_bfloat16_t
     policy = new_policy("qwen3", dtype="bfloat16", hidden_size=64, num_hidden_layers=4)
     queries = [query_of([4 + n % 5] * (3 + 5 * n), n) for n in range(8)]
     groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=40), group_size=4, seed=0, policy_version=0)
-    batch = make_batch(groups, [Score(reward=float(n % 4), parts={}) for n in range(32)])
+    batch = advantaged(groups, [float(n % 4) for n in range(32)])
     actor = actor_of(mini_batches=4, old_logprobs="recompute", micro_batch_tokens=200)
-    for report in updated(policy, recording_optimizer(policy.model), batch, actor):
-        assert [item.sequence_ratio for item in report.trained] == [1.0] * len(report.trained) != []
+    for step in updated(policy, recording_optimizer(policy.model), batch, actor):
+        assert [stats.sequence_ratio for stats in step.trained.values()] == [1.0] * len(step.trained) != []
 
 
 @pytest.mark.parametrize("level", ["sequence", "sequence_token", "token"])
@@ -200,13 +192,13 @@ def test_an_update_raises_what_was_rewarded_and_lowers_the_rest(
 
     def likelihoods() -> list[float]:
         with torch.no_grad():
-            return [float(response_likelihood(policy, [s]).logprobs.sum()) for s in all_sequences(batch)]
+            return [float(response_likelihood(policy, [s]).logprobs.sum()) for s in sequences_of(batch)]
 
     better, worse = likelihoods()
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=1)
     reports = updated(policy, optimizer, batch, actor_of(importance_sampling_level=level))
     better_after, worse_after = likelihoods()
-    assert reports[0].step.applied
+    assert reports[0].report.step.applied
     assert better_after > better + 1e-3
     assert worse_after < worse - 1e-3
 
@@ -218,13 +210,12 @@ def test_clipped_sequences_do_not_move_the_policy(
     batch = batch_of([[1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(clip_low=0.1, clip_high=0.1)
     with torch.no_grad():
-        now = [response_likelihood(policy, [s]).logprobs for s in all_sequences(batch)]
+        now = [response_likelihood(policy, [s]).logprobs for s in sequences_of(batch)]
     # π_old gave the good response less and the bad one more than the range allows: both have gone far enough.
-    old = {0: Old(logprobs=now[0] - 0.2, experts=None), 1: Old(logprobs=now[1] + 0.2, experts=None)}
     optimizer = recording_optimizer(policy.model)
-    (report,) = update(policy, optimizer, batch, old, actor, temperature=1.0)
+    (step,) = updates(policy, optimizer, with_old(batch, {0: now[0] - 0.2, 1: now[1] + 0.2}), actor)
     assert not optimizer.gradients[0].any()
-    assert all(item.num_clipped == item.num_tokens for item in report.trained)
+    assert all(stats.num_clipped == stats.num_tokens for stats in step.trained.values()) and len(step.trained) == 2
 
 
 def test_the_temperature_of_the_rollout_is_that_of_the_update(
@@ -233,19 +224,19 @@ def test_the_temperature_of_the_rollout_is_that_of_the_update(
     policy = new_policy()
     batch = batch_of([[1.0, 0.0]], vocabulary=len(policy.tokenizer))
     with torch.no_grad():
-        expected = plain_logprobs(policy, all_sequences(batch), 0.5)
-    old = old_policy(policy, batch, actor_of(), temperature=0.5)
+        expected = plain_logprobs(policy, sequences_of(batch), 0.5)
+    batch = compute_old_logprobs(policy, batch, actor_of(), temperature=0.5)
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
-    (report,) = update(policy, optimizer, batch, old, actor_of(), temperature=0.5)
-    used = torch.cat([item.old_logprobs for item in report.trained])
+    (step,) = updates(policy, optimizer, batch, actor_of(), temperature=0.5)
+    used = torch.cat([stats.old_logprobs for stats in step.trained.values()])
     torch.testing.assert_close(used, expected, rtol=0, atol=1e-5)
-    assert [item.sequence_ratio for item in report.trained] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert [stats.sequence_ratio for stats in step.trained.values()] == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
 def test_advantages_of_a_batch_are_normalised_within_each_query_even_of_equal_prompts(batch_of: Any) -> None:
     batch = batch_of([[1.0, 0.0], [5.0, 3.0], [None, 2.0]], vocabulary=20)
     expected = group_advantages(torch.tensor([1.0, 0.0, 5.0, 3.0]), torch.tensor([0, 0, 1, 1])).tolist()
-    assert list(batch.advantages) == pytest.approx([*expected, 0.0, 0.0])
+    assert [sample.advantage for sample in batch.samples] == pytest.approx([*expected, 0.0, 0.0])
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goes_on(
@@ -254,9 +245,9 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
     policy = new_policy()
     batch = batch_of([[1.0, 0.0], [1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    for index, rollout in enumerate(batch.groups[0].rollouts):
-        old[index] = Old(logprobs=torch.full(rollout.response_ids.shape, torch.nan), experts=None)
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    broken = {s: replace(s, old_logprobs=torch.full((s.num_written,), torch.nan)) for s in batch.groups[0].samples}
+    batch = batch.with_changed(broken)
     before = [p.detach().clone() for p in policy.model.parameters()]
     snapshots = []
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=2)
@@ -268,8 +259,8 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
         return report
 
     optimizer.step = noting_step  # type: ignore[method-assign]
-    reports = update(policy, optimizer, batch, old, actor, temperature=1.0)
-    assert [report.step.applied for report in reports] == [False, True]
+    steps = updates(policy, optimizer, batch, actor)
+    assert [step.report.step.applied for step in steps] == [False, True]
     assert all(torch.equal(p, q) for p, q in zip(snapshots[0], before, strict=True))
     assert any(not torch.equal(p, q) for p, q in zip(snapshots[1], before, strict=True))
     assert all(torch.isfinite(p).all() for p in snapshots[1])

@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import accumulated, advantaged, sample_from, sequence_of, updates
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gspo.learner.batch import make_batch
-from gspo.learner.cutting import cut, trainable_items
-from gspo.learner.item import Item, items_of
 from gspo.learner.loss import Denominators, denominators_of
-from gspo.learner.old_policy import old_policy
+from gspo.learner.micro_batching import micro_batches, trained_samples
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import accumulate_gradient, update
+from gspo.learner.update import Learner, update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Score
+from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
 LEVELS = ["sequence", "sequence_token", "token"]
@@ -34,14 +33,15 @@ def sampled_batch(query_of: Any) -> Callable[[Policy], Batch]:
         queries = [query_of([4 + n] * (1 + 6 * n), n) for n in range(4)]
         groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=9), group_size=4, seed=0, policy_version=0)
         rewards = [0.0, 1.0, 2.0, 4.0, 0.0, 0.5, 0.5, 1.0, *[0.0, 0.0, 1.0, 3.0] * 2]
-        return make_batch(groups, [Score(reward=reward, parts={}) for reward in rewards])
+        return advantaged(groups, rewards)
 
     return build
 
 
 def tokens_of(batch: Batch, members: range, actor: ActorConfig) -> list[tuple[int, int]]:
     """The shapes that the trainable sequences have one by one, in their order."""
-    return [(1, sequence.num_tokens - 1) for index, sequence in trainable_items(batch, actor) if index in members]
+    samples = [batch.samples[index] for index in members]
+    return [(1, sequence_of(s).num_tokens - 1) for s in samples if s in trained_samples(batch.groups, actor)]
 
 
 class Waits(TorchDispatchMode):
@@ -69,13 +69,13 @@ def test_a_micro_batch_waits_for_its_device_once(
     counts = []
     for tokens in (10**6, 60):
         actor = actor_of(old_logprobs="engine", correction="tis", micro_batch_tokens=tokens, **settings)
-        old = old_policy(policy, batch, actor, temperature=1.0)
-        items = list(items_of(batch, old, actor).values())
-        denominators = denominators_of(batch, range(16), max_tokens=9)
+        batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+        samples = trained_samples(batch.groups, actor)
+        denominators = denominators_of(batch.groups, max_tokens=9)
         with Waits() as waits:
-            accumulate_gradient(policy, items, actor, denominators, 0, temperature=1.0)
+            accumulated(policy, samples, actor, denominators)
         counts.append(len(waits.names))
-        assert len(waits.names) == len(cut(policy, [item.sequence for item in items], actor))
+        assert len(waits.names) == len(micro_batches(policy, samples, actor))
     assert counts[0] == 1 < counts[1]
 
 
@@ -90,14 +90,14 @@ def test_the_first_mini_batch_is_read_once_and_the_others_twice(
 ) -> None:
     policy = new_policy()
     batch = sampled_batch(policy)
-    assert batch.advantages[5] == batch.advantages[6] == 0
+    assert batch.samples[5].advantage == batch.samples[6].advantage == 0
     actor = actor_of(old_logprobs="recompute", mini_batches=mini_batches, micro_batch_tokens=1)
     shapes = tokens_read(policy)
-    old = old_policy(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
     later = tokens_of(batch, range(16 // mini_batches, 16), actor)
-    assert shapes == later and len(old) == len(later)
+    assert shapes == later and sum(sample.old_logprobs is not None for sample in batch.samples) == len(later)
     shapes.clear()
-    list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0))
+    list(updates(policy, recording_optimizer(policy.model), batch, actor))
     assert shapes == tokens_of(batch, range(16), actor)
 
 
@@ -107,10 +107,10 @@ def test_the_engines_log_likelihoods_cost_no_pass(
     policy = new_policy()
     batch = sampled_batch(policy)
     shapes = tokens_read(policy)
-    old = old_policy(policy, batch, actor_of(old_logprobs="engine", mini_batches=2), temperature=1.0)
+    actor = actor_of(old_logprobs="engine", mini_batches=2)
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
     assert shapes == []
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    assert all(torch.equal(values.logprobs, rollouts[index].sampler_logprobs) for index, values in old.items())
+    assert all(s.old_logprobs is s.sampler_logprobs for s in trained_samples(batch.groups, actor))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -122,10 +122,10 @@ def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_ma
     batch, optimizer = sampled_batch(policy), recording_optimizer(policy.model)
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(mini_batches=2, micro_batch_tokens=micro_batch_tokens, importance_sampling_level=level)
-        old = old_policy(policy, batch, actor, temperature=0.7)
-        for report in update(policy, optimizer, batch, old, actor, temperature=0.7):
-            assert {item.sequence_ratio for item in report.trained} == {1.0}
-            assert sum(item.num_clipped for item in report.trained) == 0
+        known = compute_old_logprobs(policy, batch, actor, temperature=0.7)
+        for step in updates(policy, optimizer, known, actor, temperature=0.7):
+            assert {stats.sequence_ratio for stats in step.trained.values()} == {1.0}
+            assert sum(stats.num_clipped for stats in step.trained.values()) == 0
 
 
 def test_an_update_taken_up_makes_the_steps_that_are_left(
@@ -133,16 +133,28 @@ def test_an_update_taken_up_makes_the_steps_that_are_left(
 ) -> None:
     whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
     batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
-    old = old_policy(whole, batch, actor, temperature=1.0)
-    one, two = (Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4) for policy in (whole, broken))
-    expected = list(update(whole, one, batch, old, actor, temperature=1.0))
-    begun = update(broken, two, batch, old, actor, temperature=1.0)
+    batch = compute_old_logprobs(whole, batch, actor, temperature=1.0)
+    one, two = (
+        Learner(
+            policy=policy,
+            optimizer=Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4),
+            actor=actor,
+            temperature=1.0,
+        )
+        for policy in (whole, broken)
+    )
+    expected = list(update(one, batch))
+    begun = update(two, batch)
     found = [next(begun), next(begun)]
     del begun
-    assert two.steps_taken == 2
-    found += update(broken, two, batch, old, actor, temperature=1.0, num_done=2)
-    assert [report.step for report in found] == [report.step for report in expected]
-    assert [report.loss for report in found] == [report.loss for report in expected]
+    assert two.optimizer.steps_taken == 2
+    found += update(two, found[-1][1], num_done=2)
+    assert [report.step for report, _ in found] == [report.step for report, _ in expected]
+    assert [report.loss for report, _ in found] == [report.loss for report, _ in expected]
+    for ours, theirs in zip(found[-1][1].samples, expected[-1][1].samples, strict=True):
+        assert (ours.stats is None) == (theirs.stats is None)
+        if ours.stats is not None and theirs.stats is not None:
+            assert torch.equal(ours.stats.log_ratios, theirs.stats.log_ratios)
     assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
 
 
@@ -159,8 +171,9 @@ def test_a_gradient_may_be_broken_off_and_an_optimiser_step_may_not(
 
     parameters = list(policy.model.parameters())
     batch, actor = sampled_batch(policy), actor_of(mini_batches=2)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    list(update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0, may_stop=may_stop))
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    learner = Learner(policy=policy, optimizer=recording_optimizer(policy.model), actor=actor, temperature=1.0)
+    list(update(learner, batch, may_stop=may_stop))
     assert stretches == [(0, False), (0, True), (1, False), (1, True)]
 
 
@@ -198,9 +211,8 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
     # Some sequences have gone far enough, whichever way they were to go.
     clipped = [index % 3 in rest for index in range(9)]
     items = [
-        Item(
-            index=index,
-            sequence=sequence,
+        sample_from(
+            sequence,
             advantage=(-1.0) ** index,
             old_logprobs=now[index] - (0.2 * (-1) ** index if clipped[index] else 0.0),
         )
@@ -209,7 +221,9 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
     expected = torch.zeros((), requires_grad=True)
     for item, none in zip(items, clipped, strict=True):
         if not none:
-            expected = expected - item.advantage * plain_logprobs(policy, [item.sequence]).mean() / 9  # Eq. 11 at s = 1
+            expected = (
+                expected - item.advantage * plain_logprobs(policy, [sequence_of(item)]).mean() / 9
+            )  # Eq. 11 at s = 1
     expected.backward()
     gradient = gradient_of(policy.model)
     tokens = tokens_read(policy)
@@ -219,10 +233,10 @@ def test_clipped_sequences_cost_no_backward_pass_and_change_no_gradient(
         actor = actor_of(
             importance_sampling_level=level, clip_low=0.1, clip_high=0.1, micro_batch_tokens=micro_batch_tokens
         )
-        trained = accumulate_gradient(policy, items, actor, Denominators(num_sequences=9), 0, temperature=1.0).trained
+        _, trained = accumulated(policy, items, actor, Denominators(num_sequences=9))
         assert len(backward_passes) == passes
         assert len(tokens) == (9 if micro_batch_tokens == 1 else 1)
-        assert [item.num_clipped == item.num_tokens for item in sorted(trained, key=lambda t: t.index)] == clipped
+        assert [own.num_clipped == own.num_tokens for own in trained] == clipped
         assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
 
 
@@ -235,8 +249,8 @@ def test_one_clipped_token_of_a_response_leaves_the_others_their_gradient(
     (-logprobs[1:].sum() / 3).backward()
     expected = gradient_of(policy.model)
     old = logprobs.detach() - torch.tensor([0.5, 0, 0])
-    item = Item(index=0, sequence=sequence, advantage=1.0, old_logprobs=old)
+    item = sample_from(sequence, advantage=1.0, old_logprobs=old)
     actor = actor_of(importance_sampling_level="token", clip_low=0.1, clip_high=0.1)
-    trained = accumulate_gradient(policy, [item], actor, Denominators(num_sequences=1), 0, temperature=1.0).trained
-    assert [item.num_clipped for item in trained] == [1]
+    _, trained = accumulated(policy, [item], actor, Denominators(num_sequences=1))
+    assert [own.num_clipped for own in trained] == [1]
     assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
+from tests.samples import advantaged, query_of, sample_of, updates
 
-from gspo.learner.batch import make_batch
-from gspo.learner.cutting import rollouts_of
-from gspo.learner.old_policy import old_policy
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
-from gspo.learner.update import MiniBatchReport, update
+from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation, VolatilitySample, activation
 from gspo.metrics.experts import expert_metrics
-from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.source import sample_groups
-from gspo.types import Batch, Experts, Score
+from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]
 L, E, K = 3, 5, 2
@@ -90,7 +88,7 @@ def batch_of_samples(query_of: Any) -> Callable[..., Batch]:
         queries = [query_of([4 + n] * (1 + 3 * n), n) for n in range(num_queries)]
         given |= {"group_size": 4, "seed": 0, "policy_version": 0}
         groups = sample_groups(policy, queries, RolloutConfig(max_new_tokens=5), **given)
-        return make_batch(groups, [Score(reward=reward, parts={}) for reward in [0.0, 1.0, 2.0, 1.0] * num_queries])
+        return advantaged(groups, [0.0, 1.0, 2.0, 1.0] * num_queries)
 
     return build
 
@@ -113,8 +111,7 @@ def stepping(recording_optimizer: Any) -> Callable[..., Any]:
 
 
 def live(policy: Policy, batch: Batch, indices: Sequence[int]) -> list[Experts]:
-    prompts = [group.query.prompt_ids for group in batch.groups for _ in group.rollouts]
-    return [live_experts(policy, conditioned(prompts[i], rollouts_of(batch)[i])) for i in indices]
+    return [live_experts(policy, conditioned(batch.samples[index])) for index in indices]
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
@@ -123,22 +120,22 @@ def test_each_mini_batch_is_compared_with_the_policy_before_the_first_update(
 ) -> None:
     policy = new_policy(family, **MIXTURES[family])
     batch = batch_of_samples(policy)
-    trained = [index for index, advantage in enumerate(batch.advantages) if advantage]
+    trained = [index for index, sample in enumerate(batch.samples) if sample.advantage]
     assert len(trained) == 16
     before = dict(zip(trained, live(policy, batch, trained), strict=True))
     actor = actor_of(mini_batches=4, micro_batch_tokens=50)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    steps = update(policy, stepping(policy), batch, old, actor, temperature=1.0)
+    known = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    steps = updates(policy, stepping(policy), known, actor)
     reports: list[MiniBatchReport] = []
     for number in range(4):
         members = [index for index in trained if index // 8 == number]
         now = live(policy, batch, members)
         then = [before[index] if number else None for index in members]  # the first one's are π_old's
-        reports.append(next(steps))
+        reports.append(next(steps).report)
         assert same(reports[-1].activation, brute_force(now, then))
         assert reports[-1].after is None
     # The run's numbers: over all mini-batches after the first, by layer, and by the updates made before each.
-    line: dict[str, Any] = dict(expert_metrics(reports, [], old))
+    line: dict[str, Any] = dict(expert_metrics(known.samples, reports))
     later = [report.activation for report in reports[1:] if report.activation is not None]
     changed, compared = (sum(getattr(one, name) for one in later) for name in ("changed", "compared"))
     assert line["moe/expert_change_fraction"] == pytest.approx(int(changed.sum()) / int(compared.sum()))
@@ -158,9 +155,9 @@ def test_where_no_weight_changes_no_expert_does(
 ) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     batch, actor = batch_of_samples(policy), actor_of(mini_batches=mini_batches, micro_batch_tokens=50)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    optimizer = stepping(policy, turns=False)
-    line = expert_metrics(list(update(policy, optimizer, batch, old, actor, temperature=1.0)), [], old)
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    steps = updates(policy, stepping(policy, turns=False), batch, actor)
+    line = expert_metrics(batch.samples, [step.report for step in steps])
     assert line["moe/expert_change_fraction"] == 0
     assert line["moe/expert_change_fraction_by_layer"] == [0] * L
     assert line["moe/expert_change_fraction_by_update"] == [0]
@@ -172,32 +169,32 @@ def test_of_a_batchs_only_update_a_sample_is_read_before_and_after(
 ) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     batch, actor = batch_of_samples(policy, num_queries), actor_of()
-    trained = [index for index, advantage in enumerate(batch.advantages) if advantage]
+    trained = [index for index, sample in enumerate(batch.samples) if sample.advantage]
     sample = trained[:: math.ceil(len(trained) / 8)]  # evenly spaced
     assert len(sample) == {2: 4, 4: 8, 8: 8, 9: 6}[num_queries]
     before = live(policy, batch, sample)
-    (report,) = update(policy, stepping(policy), batch, {}, actor, temperature=1.0)
+    ((report, _, _),) = updates(policy, stepping(policy), batch, actor)
     expected = brute_force(live(policy, batch, sample), before)
     assert same(report.after, expected)
     assert report.activation is not None and report.activation.compared.sum() == 0
-    line = expert_metrics([report], [], {})
+    line = expert_metrics(batch.samples, [report])
     fraction = int(expected.changed.sum()) / int(expected.compared.sum())
     assert line["moe/expert_change_fraction"] == pytest.approx(fraction) and fraction > 0.2
     assert line["moe/expert_change_fraction_by_update"] == pytest.approx([fraction])
 
 
 def test_a_dense_model_and_an_empty_mini_batch_have_no_sample(new_policy: NewPolicy, actor_of: Any) -> None:
-    sequence = TokenSequence(prompt_ids=(4,), response_ids=torch.tensor([5, 6]))
-    assert VolatilitySample(new_policy("qwen3"), [sequence], actor_of()).change() is None
+    sample = sample_of(query_of([4]), [5, 6])
+    assert VolatilitySample(new_policy("qwen3"), [sample], actor_of()).change() is None
     assert VolatilitySample(new_policy("qwen3_moe"), [], actor_of()).change() is None
 
 
 def test_the_sample_is_read_in_passes_within_the_budget(new_policy: NewPolicy, actor_of: Any, tokens_read: Any) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
-    sequences = [TokenSequence(prompt_ids=(4 + n, 7, 8), response_ids=torch.tensor([5, 6, 7])) for n in range(6)]
-    whole = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=10**6))
+    samples = [sample_of(query_of([4 + n, 7, 8]), [5, 6, 7]) for n in range(6)]
+    whole = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=10**6))
     shapes = tokens_read(policy)
-    cut = VolatilitySample(policy, sequences, actor_of(micro_batch_tokens=12))
+    cut = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=12))
     assert max(rows * width for rows, width in shapes) <= 12
     found, expected = cut.change(), whole.change()
     assert found is not None and expected is not None
@@ -214,15 +211,15 @@ def test_the_first_mini_batch_is_compared_with_the_engine_where_that_has_recorde
     batch = batch_of_samples(policy, record_experts=True)
     turn_routers(policy, seed=7)  # the trainer's choice is not the engine's
     actor = actor_of(mini_batches=2, routing_replay=replay, old_logprobs=old_logprobs)
-    first = [index for index, advantage in enumerate(batch.advantages) if advantage and index < 16]
-    expected = brute_force(live(policy, batch, first), [rollouts_of(batch)[index].experts for index in first])
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    report = next(update(policy, stepping(policy), batch, old, actor, temperature=1.0))
+    first = [index for index, sample in enumerate(batch.samples) if sample.advantage and index < 16]
+    expected = brute_force(live(policy, batch, first), [batch.samples[index].experts for index in first])
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    report, _, _ = next(updates(policy, stepping(policy), batch, actor))
     assert report.activation is not None
     # Under replay, the routers' choice is that given the replayed experts below them: none are below the first.
     layers = slice(1) if replay == "engine" else slice(None)
     assert torch.equal(report.activation.changed[layers], expected.changed[layers])
     assert torch.equal(report.activation.compared, expected.compared)
-    line = expert_metrics([report], rollouts_of(batch), old)
+    line = expert_metrics(batch.samples, [report])
     fraction = int(report.activation.changed.sum()) / int(expected.compared.sum())
     assert line["mismatch/expert_fraction"] == pytest.approx(fraction) and fraction > 0.2

@@ -4,17 +4,16 @@ import math
 
 import pytest
 import torch
-from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
+from tests.report.steps import TWO_GROUPS, after_update, batch, metrics, report, trained
 
-from gspo.learner.item import Trained
-from gspo.metrics.lengths import by_length, length_quartiles
+from gspo.metrics.table import sequence_table
 
 LENGTHS = [2, 4, 6, 10, 3, 20, 5, 8]
 
 
 def step() -> dict[str, object]:
     """Three mini-batches, of which the last trained nothing; advantages +1, -1, +1, … and 0 for the last response."""
-    made = batch([LENGTHS], [[0.0] * 8], advantages=(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, 0.0))
+    made = batch([LENGTHS], [[0.0] * 8], advantage=(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, 0.0))
     clipped = [1, 0, 6, 5, 0, 20, 0, 8]
     items = [trained(index, index // 4, LENGTHS[index], clipped[index], ratio=1.0) for index in range(8)]
     return metrics(made, report(*items[:4]), report(*items[4:]), report(clip_range=(0.125, 0.25)))
@@ -55,12 +54,14 @@ def test_equal_lengths_share_a_part_and_an_empty_part_has_no_fraction() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_response_is_in_the_first_part_whose_bound_it_does_not_exceed(seed: int) -> None:
     torch.manual_seed(seed)
-    items = [trained(0, 0, int(length), 0, 1.0) for length in torch.randint(1, 12, (30,))]
-    bounds, wanted = length_quartiles(items), [list[Trained]() for _ in range(4)]
-    for item in items:
-        wanted[next(part for part, bound in enumerate(bounds) if item.num_tokens <= bound)].append(item)
-    found = by_length(items)
-    assert [[id(item) for item in part] for part in found] == [[id(item) for item in part] for part in wanted]
+    lengths = torch.randint(1, 12, (30,)).tolist()
+    items = [trained(index, 0, length, 0, 1.0) for index, length in enumerate(lengths)]
+    table = sequence_table(after_update(batch([lengths], [[0.0] * 30]), report(*items)).samples, 1)
+    bounds = metrics(batch([lengths], [[0.0] * 30]), report(*items))["response/length_quartiles"]
+    expected = [
+        [n for n in lengths if next(p for p, bound in enumerate(bounds) if n <= bound) == part] for part in range(4)
+    ]
+    assert [part.columns["num_tokens"] for part in table.by_length] == expected
 
 
 def test_the_range_in_force_is_the_updates_and_not_the_recipes() -> None:

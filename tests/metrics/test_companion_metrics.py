@@ -9,7 +9,7 @@ import torch
 from tests.report.steps import TWO_GROUPS, batch, metrics, report
 
 from gspo.learner.optimizer import StepReport
-from gspo.types import Appraisal, Batch
+from gspo.types import Batch
 
 VALUES = {0: [0.0, 0.5], 1: [1.0, 0.25, 0.5, 0.0], 3: [2.0]}
 RETURNS = {0: [1.0, 1.0], 1: [0.0, 0.5, 0.5, -1.0], 3: [3.0]}
@@ -30,7 +30,7 @@ def variance(values: Sequence[float]) -> float:
 
 def test_the_explained_variance_is_over_the_tokens_that_have_a_return() -> None:
     values = {2: torch.tensor([9.0, 9.0, 9.0]), **tensors(VALUES)}  # of a response without a reward
-    made = appraised(returns=tensors(RETURNS), appraisal=Appraisal(values=values))
+    made = appraised(returns=tensors(RETURNS), values=values)
     steps = [StepReport(grad_norm=norm, learning_rate=rate, applied=True) for norm, rate in ((2.0, 1e-3), (6.0, 5e-4))]
     losses = (0.5, 0.25)
     reports = [report(critic_step=step, value_loss=loss) for step, loss in zip(steps, losses, strict=True)]
@@ -47,22 +47,22 @@ def test_the_explained_variance_is_over_the_tokens_that_have_a_return() -> None:
 def test_values_off_by_a_constant_explain_everything_and_equal_returns_leave_nothing_to_explain() -> None:
     for shift in (0.0, 5.0):
         values = {index: one + shift for index, one in tensors(RETURNS).items()}
-        made = appraised(returns=tensors(RETURNS), appraisal=Appraisal(values=values))
+        made = appraised(returns=tensors(RETURNS), values=values)
         assert metrics(made, report())["critic/explained_variance"] == pytest.approx(1)
     returns = {index: torch.ones_like(one) for index, one in tensors(RETURNS).items()}
-    made = appraised(returns=returns, appraisal=Appraisal(values=tensors(VALUES)))
+    made = appraised(returns=returns, values=tensors(VALUES))
     assert math.isnan(metrics(made, report())["critic/explained_variance"])
 
 
 def test_the_kl_of_the_loss_is_the_updates_own() -> None:
-    appraisal = Appraisal(reference_logprobs={0: torch.tensor([-3.0, -3.0])})
-    line = metrics(appraised(appraisal=appraisal), report(kl=0.25), report(kl=0.75), kl={"coefficient": 0.1})
+    made = appraised(reference_logprobs={0: torch.tensor([-3.0, -3.0])})
+    line = metrics(made, report(kl=0.25), report(kl=0.75), kl={"coefficient": 0.1})
     assert line["reference/kl"] == 0.5 and line["reference/kl_by_mini_batch"] == [0.25, 0.75]
 
 
 def test_the_kl_of_the_reward_is_measured_on_what_was_sampled() -> None:
     reference = {0: [-1.5, -2.0], 1: [-1.0, -1.0, -1.0, -0.5], 3: [-4.0]}  # the sampler's are all -1
-    made = appraised(appraisal=Appraisal(reference_logprobs=tensors(reference)))
+    made = appraised(reference_logprobs=tensors(reference))
     line = metrics(made, report(kl=9.0), kl={"coefficient": 0.1, "place": "reward"})
     assert line["reference/kl"] == pytest.approx((1.5 / 2 - 0.5 / 4 + 3.0) / 3)  # a response counts once
     assert "reference/kl_by_mini_batch" not in line

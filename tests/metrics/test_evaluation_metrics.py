@@ -7,7 +7,7 @@ import pytest
 
 from gspo.evaluation.estimate import estimate
 from gspo.evaluation.held_out import HeldOutScore
-from gspo.metrics.evaluation import evaluation_metrics, failures_in_words, in_words
+from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
 
 HALF = [[1.0], [0.0]] * 32
 
@@ -31,7 +31,7 @@ def score_of(**changed: Any) -> HeldOutScore:
 
 def told(**changed: Any) -> str:
     score = score_of(**changed)
-    return in_words(score, evaluation_metrics(score, "held_out"))
+    return evaluation_summary(score, evaluation_metrics(score, "held_out"))
 
 
 def test_a_set_of_rewards_of_0_and_1_is_told_by_pass_at_1_alone() -> None:
@@ -60,9 +60,9 @@ def test_what_no_function_judges_is_counted() -> None:
 
 
 def test_failures_are_told_with_the_first_one_which_no_terminal_obeys() -> None:
-    assert failures_in_words(score_of()) == ""
+    assert failure_summary(score_of()) == ""
     failed = score_of(num_failed=20, num_masked=30, first_failure="reward function f: \x1b[2J (row q:1)")
-    assert failures_in_words(failed) == (
+    assert failure_summary(failed) == (
         "reward functions failed on some of 64 held-out responses: 20 count as not passed, 30 have no reward; "
         "the first: reward function f: ␛[2J (row q:1)"
     )

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.samples import sample_of
 
-from gspo.learner.item import Trained
-from gspo.learner.old_policy import Old
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
@@ -20,19 +19,9 @@ from gspo.recipe.load import load_recipe
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.run.checkpoint.files import write_tensors
 from gspo.run.directory import RunDirectory
-from gspo.types import Experts, Group, Query, Rollout
+from gspo.types import Experts, Group, Query, Sample
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
-TRAINED = Trained(
-    index=0,
-    mini_batch=0,
-    num_tokens=1,
-    num_clipped=0,
-    sequence_ratio=1.0,
-    entropy_sum=0.0,
-    old_logprobs=torch.zeros(1),
-    log_ratios=torch.zeros(1),
-)
 QUERY = Query(id="q:1", prompt="p", text="p", prompt_ids=(1, 2, 3), columns={})
 
 
@@ -53,7 +42,7 @@ def report(
     return MiniBatchReport(
         loss=0.0,
         step=step,
-        trained=(TRAINED,) * num_trained,
+        num_trained=num_trained,
         activation=activation,
         after=after,
         balance_loss=balance_loss,
@@ -61,7 +50,7 @@ def report(
 
 
 def metrics(*reports: MiniBatchReport) -> dict[str, Any]:
-    return dict(expert_metrics(reports, [], {}))
+    return dict(expert_metrics([], reports))
 
 
 def test_a_dense_model_has_no_such_numbers() -> None:
@@ -133,15 +122,8 @@ def drawn(tokens: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.zeros(tokens, 3, 2, dtype=dtype)
 
 
-def rollout(experts: Experts | None) -> Rollout:
-    return Rollout(
-        response_ids=torch.tensor([5]),
-        text="x",
-        sampler_logprobs=torch.tensor([-1.0]),
-        finish_reason="stop",
-        policy_version=0,
-        experts=experts,
-    )
+def sample(experts: Experts | None, old: Experts | None = None) -> Sample:
+    return sample_of(QUERY, [5], experts=experts, old_experts=old)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
@@ -153,11 +135,10 @@ def test_what_a_group_shares_is_counted_once_and_a_resume_changes_no_byte(dtype:
     assert recorded_bytes(group) == size * (4 + 5 + 1 + 2)
     assert recorded_bytes([*group, *alone]) == size * (12 + 4 + 3 + 2 + 2)
     assert recorded_bytes([]) == 0
-    groups = (Group(query=QUERY, rollouts=tuple(rollout(one) for one in (*group, *alone, None))),)
-    old = {number: Old(logprobs=torch.zeros(1), experts=one) for number, one in enumerate((*group[:2], None))}
-    held: dict[str, Any] = {"groups": groups, "old": old}
+    old = [*group[:2], *[None] * 5]
+    held = Group(samples=tuple(map(sample, (*group, *alone, None), old)))
     for trip in range(3):  # a run may be resumed any number of times
-        line = expert_metrics([report(counts())], held["groups"][0].rollouts, held["old"])
+        line = expert_metrics(held.samples, [report(counts())])
         # The engine's and π_old's are the same tensors here: whoever names them, they are kept once.
         assert line["moe/recorded_bytes"] == size * (12 + 4 + 3 + 2 + 2)
         tree, tensors = encode(held)

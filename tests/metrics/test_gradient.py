@@ -5,13 +5,13 @@ import math
 import pytest
 from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
 
-from gspo.learner.noise import Noise
+from gspo.learner.optimizer import Noise
 
 LENGTHS = [2, 4, 6, 10]
 
 
 def test_the_shares_are_of_the_gradient_and_of_the_tokens_by_length_and_side() -> None:
-    made = batch([LENGTHS], [[0.0] * 4], advantages=(1.0, -1.0, 0.5, 0.0))
+    made = batch([LENGTHS], [[0.0] * 4], advantage=(1.0, -1.0, 0.5, 0.0))
     weights = [0.1, 0.2, 0.3, 1.4]
     items = [trained(index, index // 2, LENGTHS[index], 0, 1.0, gradient_weight=weights[index]) for index in range(4)]
     line = metrics(made, report(*items[2:]), report(*items[:2]))  # in any order

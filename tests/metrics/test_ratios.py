@@ -8,17 +8,14 @@ import pytest
 import torch
 from tests.report.steps import TWO_GROUPS, batch, metrics, report, trained
 
-from gspo.learner.item import Trained
-
 
 def line_of(*parts: Sequence[float], **actor: Any) -> dict[str, Any]:
     """Of mini-batches whose sequences, of two tokens, have these ratios."""
     ratios = [ratio for part in parts for ratio in part]
-    items = iter(trained(index, 0, 2, 0, ratio) for index, ratio in enumerate(ratios))
-    found = []
-    for number, part in enumerate(parts):
-        taken = [next(items) for _ in part]
-        found.append(report(*(Trained(**{**vars(item), "mini_batch": number}) for item in taken)))
+    places = iter(range(len(ratios)))
+    found = [
+        report(*(trained(next(places), number, 2, 0, ratio) for ratio in part)) for number, part in enumerate(parts)
+    ]
     return metrics(batch([[2] * len(ratios)], [[0.0] * len(ratios)]), *found, **actor)
 
 

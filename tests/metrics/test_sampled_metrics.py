@@ -9,10 +9,8 @@ from tests.report.steps import SECONDS, batch, metrics, report
 
 from gspo.types import Batch, Failure, Group, Score
 
-Judged = tuple[Group, tuple[Score, ...]]
 
-
-def judged(lengths: Sequence[int], rewards: Sequence[float | None], *, failed: int = 0) -> Judged:
+def judged(lengths: Sequence[int], rewards: Sequence[float | None], *, failed: int = 0) -> Group:
     """A group that was sampled and dropped; the first `failed` of its scores failed."""
     failure = Failure(kind="raised", message="f")
     scores = tuple(
@@ -23,7 +21,7 @@ def judged(lengths: Sequence[int], rewards: Sequence[float | None], *, failed: i
         )
         for place, reward in enumerate(rewards)
     )
-    return batch([lengths], [rewards]).groups[0], scores
+    return batch([lengths], [rewards], scores=scores).groups[0]
 
 
 def chosen() -> Batch:
@@ -71,5 +69,7 @@ def test_a_dropped_group_does_not_take_the_advantages_of_others() -> None:
 
 
 def test_the_responses_that_the_loss_leaves_out_are_counted_in_the_batch() -> None:
-    made = batch([[2, 4], [6, 10]], [[1.0, 0.0]] * 2, masked=frozenset({3}), dropped=(judged([5, 5], [0.0, 0.0]),))
+    made = batch(
+        [[2, 4], [6, 10]], [[1.0, 0.0]] * 2, masked=[False] * 3 + [True], dropped=(judged([5, 5], [0.0, 0.0]),)
+    )
     assert metrics(made, report())["response/masked_fraction"] == 1 / 4

@@ -1,44 +1,62 @@
 """Steps made by hand: a batch, what the update saw of it, and the line of metrics they give."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from tests.samples import changed, query_of, sample_of, scored
 
-from gspo.learner.item import Trained
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.step import step_metrics
 from gspo.recipe.schema import ActorConfig
-from gspo.reward.score import Scored
-from gspo.types import Batch, FinishReason, Group, Query, Rollout, Score
+from gspo.types import Batch, FinishReason, Group, Sample, Score, SequenceStats
 
 SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}
 
 
-def rollout(length: int, *, cut: bool = False, logprob: float = -1.0) -> Rollout:
+class Trained(NamedTuple):
+    """What the update saw of the sample at this place in the batch."""
+
+    place: int
+    stats: SequenceStats
+
+
+class MiniBatch(NamedTuple):
+    """A report, and the samples that the mini-batch trained."""
+
+    report: MiniBatchReport
+    items: tuple[Trained, ...]
+
+
+def sample(number: int, length: int, *, cut: bool = False, logprob: float = -1.0) -> Sample:
     reason: FinishReason = "length" if cut else "stop"
-    return Rollout(
-        response_ids=torch.full((length,), 5),
-        text="x",
-        sampler_logprobs=torch.full((length,), logprob),
-        finish_reason=reason,
-        policy_version=0,
-    )
+    logprobs = torch.full((length,), logprob)
+    return sample_of(query_of([1], number), [5] * length, text="x", sampler_logprobs=logprobs, finish_reason=reason)
 
 
-def batch(lengths: Sequence[Sequence[int]], rewards: Sequence[Sequence[float | None]], **given: Any) -> Batch:
-    groups = tuple(
-        Group(
-            query=Query(id=f"q:{number}", prompt="p", text="p", prompt_ids=(1,), columns={}),
-            rollouts=tuple(rollout(length, cut=length >= 9) for length in group),
-        )
+def batch(
+    lengths: Sequence[Sequence[int]],
+    rewards: Sequence[Sequence[float | None]],
+    *,
+    scores: Sequence[Score] | None = None,
+    dropped: Sequence[Group] = (),
+    **columns: Sequence[Any] | Mapping[int, Any],
+) -> Batch:
+    """Columns are fields of the samples: a value for each, or values by place."""
+    groups = [
+        Group(samples=tuple(sample(number, length, cut=length >= 9) for length in group))
         for number, group in enumerate(lengths)
-    )
-    scores = tuple(Score(reward=reward, parts={"f": reward}) for group in rewards for reward in group)
-    filled: dict[str, Any] = {"scores": scores, "advantages": (0.0,) * len(scores), **given}
-    return Batch(groups=groups, **filled)
+    ]
+    given = scores or [Score(reward=reward, parts={"f": reward}) for group in rewards for reward in group]
+    places = range(len(given))
+    full = {
+        name: [values.get(place) for place in places] if isinstance(values, Mapping) else values
+        for name, values in columns.items()
+    }
+    return replace(changed(scored(groups, given), **full), dropped=tuple(dropped))
 
 
 def trained(
@@ -51,8 +69,7 @@ def trained(
     old: Sequence[float] | None = None,
     **given: Any,
 ) -> Trained:
-    return Trained(
-        index=index,
+    stats = SequenceStats(
         mini_batch=mini_batch,
         num_tokens=tokens,
         num_clipped=clipped,
@@ -62,19 +79,27 @@ def trained(
         log_ratios=torch.full((tokens,), math.log(ratio) if ratio > 0 else -math.inf),
         **given,
     )
+    return Trained(index, stats)
 
 
 def report(
     *items: Trained, loss: float = 0.0, norm: float = 1.0, rate: float = 1e-4, applied: bool = True, **given: Any
-) -> MiniBatchReport:
+) -> MiniBatch:
     step = StepReport(grad_norm=norm, learning_rate=rate, applied=applied)
-    return MiniBatchReport(loss=loss, step=step, trained=items, **given)
+    return MiniBatch(MiniBatchReport(loss=loss, step=step, num_trained=len(items), **given), items)
 
 
-def metrics(batch: Batch, *reports: MiniBatchReport, **actor: Any) -> dict[str, Any]:
+def after_update(batch: Batch, *mini_batches: MiniBatch) -> Batch:
+    """The batch with what the mini-batches saw of its samples."""
+    seen = dict(item for mini_batch in mini_batches for item in mini_batch.items)
+    return changed(batch, stats=[seen.get(index) for index in range(len(batch.samples))])
+
+
+def metrics(batch: Batch, *mini_batches: MiniBatch, **actor: Any) -> dict[str, Any]:
     """The line of a recipe whose actor has these settings."""
-    scored = Scored(scores=batch.scores, seconds={"verifier": 0.5})
-    return dict(step_metrics(batch, reports, SECONDS, scored=scored, actor=ActorConfig(**actor)))
+    timed = replace(after_update(batch, *mini_batches), reward_seconds={"verifier": 0.5})
+    reports = [mini_batch.report for mini_batch in mini_batches]
+    return dict(step_metrics(timed, reports, SECONDS, actor=ActorConfig(**actor)))
 
 
 TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])

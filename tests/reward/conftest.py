@@ -8,29 +8,20 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
+from tests.samples import sample_of
 
 from gspo.recipe.schema import RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
-from gspo.types import Group, Messages, Query, Rollout
+from gspo.types import Group, Messages, Query
 
 Groups = Callable[..., list[Group]]
 Functions = Callable[..., tuple[RewardFunction, ...]]
 
 
 def _group(number: int, texts: Sequence[str], prompt: str | Messages, columns: dict[str, Any]) -> Group:
-    rollouts = tuple(
-        Rollout(
-            response_ids=torch.tensor([7, 8]),
-            text=text,
-            sampler_logprobs=torch.zeros(2),
-            finish_reason="stop",
-            policy_version=0,
-        )
-        for text in texts
-    )
     query = Query(id=f"data:{number}", prompt=prompt, text="", prompt_ids=(1,), columns=columns)
-    return Group(query=query, rollouts=rollouts)
+    samples = (sample_of(query, [7, 8], text=text, finish_reason="stop") for text in texts)
+    return Group(samples=tuple(samples))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.schema import RewardConfig
@@ -77,4 +78,4 @@ def test_a_missing_answer_column_names_those_there(name: str, groups: Any) -> No
     scored = score(
         groups(["7"], gold=["7"]), load_functions([RewardConfig(function=name, options={"answer_column": "gold"})])
     )
-    assert scored.scores[0].reward == 1.0
+    assert scores_of(scored)[0].reward == 1.0

@@ -5,24 +5,25 @@ import re
 from typing import Any
 
 import pytest
+from tests.samples import advantages_of, scores_of
 
 from gspo.errors import UserError
-from gspo.learner.batch import make_batch
+from gspo.learner.advantages import with_advantages
 from gspo.reward.functions import RewardFunction
-from gspo.reward.score import Scored, score
-from gspo.types import Failure
+from gspo.reward.score import score
+from gspo.types import Batch, Failure
 
 TWENTY = [["good"] * 4 + ["bad"], *[["good"] * 5] * 3]  # one of 20 is bad
 GOOD_BUT_ONE = [1.0] * 4 + [None] + [1.0] * 15
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
-def only_failure(scored: Scored) -> Failure:
-    (failure,) = [one.failure for one in scored.scores if one.failure is not None]
-    assert scored.scores[4].failure is failure
+def only_failure(scored: Batch) -> Failure:
+    (failure,) = [one.failure for one in scores_of(scored) if one.failure is not None]
+    assert scores_of(scored)[4].failure is failure
     return failure
 
 
@@ -104,13 +105,13 @@ def test_a_call_over_its_limit_masks_its_group_and_is_not_made_again(groups: Any
     scored = score(groups(["good", "bad"], *[["good"] * 2] * 9), [named(source, time_limit_seconds=0.5)])
     assert rewards(scored) == [None] * 2 + [1.0] * 18
     late = Failure(kind="timed_out", message="reward function f: it ran over its time limit of 0.5 s")
-    assert [one.failure for one in scored.scores] == [late] * 2 + [None] * 18
+    assert [one.failure for one in scores_of(scored)] == [late] * 2 + [None] * 18
     assert len((tmp_path / "calls.txt").read_text().splitlines()) == 10
 
 
 def test_none_is_no_failure(groups: Any, named: Any) -> None:
     scored = score(groups(["a"] * 4), [named("def f(completions, **columns):\n    return [None] * len(completions)\n")])
-    assert rewards(scored) == [None] * 4 and [one.failure for one in scored.scores] == [None] * 4
+    assert rewards(scored) == [None] * 4 and [one.failure for one in scores_of(scored)] == [None] * 4
 
 
 @pytest.mark.parametrize(("num_bad", "ends"), [(2, False), (3, True)])
@@ -149,7 +150,8 @@ def test_rollouts_that_two_functions_mask_count_once(groups: Any, functions: Any
     step = groups(["bad", "1", "1", "1", "1"])
     scored = score(step, functions(fails, fails))
     assert rewards(scored) == [None, 2.0, 2.0, 2.0, 2.0]
-    assert scored.scores[0].failure is not None and scored.scores[0].failure.message.startswith("reward function f0: ")
+    failure = scores_of(scored)[0].failure
+    assert failure is not None and failure.message.startswith("reward function f0: ")
 
 
 def test_a_failure_masks_the_rollout_whatever_the_others_say_but_not_where_its_weight_is_0(
@@ -165,11 +167,11 @@ def test_a_failure_masks_the_rollout_whatever_the_others_say_but_not_where_its_w
     both = functions(fails, fine)
     scored = score(step, both)
     assert rewards(scored) == [1.5] * 4 + [None]
-    assert scored.scores[4].parts == {"f0": None, "f1": 0.5}
+    assert scores_of(scored)[4].parts == {"f0": None, "f1": 0.5}
     watched = RewardFunction(name="watched", call=fails, weight=0.0)
     scored = score(groups(["bad", "bad", "1"]), [watched, both[1]])  # not counted among the masked either
-    assert rewards(scored) == [0.5] * 3 and [one.failure for one in scored.scores] == [None] * 3
-    assert [one.parts["watched"] for one in scored.scores] == [None, None, 1.0]
+    assert rewards(scored) == [0.5] * 3 and [one.failure for one in scores_of(scored)] == [None] * 3
+    assert [one.parts["watched"] for one in scores_of(scored)] == [None, None, 1.0]
 
 
 def test_a_masked_rollout_has_no_advantage_and_the_group_is_compared_without_it(groups: Any, functions: Any) -> None:
@@ -178,10 +180,10 @@ def test_a_masked_rollout_has_no_advantage_and_the_group_is_compared_without_it(
 
     with_bad = groups(["0", "1", "5", "bad", "2"])
     scored = score(with_bad, functions(fails))
-    advantages = make_batch(with_bad, scored.scores).advantages
+    advantages = advantages_of(with_advantages(scored))
     without = groups(["0", "1", "5", "2"])
-    rest = make_batch(without, score(without, functions(fails)).scores).advantages
-    assert advantages == (*rest[:3], 0.0, rest[3])
+    rest = advantages_of(with_advantages(score(without, functions(fails))))
+    assert advantages == [*rest[:3], 0.0, rest[3]]
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.0])

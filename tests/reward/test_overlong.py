@@ -1,18 +1,19 @@
 """The penalty on responses that come near the limit of their length."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.samples import sample_of, scored, scores_of
 
 import gspo
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import RolloutConfig
 from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty, without_penalty
-from gspo.reward.score import Scored
 from gspo.run.console import Display
-from gspo.types import Failure, Group, Rollout, Score
+from gspo.types import Failure, Group, Score
 
 
 def dapo(length: int, longest: int, cache: float) -> float:
@@ -32,14 +33,13 @@ def sampling(how: Any = "penalty") -> RolloutConfig:
 def groups(query_of: Any) -> list[Group]:
     """Of 10, 15, 16 and 20 tokens, in two groups."""
 
-    def rollout(length: int) -> Rollout:
-        ids = torch.arange(length)
-        reason: Any = "length" if length == 20 else "stop"
-        logprobs = torch.zeros(length)
-        return Rollout(response_ids=ids, text="", sampler_logprobs=logprobs, finish_reason=reason, policy_version=0)
-
     return [
-        Group(query=query_of([1], number), rollouts=tuple(rollout(length) for length in lengths))
+        Group(
+            samples=tuple(
+                sample_of(query_of([1], number), range(length), finish_reason="length" if length == 20 else "stop")
+                for length in lengths
+            )
+        )
         for number, lengths in enumerate(([10, 15], [16, 20]))
     ]
 
@@ -56,33 +56,34 @@ def test_it_reaches_the_reward_its_parts_and_what_the_last_token_earns(groups: A
     scores = [Score(reward=reward, parts={"right": reward}) for reward in rewards[:3]]
     by_token = torch.linspace(0, 0.2, 20)
     scores.append(Score(reward=2.0, parts={"right": 2.0}, token_rewards=by_token))
-    before = Scored(scores=tuple(scores), seconds={"right": 1.5})
-    after = with_overlong_penalty(groups, before, sampling())
-    for score, was, penalty in zip(after.scores, rewards, [0.0, 0.0, -0.2, -1.0], strict=True):
+    before = replace(scored(groups, scores), reward_seconds={"right": 1.5})
+    batch = with_overlong_penalty(before, sampling())
+    after = scores_of(batch)
+    for score, was, penalty in zip(after, rewards, [0.0, 0.0, -0.2, -1.0], strict=True):
         assert score.reward == pytest.approx(was + penalty)
         assert score.parts == {"right": was, PART: pytest.approx(penalty)} and score.penalty == pytest.approx(penalty)
         assert without_penalty(score).reward == pytest.approx(was) and without_penalty(score).penalty == 0
-    assert after.scores[0].token_rewards is None
-    found = after.scores[3].token_rewards
+    assert after[0].token_rewards is None
+    found = after[3].token_rewards
     assert found is not None and torch.equal(found[:-1], by_token[:-1]) and found[-1] == by_token[-1] - 1
-    again = without_penalty(after.scores[3]).token_rewards
+    again = without_penalty(after[3]).token_rewards
     assert again is not None and torch.allclose(again, by_token)
-    assert after.seconds == before.seconds
-    assert before.scores[3].parts == {"right": 2.0} and torch.equal(by_token, torch.linspace(0, 0.2, 20))
+    assert batch.reward_seconds == before.reward_seconds
+    assert scores_of(before)[3].parts == {"right": 2.0} and torch.equal(by_token, torch.linspace(0, 0.2, 20))
 
 
 def test_what_is_not_scored_stays_so_and_says_why(groups: Any) -> None:
     failure = Failure(kind="raised", message="right: no")
     failed = Score(reward=None, parts={"right": None}, failure=failure)
-    after = with_overlong_penalty(groups, Scored(scores=(failed,) * 4, seconds={}), sampling())
-    assert [score.reward for score in after.scores] == [None] * 4
-    assert all(score.parts == {"right": None, PART: None} and score.failure is failure for score in after.scores)
+    after = scores_of(with_overlong_penalty(scored(groups, [failed] * 4), sampling()))
+    assert [score.reward for score in after] == [None] * 4
+    assert all(score.parts == {"right": None, PART: None} and score.failure is failure for score in after)
 
 
 @pytest.mark.parametrize("how", ["keep", "mask"])
 def test_without_it_scores_are_as_they_were(how: str, groups: Any) -> None:
-    before = Scored(scores=tuple(Score(reward=1.0, parts={"right": 1.0}) for _ in range(4)), seconds={})
-    assert with_overlong_penalty(groups, before, sampling(how)) is before
+    before = scored(groups, [1.0] * 4)
+    assert with_overlong_penalty(before, sampling(how)) is before
 
 
 def test_a_run_trains_with_the_penalty_and_evaluates_without_it(

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.schema import RewardConfig
@@ -20,7 +21,7 @@ PID = "import os\ndef f(completions, **columns):\n    return [float(os.getpid())
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
 def workers() -> set[int]:
@@ -123,7 +124,7 @@ def test_a_process_that_has_died_idle_is_replaced(groups: Any, named: Any, gone:
     os.kill(int(first), signal.SIGKILL)
     assert gone(int(first))
     scored = score(groups(["a"]), [function])
-    assert rewards(scored) != [first] and scored.scores[0].failure is None
+    assert rewards(scored) != [first] and scores_of(scored)[0].failure is None
     assert workers() == {int(rewards(scored)[0] or 0)}
 
 
@@ -199,7 +200,7 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
     environment = "import os, json\ndef f(**columns):\n    return [float(os.environ['PYTHONPATH'] == 'unchanged')]\n"
     (tmp_path / "mine.py").write_text(environment)
     functions = load_functions([RewardConfig(function="only_here_mine:f"), RewardConfig(function="mine.py:f")])
-    (one,) = score(groups(["a"]), functions).scores
+    (one,) = scores_of(score(groups(["a"]), functions))
     assert one.parts["f"] != os.getpid() and one.parts["f_2"] == 1.0
     close_functions(functions)
 
@@ -207,17 +208,23 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
 SCRIPT = """
 import sys, torch
 from gspo.recipe.schema import RewardConfig
-from gspo.types import Group, Query, Rollout
+from gspo.types import Group, Query, Sample
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score
 
 print("the script runs", flush=True)
-rollout = Rollout(
-    response_ids=torch.zeros(1), text="a", sampler_logprobs=torch.zeros(1), finish_reason="stop", policy_version=0
-)
 query = Query(id="q:1", prompt="p", text="p", prompt_ids=(1,), columns={})
-scored = score([Group(query=query, rollouts=(rollout,))], load_functions([Reward(function=sys.argv[1])]))
-print(scored.scores[0].reward, flush=True)
+sample = Sample(
+    query=query,
+    token_ids=torch.zeros(1),
+    loss_mask=torch.ones(1, dtype=torch.bool),
+    text="a",
+    finish_reason="stop",
+    sampler_logprobs=torch.zeros(1),
+    versions=((0, 1),),
+)
+scored = score([Group(samples=(sample,))], load_functions([Reward(function=sys.argv[1])]))
+print(scored.samples[0].reward, flush=True)
 """
 
 

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.samples import scores_of
 
 from gspo.reward.reply import Reply, read_reply
 from gspo.reward.score import score
@@ -44,8 +45,8 @@ def test_a_message_that_is_none_masks_the_response_with_the_reason(
     message: str, groups: Any, named: Any, capfd: Any
 ) -> None:
     scored = score(groups(["bad"], *[["good"]] * 5), [named(FORGER.format(message=message))])
-    assert [one.reward for one in scored.scores] == [None] + [1.0] * 5
-    failure = scored.scores[0].failure
+    assert [one.reward for one in scores_of(scored)] == [None] + [1.0] * 5
+    failure = scores_of(scored)[0].failure
     assert failure is not None and "says what is no message: b" in failure.message and len(failure.message) < 200
     assert "Traceback" not in capfd.readouterr().err
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.schema import RewardConfig
@@ -14,7 +15,7 @@ from gspo.reward.score import score
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
 def by_length(completions: list[str], **columns: Any) -> list[float]:
@@ -31,7 +32,7 @@ def test_scores_come_group_after_group(function: Any, groups: Any, functions: An
     texts = [["a" * size for size in range(start, start + 3)] for start in range(50)]
     scored = score(groups(*texts), functions(function))
     assert rewards(scored) == [float(len(text)) for group in texts for text in group]
-    assert all(one.failure is None for one in scored.scores) and scored.seconds["f0"] > 0
+    assert all(one.failure is None for one in scores_of(scored)) and scored.reward_seconds["f0"] > 0
 
 
 def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functions: Any) -> None:
@@ -117,7 +118,7 @@ def test_the_reward_is_the_weighted_sum_of_the_parts_that_apply(groups: Any) -> 
     both = [RewardFunction(name="a", call=first, weight=2.0), RewardFunction(name="b", call=second, weight=-0.5)]
     scored = score(groups(["w", "x", "y", "z"]), both)
     assert rewards(scored) == [1.5, -0.5, 2.0, None]
-    assert [dict(one.parts) for one in scored.scores][1] == {"a": None, "b": 1.0}
+    assert [dict(one.parts) for one in scores_of(scored)][1] == {"a": None, "b": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_a_function_of_weight_0_is_measured_and_makes_nothing_applicable(groups:
     both = [RewardFunction(name="a", call=verifier), RewardFunction(name="b", call=watched, weight=0.0)]
     scored = score(groups(["x", "y"]), both)
     assert rewards(scored) == [1.0, None]
-    assert [one.parts["b"] for one in scored.scores] == [0.5, 0.5]
+    assert [one.parts["b"] for one in scores_of(scored)] == [0.5, 0.5]
 
 
 def test_a_function_that_sets_alarms_is_told_why_they_fail(groups: Any, functions: Any) -> None:

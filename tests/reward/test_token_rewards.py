@@ -10,36 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.samples import sample_of, scores_of
 
 from gspo.errors import UserError
-from gspo.learner.batch import make_batch
+from gspo.learner.advantages import with_advantages
 from gspo.recipe.schema import ActorConfig, Per, RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.named import find_function
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
 from gspo.run.checkpoint.codec import decode, encode
-from gspo.types import Group, Query, Rollout
+from gspo.types import Group, Query
 
 
 def group_of(texts: Sequence[str], number: int = 1, **columns: Any) -> Group:
     """Rollouts with one token a character, segments that end with a bar, and an end token."""
-    rollouts = []
+    query = Query(id=f"data:{number}", prompt="", text="", prompt_ids=(1,), columns=columns)
+    samples = []
     for text in texts:
         segments = [len(segment) for segment in split_segments(text, "|")]
         segments[-1] += 1
-        rollouts.append(
-            Rollout(
-                response_ids=torch.tensor([*map(ord, text), 0]),
-                text=text,
-                sampler_logprobs=torch.zeros(len(text) + 1),
-                finish_reason="stop",
-                policy_version=0,
-                segments=tuple(segments),
-            )
-        )
-    query = Query(id=f"data:{number}", prompt="", text="", prompt_ids=(1,), columns=columns)
-    return Group(query=query, rollouts=tuple(rollouts))
+        ids = [*map(ord, text), 0]
+        samples.append(sample_of(query, ids, text=text, finish_reason="stop", segments=tuple(segments)))
+    return Group(samples=tuple(samples))
 
 
 SOURCE = """
@@ -100,7 +93,7 @@ def in_processes() -> Iterator[Any]:
 
 
 def rows(scored: Any) -> list[list[float] | None]:
-    return [None if one.token_rewards is None else one.token_rewards.tolist() for one in scored.scores]
+    return [None if one.token_rewards is None else one.token_rewards.tolist() for one in scores_of(scored)]
 
 
 def check_token_and_segment(load: Any, second: str = "lengths") -> None:
@@ -114,14 +107,14 @@ def check_token_and_segment(load: Any, second: str = "lengths") -> None:
         [0.0, 0.0, -1.0],
         [0.0, 1 - 0.5],
     ]
-    assert [one.places for one in scored.scores] == [None] * 4
-    assert [dict(one.parts) for one in scored.scores] == [
+    assert [one.places for one in scores_of(scored)] == [None] * 4
+    assert [dict(one.parts) for one in scores_of(scored)] == [
         {"bars": 25.0, second: 5.0},
         {"bars": 11.0, second: 1.0},
         {"bars": None, second: 2.0},
         {"bars": 1.0, second: 1.0},
     ]
-    for one in scored.scores:
+    for one in scores_of(scored):
         assert one.token_rewards is not None and one.reward == pytest.approx(float(one.token_rewards.sum()), abs=1e-12)
 
 
@@ -138,14 +131,14 @@ def test_numbers_of_tokens_come_out_of_a_process_to_the_last_bit(named: Any) -> 
     source = (
         "def f(completion_ids, **columns):\n    return [[0.1 * 3 ** (7 * n) for n in ids] for ids in completion_ids]\n"
     )
-    (scored,) = score([group_of(["\x01\x05\x09"])], [named(source, per="token")]).scores
+    (scored,) = scores_of(score([group_of(["\x01\x05\x09"])], [named(source, per="token")]))
     assert scored.token_rewards is not None
     assert scored.token_rewards.tolist() == [0.1 * 3 ** (7 * n) for n in (1, 5, 9, 0)]
 
 
 def test_where_turns_are_the_finest_they_are_the_places_of_their_tokens() -> None:
     both = in_threads(RewardConfig(function="lengths", per="segment"), RewardConfig(function="size"))
-    (scored, other) = score([group_of(["a|bc", "x|"])], both).scores
+    (scored, other) = scores_of(score([group_of(["a|bc", "x|"])], both))
     assert scored.token_rewards is not None and scored.token_rewards.tolist() == [0, 2, 0, 0, 2 + 4]
     assert scored.places is not None and scored.places.tolist() == [0, 0, 1, 1, 1]
     assert other.places is not None and other.places.tolist() == [0, 0, 0]
@@ -153,9 +146,9 @@ def test_where_turns_are_the_finest_they_are_the_places_of_their_tokens() -> Non
 
 def test_a_turn_without_a_token_is_earned_by_the_token_before() -> None:
     group = group_of(["a||b"])
-    rollout = dataclasses.replace(group.rollouts[0], segments=(3, 0, 2))  # one token has made both bars
+    sample = dataclasses.replace(group.samples[0], segments=(3, 0, 2))  # one token has made both bars
     function = RewardFunction(name="f", call=lambda **columns: [[1.0, 2.0, 4.0]], per="segment", segment_separator="|")
-    (scored,) = score([dataclasses.replace(group, rollouts=(rollout,))], [function]).scores
+    (scored,) = scores_of(score([Group(samples=(sample,))], [function]))
     assert scored.reward == 7 and scored.token_rewards is not None and scored.places is not None
     assert scored.token_rewards.tolist() == [0, 0, 3, 0, 4] and scored.places.tolist() == [0, 0, 0, 2, 2]
 
@@ -163,23 +156,26 @@ def test_a_turn_without_a_token_is_earned_by_the_token_before() -> None:
 def test_a_response_level_function_is_earned_by_the_last_token() -> None:
     both = in_threads(RewardConfig(function="size", weight=2.0), RewardConfig(function="bars", per="token", weight=0.1))
     scored = score([group_of(["ab", "nab"])], both)
-    assert scored.scores[0].reward == pytest.approx(4.3) and scored.scores[0].parts == {"size": 2.0, "bars": 3.0}
+    assert scores_of(scored)[0].reward == pytest.approx(4.3) and scores_of(scored)[0].parts == {
+        "size": 2.0,
+        "bars": 3.0,
+    }
     assert rows(scored) == [pytest.approx([0.0, 0.1, 4.2]), [0.0] * 3 + [6.0]]
-    assert scored.scores[1].reward == 6.0
+    assert scores_of(scored)[1].reward == 6.0
 
 
 def test_a_response_to_which_nothing_applies_has_no_reward_of_any_kind() -> None:
     scored = score([group_of(["nab", "x"])], in_threads(RewardConfig(function="bars", per="token")))
-    assert [one.reward for one in scored.scores] == [None, 1.0] and rows(scored) == [None, [0.0, 1.0]]
-    assert scored.scores[0].failure is None
+    assert [one.reward for one in scores_of(scored)] == [None, 1.0] and rows(scored) == [None, [0.0, 1.0]]
+    assert scores_of(scored)[0].failure is None
 
 
 @pytest.mark.parametrize("rewards", [[("size", "response", 1.0)], [("size", "response", 1.0), ("bars", "token", 0.0)]])
 def test_tokens_have_no_rewards_of_their_own_where_no_function_of_weight_gives_any(rewards: Any) -> None:
     given = [RewardConfig(function=name, per=per, weight=weight) for name, per, weight in rewards]
     scored = score([group_of(["a|b", "x"])], in_threads(*given))
-    assert rows(scored) == [None, None] and [one.reward for one in scored.scores] == [3.0, 1.0]
-    assert scored.scores[0].parts.get("bars") in (None, 16.0)
+    assert rows(scored) == [None, None] and [one.reward for one in scores_of(scored)] == [3.0, 1.0]
+    assert scores_of(scored)[0].parts.get("bars") in (None, 16.0)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +191,7 @@ def test_an_array_of_one_number_is_that_number_or_a_list_of_it_as_is_due() -> No
     for per, rewards in cases:
         function = RewardFunction(name="f", call=lambda **columns: [torch.tensor([2.0]), np.array([[3]])], per=per)
         scored = score([group_of(["", ""])], [function])
-        assert [one.reward for one in scored.scores] == [2.0, 3.0] and rows(scored) == rewards
+        assert [one.reward for one in scores_of(scored)] == [2.0, 3.0] and rows(scored) == rewards
 
 
 def test_equal_lists_may_come_as_one_array() -> None:
@@ -230,8 +226,8 @@ def test_what_is_not_of_the_due_form_masks_its_own_completion(per: Any, value: A
     function = RewardFunction(name="f", call=one_odd, per=per, segment_separator="|")
     scored = score([group_of(["g|ood", "b|add", "g|ood", "g|ood", "g|ood"])], [function])
     whole = float(sum(good)) if isinstance(good, list) else good
-    assert [one.reward for one in scored.scores] == [whole, None, whole, whole, whole]
-    odd = scored.scores[1]
+    assert [one.reward for one in scores_of(scored)] == [whole, None, whole, whole, whole]
+    odd = scores_of(scored)[1]
     assert odd.failure is not None and odd.failure.kind == "invalid" and odd.token_rewards is None
     assert odd.parts == {"f": None}
     with pytest.raises(UserError, match=said) as caught:
@@ -246,9 +242,10 @@ def test_a_wrong_length_from_a_process_is_named_and_masks_one_completion(named: 
             return [[1.0] * (3 if ids[0] == ord("b") else len(ids)) for ids in completion_ids]
     """
     scored = score([group_of(["good", "bad", "good", "badbad", *["good"] * 6])], [named(source, per="token")])
-    assert [one.reward for one in scored.scores] == [5.0, None, 5.0, None, *[5.0] * 6]
-    assert scored.scores[3].failure is not None
-    assert scored.scores[3].failure.message == "reward function f: it returns 3 numbers for a response of 7 tokens"
+    assert [one.reward for one in scores_of(scored)] == [5.0, None, 5.0, None, *[5.0] * 6]
+    failure = scores_of(scored)[3].failure
+    assert failure is not None
+    assert failure.message == "reward function f: it returns 3 numbers for a response of 7 tokens"
 
 
 def test_only_a_function_per_segment_receives_segments_and_another_is_told_how_to() -> None:
@@ -290,32 +287,32 @@ def test_every_token_has_the_advantage_of_its_reward_to_go() -> None:
         RewardConfig(function="lengths", per="segment"),
     )
     scored = score(groups, in_threads(*given))
-    batch = make_batch(groups, scored.scores, ActorConfig(importance_sampling_level="sequence_token"))
+    batch = with_advantages(scored, ActorConfig(importance_sampling_level="sequence_token"))
     expected = []
     for group in groups:
         rewards = []
-        for rollout in group.rollouts:
-            length = len(rollout.response_ids)
-            of_segment = [len(segment) for segment in split_segments(rollout.text, "|")]
+        for sample in group.samples:
+            length = sample.num_tokens
+            of_segment = [len(segment) for segment in split_segments(sample.text, "|")]
             per_segment = [
-                x for n, num in zip(of_segment, rollout.segments, strict=True) for x in [0.0] * (num - 1) + [float(n)]
+                x for n, num in zip(of_segment, sample.segments, strict=True) for x in [0.0] * (num - 1) + [float(n)]
             ]
-            (per_token,) = bars([rollout.response_ids.tolist()])
+            (per_token,) = bars([sample.token_ids.tolist()])
             per_token = per_token or [0.0] * length
             own = [per_token[t] + per_segment[t] for t in range(length)]
-            rewards.append([*own[:-1], own[-1] + 0.3 * len(rollout.text)])
+            rewards.append([*own[:-1], own[-1] + 0.3 * len(sample.text)])
         expected += plain_advantages(rewards)
-    assert list(batch.token_advantages) == list(range(7))
-    for index, row in enumerate(expected):
-        assert batch.token_advantages[index].tolist() == pytest.approx(row, rel=1e-5)
-        assert batch.advantages[index] == pytest.approx(fmean(row), abs=1e-9)
+    for sample, row in zip(batch.samples, expected, strict=True):
+        assert sample.token_advantages is not None
+        assert sample.token_advantages.tolist() == pytest.approx(row, rel=1e-5)
+        assert sample.advantage == pytest.approx(fmean(row), abs=1e-9)
 
 
 def test_a_score_with_rewards_of_tokens_comes_through_a_checkpoint_whole() -> None:
     groups = (group_of(["a|bcd", "x"]),)
     scored = score(groups, in_threads(RewardConfig(function="lengths", per="segment")))
-    groups_again, scored_again = decode(*encode((groups, scored)), {"data:1": groups[0].query})
+    scored_again = decode(*encode(scored), {"data:1": groups[0].query})
     assert rows(scored_again) == rows(scored)
-    for one, again in zip(scored.scores, scored_again.scores, strict=True):
+    for one, again in zip(scores_of(scored), scores_of(scored_again), strict=True):
         assert one.places is not None and again.places is not None and torch.equal(one.places, again.places)
-    assert [one.segments for one in groups_again[0].rollouts] == [(2, 4), (2,)]
+    assert [sample.segments for sample in scored_again.samples] == [(2, 4), (2,)]

@@ -163,14 +163,14 @@ def test_sampled_responses_know_their_turns_where_the_recipe_has_a_separator(new
     def sampled(**settings: Any) -> list[Any]:
         sampling = RolloutConfig(max_new_tokens=24, **settings)
         groups = sample_groups(policy, queries, sampling, group_size=8, seed=0, policy_version=0)
-        return [rollout for group in groups for rollout in group.rollouts]
+        return [sample for group in groups for sample in group.samples]
 
     assert [rollout.segments for rollout in sampled()] == [()] * 16
     rollouts = sampled(segment_separator="3")
     assert max(len(rollout.segments) for rollout in rollouts) > 1
     for rollout in rollouts:
-        assert sum(rollout.segments) == len(rollout.response_ids)
-        rest = rollout.response_ids.tolist()
+        assert sum(rollout.segments) == rollout.num_tokens
+        rest = rollout.token_ids.tolist()
         for segment, size in zip(split_segments(rollout.text, "3"), rollout.segments, strict=True):
             assert policy.tokenizer.decode(rest[:size], skip_special_tokens=True) == segment
             rest = rest[size:]

@@ -2,39 +2,28 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from tests import samples
 from tests.breaking_off import differing, recipe_of, result, train
+from tests.samples import sample_of
 
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.reward.score import Scored
-from gspo.run.collect import Collected, collect
+from gspo.run.collect import collect
 from gspo.run.progress import InHand, Progress
 from gspo.run.run import Run
-from gspo.types import Group, Query, Rollout, Score
+from gspo.types import Batch, Group, Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3")
 BATCH = 4  # queries a step, of two rollouts each
-Collect = Callable[..., Collected]
-
-
-def rollouts() -> tuple[Rollout, ...]:
-    one = Rollout(
-        response_ids=torch.tensor([5]),
-        text="",
-        sampler_logprobs=torch.zeros(1),
-        finish_reason="stop",
-        policy_version=0,
-    )
-    return (one, one)
 
 
 def order(batch: int, num_queries: int, seed: int = 0) -> list[int]:
@@ -50,12 +39,12 @@ class Stub:
         def sampled(policy: Any, queries: Sequence[Query], *_: Any, seed: int, **given: Any) -> tuple[Group, ...]:
             assert given["policy_version"] == 7 and given["group_size"] == 2
             self.calls.append(([number(query) for query in queries], seed))
-            return tuple(Group(query=query, rollouts=rollouts()) for query in queries)
+            return tuple(Group(samples=(sample_of(query, [5]), sample_of(query, [5]))) for query in queries)
 
-        def scored(groups: Sequence[Group], functions: Any) -> Scored:
+        def scored(groups: Sequence[Group], functions: Any) -> Batch:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
-            scores = tuple(Score(reward=reward, parts={}) for pair in pairs for reward in pair)
-            return Scored(scores=scores, seconds={"f": 1.0})
+            batch = samples.scored(groups, [reward for pair in pairs for reward in pair])
+            return replace(batch, reward_seconds={"f": 1.0})
 
         monkeypatch.setattr("gspo.run.collect.sample_groups", sampled)
         monkeypatch.setattr("gspo.run.collect.score", scored)
@@ -63,7 +52,7 @@ class Stub:
         self.parts = SimpleNamespace(policy=None, functions=(), queries=SimpleNamespace(train=train))
         self.progress = Progress(num_cold_steps=0)
 
-    def collect(self, *overrides: str, step: int = 1) -> Collected:
+    def collect(self, *overrides: str, step: int = 1) -> Batch:
         self.recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
         run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress)
         run.queries, run.sampling_seed = partial(Run.queries, run), partial(Run.sampling_seed, run)
@@ -85,12 +74,12 @@ def number(query: Query) -> int:
     return int(query.id.partition(":")[2])
 
 
-def numbers(found: Collected) -> list[int]:
+def numbers(found: Batch) -> list[int]:
     return [number(group.query) for group in found.groups]
 
 
-def rewards(found: Collected) -> list[float | None]:
-    return [score.reward for score in found.scored.scores]
+def rewards(found: Batch) -> list[float | None]:
+    return [sample.reward for sample in found.samples]
 
 
 @pytest.fixture
@@ -104,9 +93,9 @@ def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(s
     found = run.collect(*DYNAMIC)
     assert [called for called, _ in run.calls] == [first, second[:2]]  # as many as are missing
     assert numbers(found) == [first[0], first[3], *second[:2]]
-    assert rewards(found) == [1.0, 0.0] * 4 and found.scored.seconds == {"f": 2.0}
-    assert [number(group.query) for group, _ in found.dropped] == [first[1], first[2]]
-    assert all([score.reward for score in scores] == [1.0, 1.0] for _, scores in found.dropped)
+    assert rewards(found) == [1.0, 0.0] * 4 and found.reward_seconds == {"f": 2.0}
+    assert [number(group.query) for group in found.dropped] == [first[1], first[2]]
+    assert all([sample.reward for sample in group.samples] == [1.0, 1.0] for group in found.dropped)
     seeds = [seed for _, seed in run.calls]
     assert len(set(seeds)) == 2 and len(run.progress.in_hand.rounds) == 1
 
@@ -115,7 +104,7 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
     for flat, overrides in [(set(), DYNAMIC), ({*range(40)}, ()), ({*range(40)}, ("rollout.max_rounds=3",))]:
         run = stub(flat=flat)
         found = run.collect(*overrides)
-        assert numbers(found) == order(0, 40) and found.dropped == () and found.scored.seconds == {"f": 1.0}
+        assert numbers(found) == order(0, 40) and found.dropped == () and found.reward_seconds == {"f": 1.0}
         assert len(run.calls) == 1 and run.progress.in_hand.rounds == ()
         assert run.calls[0][1] == 1  # the seed of step 1, as it ever was
 
@@ -127,7 +116,7 @@ def test_after_the_last_round_groups_of_equal_rewards_fill_the_batch_in_their_or
     assert [called for called, _ in run.calls] == [first, second, third[:3]]
     assert numbers(found) == [*first[:3], second[1]]  # the one with signal, and the first of the others
     assert rewards(found) == [1.0, 1.0] * 3 + [1.0, 0.0]
-    assert [number(group.query) for group, _ in found.dropped] == [first[3], second[0], *second[2:], *third[:3]]
+    assert [number(group.query) for group in found.dropped] == [first[3], second[0], *second[2:], *third[:3]]
     only = stub(flat={*range(40)})
     assert numbers(only.collect("rollout.dynamic_sampling=true", "rollout.max_rounds=1")) == first
     assert len(only.calls) == 1
@@ -137,9 +126,9 @@ def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: 
     first, second = order(0, 40), order(1, 40)
     run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
 
-    def scored(groups: Sequence[Group], functions: Any) -> Scored:
+    def scored(groups: Sequence[Group], functions: Any) -> Batch:
         pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
-        return Scored(scores=tuple(Score(reward=one, parts={}) for pair in pairs for one in pair), seconds={})
+        return samples.scored(groups, [reward for pair in pairs for reward in pair])
 
     monkeypatch.setattr("gspo.run.collect.score", scored)
     found = run.collect(*DYNAMIC)
@@ -155,7 +144,7 @@ def test_no_query_comes_twice_in_a_step_where_epochs_end_in_it_too(size: int, se
         found = run.collect(*DYNAMIC, f"seed={seed}", "rollout.max_rounds=5", step=step)
         sampled = [one for called, _ in run.calls for one in called]
         assert len(set(sampled)) == len(sampled) and len(set(numbers(found))) == BATCH
-        everything = {*numbers(found), *(number(group.query) for group, _ in found.dropped)}
+        everything = {*numbers(found), *(number(group.query) for group in found.dropped)}
         assert everything == set(sampled)
         run.next_step()
         run.calls.clear()

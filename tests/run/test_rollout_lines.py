@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.report.steps import batch, trained
+from tests.report.steps import Trained, after_update, batch, report, trained
+from tests.samples import changed
 
-from gspo.learner.item import Trained
 from gspo.report.samples import cut_into_tokens
 from gspo.run.rollout_lines import rollout_lines
 from gspo.run.token_text import TokenText
@@ -25,27 +25,30 @@ def decode(ids: Sequence[int]) -> str:
 
 def step() -> Batch:
     """Two groups of two responses, each of its own tokens; the last one failed."""
-    made = batch([[1, 3], [2, 2]], [[1.0, 0.0], [0.5, 0.0]], advantages=(0.7, -0.7, 0.0, 0.0))
-    tokens = iter([[4], [5, 6, 4], [7, 5], [6, 6]])
-    groups = []
-    for number, group in enumerate(made.groups):
-        rollouts = []
-        for rollout in group.rollouts:
-            ids = next(tokens)
-            rollouts.append(replace(rollout, response_ids=torch.tensor(ids), text=decode(ids), policy_version=9))
-        query = Query(id=f"q:{number}", prompt="raw", text=f"rendered {number}", prompt_ids=(1,), columns={})
-        groups.append(replace(group, query=query, rollouts=tuple(rollouts)))
     failed = Score(reward=None, parts={"f": None}, failure=Failure(kind="raised", message="f: no"))
-    return replace(made, groups=tuple(groups), scores=(*made.scores[:3], failed))
+    scores = [*(Score(reward=reward, parts={"f": reward}) for reward in (1.0, 0.0, 0.5)), failed]
+    made = batch([[1, 3], [2, 2]], [[0.0] * 2] * 2, scores=scores, advantage=(0.7, -0.7, 0.0, 0.0))
+    ids = [[4], [5, 6, 4], [7, 5], [6, 6]]
+    queries = [
+        Query(id=f"q:{number}", prompt="raw", text=f"rendered {number}", prompt_ids=(1,), columns={})
+        for number in (0, 0, 1, 1)
+    ]
+    tokens, texts = list(map(torch.tensor, ids)), list(map(decode, ids))
+    return changed(made, query=queries, token_ids=tokens, text=texts, versions=[((9, len(own)),) for own in ids])
 
 
 def item(index: int, log_ratios: Sequence[float], **given: Any) -> Trained:
     made = trained(index, mini_batch=2, tokens=len(log_ratios), clipped=given.pop("clipped", 0), ratio=1.0, **given)
-    return replace(made, log_ratios=torch.tensor(log_ratios))
+    return Trained(index, replace(made.stats, log_ratios=torch.tensor(log_ratios)))
 
 
 def lines(items: Sequence[Trained] = (), made: Batch | None = None) -> list[dict[str, Any]]:
-    return [dict(line) for line in rollout_lines(made or step(), items, TokenText(decode))]
+    after = after_update(made or step(), report(*items))
+    return [dict(line) for line in rollout_lines(after.samples, TokenText(decode))]
+
+
+def with_token_advantages(advantages: Sequence[float]) -> Batch:
+    return changed(step(), token_advantages=[None, torch.tensor(advantages), None, None])
 
 
 def test_there_is_a_line_a_rollout_in_the_order_of_the_batch() -> None:
@@ -73,21 +76,22 @@ def test_the_numbers_of_a_token_have_four_significant_digits() -> None:
     torch.manual_seed(0)
     ratios, advantages = torch.randn(200) * 10.0 ** torch.randint(-9, 1, (200,)), torch.randn(200)
     ratios[:3] = torch.tensor([0.0, -0.0, 12.34567])
-    made = batch([[200]], [[1.0]], advantages=(0.3,), token_advantages={0: advantages})
-    (line,) = rollout_lines(made, [item(0, ratios.tolist())], TokenText(lambda ids: ""))
+    made = batch([[200]], [[1.0]], advantage=(0.3,), token_advantages={0: advantages})
+    made = after_update(made, report(item(0, ratios.tolist())))
+    (line,) = rollout_lines(made.samples, TokenText(lambda ids: ""))
     for name, exact in (("token_log_ratios", ratios), ("token_advantages", advantages)):
         assert line[name] == [float(f"{number:.4g}") for number in exact.tolist()]
         assert json.loads(json.dumps(line[name])) == line[name]
 
 
 def test_only_where_tokens_have_their_own_are_there_token_advantages() -> None:
-    made = replace(step(), token_advantages={1: torch.tensor([1.0, 0.5, -2.0])})
+    made = with_token_advantages([1.0, 0.5, -2.0])
     assert [line["token_advantages"] for line in lines(made=made)] == [None, [1.0, 0.5, -2.0], None, None]
 
 
 def test_a_number_that_is_not_finite_is_null_and_the_others_are_there() -> None:
     assert lines([item(1, [math.inf, math.nan, -math.inf])])[1]["token_log_ratios"] == [None, None, None]
-    made = replace(step(), token_advantages={1: torch.tensor([1.23456, math.nan, -2.0])})
+    made = with_token_advantages([1.23456, math.nan, -2.0])
     line = lines([item(1, [math.inf, -0.5, 0.0])], made)[1]
     assert (line["token_log_ratios"], line["token_advantages"]) == ([None, -0.5, 0.0], [1.235, None, -2.0])
 
@@ -96,8 +100,8 @@ def test_the_columns_are_those_that_can_be_read_beside_a_response() -> None:
     kept = {"answer": "5", "level": 3, "share": 0.5, "hard": True, "source": None, "long": "x" * 1000}
     columns = {**kept, "longer": "x" * 1001, "list": [1], "tree": {"a": 1}, "bytes": b"x", "metadata": object()}
     made = step()
-    groups = (replace(made.groups[0], query=replace(made.groups[0].query, columns=columns)), made.groups[1])
-    found = [line["columns"] for line in lines(made=replace(made, groups=groups))]
+    first, second = (replace(group.query, columns=own) for group, own in zip(made.groups, (columns, {}), strict=True))
+    found = [line["columns"] for line in lines(made=changed(made, query=[first, first, second, second]))]
     assert found == [kept, kept, {}, {}] and list(found[0]) == list(kept)
 
 
@@ -112,12 +116,18 @@ def test_the_characters_of_the_tokens_add_up_to_the_completion_trained_or_not() 
 
 def test_a_text_that_is_not_its_tokens_has_no_characters_but_its_ratios() -> None:
     made = step()
-    rollout = replace(made.groups[0].rollouts[1], text="something else")
-    group = replace(made.groups[0], rollouts=(made.groups[0].rollouts[0], rollout))
-    line = lines([item(1, [0.0, 0.1, 0.2])], replace(made, groups=(group, made.groups[1])))[1]
+    other = changed(made, text=["", "something else", "", ""])
+    line = lines([item(1, [0.0, 0.1, 0.2])], other)[1]
     assert line["token_characters"] is None and line["token_log_ratios"] == [0.0, 0.1, 0.2]
 
 
 def test_without_the_tokens_texts_nothing_is_written_of_tokens() -> None:
-    for line in rollout_lines(step(), [item(0, [0.1])]):
+    for line in rollout_lines(after_update(step(), report(item(0, [0.1]))).samples):
         assert [name for name in line if name.startswith("token_")] == []
+
+
+def test_a_token_that_the_policy_did_not_write_has_no_number() -> None:
+    made, mask = step(), torch.tensor([True, False, True])
+    sample = replace(made.samples[1], loss_mask=mask, sampler_logprobs=torch.zeros(2))
+    line = lines([item(1, [0.1, 0.2])], made.with_changed({made.samples[1]: sample}))[1]
+    assert line["token_log_ratios"] == [0.1, None, 0.2] and len(line["token_characters"]) == 3

@@ -1,17 +1,17 @@
 """The run directory: created once, written line by line, readable as JSON whatever the numbers."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.samples import sample_of
 
 from gspo.errors import RunError, UserError
-from gspo.learner.item import Trained
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
@@ -19,7 +19,7 @@ from gspo.run import directory as run_directory
 from gspo.run.checkpoint.files import sha256
 from gspo.run.directory import RunDirectory, check_absent
 from gspo.run.rollout_lines import rollout_lines
-from gspo.types import Batch, Failure, Group, Query, Rollout, Score
+from gspo.types import Failure, Query, Sample, Score, SequenceStats
 
 
 @pytest.fixture
@@ -101,45 +101,43 @@ def test_a_line_of_any_numbers_and_text_can_be_written_and_read(directory: RunDi
     assert strict(second) == {"failure": "half of a pair: \\ud83d", "columns": {"a": "é"}}
 
 
-def small_batch(reward: float | None = 1.0) -> Batch:
+def small_samples(
+    reward: float | None = 1.0, *, failure: Failure | None = None, ratio: float | None = None
+) -> tuple[Sample, ...]:
+    """Two samples of one query; the first has this reward and, where the update has trained it, this ratio."""
     query = Query(id="rows:1", prompt="p", text="rendered p", prompt_ids=(1,), columns={})
-    rollouts = tuple(
-        Rollout(
-            response_ids=torch.tensor([3, 4]),
-            text=text,
-            sampler_logprobs=torch.full((2,), -1.0),
-            finish_reason="stop",
-            policy_version=8,
-        )
-        for text in ("line\nbreak", "second")
-    )
-    scores = (Score(reward=reward, parts={"f": reward}), Score(reward=0.0, parts={"f": 0.0}))
-    return Batch(groups=(Group(query=query, rollouts=rollouts),), scores=scores, advantages=(0.5, 0.0))
-
-
-def test_a_rollout_says_why_it_has_no_reward(directory: RunDirectory) -> None:
-    batch = small_batch(reward=None)
-    failed = dataclasses.replace(batch.scores[0], failure=Failure(kind="crashed", message="f: ended with signal 11"))
-    path = directory.write_rollouts(1, rollout_lines(dataclasses.replace(batch, scores=(failed, batch.scores[1]))))
-    found = [strict(line)["failure"] for line in path.read_text(encoding="utf-8").splitlines()]
-    assert found == ["f: ended with signal 11", None]
-
-
-def one_trained(ratio: float) -> Trained:
-    return Trained(
-        index=0,
+    stats = SequenceStats(
         mini_batch=0,
         num_tokens=2,
         num_clipped=1,
-        sequence_ratio=ratio,
+        sequence_ratio=ratio or 0.0,
         entropy_sum=1.0,
         old_logprobs=torch.full((2,), -1.0),
         log_ratios=torch.tensor([0.25, -0.125]),
     )
+    first = sample_of(
+        query,
+        [3, 4],
+        text="line\nbreak",
+        finish_reason="stop",
+        versions=((8, 2),),
+        score=Score(reward=reward, parts={"f": reward}, failure=failure),
+        advantage=0.5,
+        stats=None if ratio is None else stats,
+    )
+    second = replace(first, text="second", score=Score(reward=0.0, parts={"f": 0.0}), advantage=0.0, stats=None)
+    return first, second
+
+
+def test_a_rollout_says_why_it_has_no_reward(directory: RunDirectory) -> None:
+    failure = Failure(kind="crashed", message="f: ended with signal 11")
+    path = directory.write_rollouts(1, rollout_lines(small_samples(None, failure=failure)))
+    found = [strict(line)["failure"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert found == ["f: ended with signal 11", None]
 
 
 def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: RunDirectory) -> None:
-    path = directory.write_rollouts(3, rollout_lines(small_batch(), [one_trained(1.25)]))
+    path = directory.write_rollouts(3, rollout_lines(small_samples(ratio=1.25)))
     assert path.name == "step_000003.jsonl"
     first, second = (strict(line) for line in path.read_text(encoding="utf-8").splitlines())
     assert first == {
@@ -162,7 +160,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
 
 
 def test_rollouts_are_json_too_where_a_ratio_is_not_finite_or_a_reward_is_none(directory: RunDirectory) -> None:
-    path = directory.write_rollouts(1, rollout_lines(small_batch(reward=None), [one_trained(math.nan)]))
+    path = directory.write_rollouts(1, rollout_lines(small_samples(None, ratio=math.nan)))
     first = strict(path.read_text(encoding="utf-8").splitlines()[0])
     assert first["reward"] is None and first["sequence_ratio"] is None
 
@@ -217,7 +215,7 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
     directory.append("cold_start.jsonl", {"step": 2})
     directory.append("metrics.jsonl", {"step": 0})
     for step in (1, 2, 10):
-        directory.write_rollouts(step, rollout_lines(small_batch()))
+        directory.write_rollouts(step, rollout_lines(small_samples()))
     directory.cut_back(steps=2, logs=logs)
     assert directory.log_bytes() == sizes  # metrics.jsonl was not there
     assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
@@ -235,7 +233,7 @@ def test_a_copy_beside_a_rollout_file_is_left_alone(directory: RunDirectory, tmp
         "step_\u0669.jsonl",
     )
     for step in (1, 9):
-        directory.write_rollouts(step, rollout_lines(small_batch()))
+        directory.write_rollouts(step, rollout_lines(small_samples()))
     for name in copies:
         (directory.path / "rollouts" / name).write_text("mine")
     directory.cut_back(steps=1, logs=tmp_path)
@@ -251,7 +249,7 @@ def test_nothing_is_written_through_a_link(name: str, directory: RunDirectory, t
         if name == "metrics.jsonl":
             directory.append(name, {"step": 1})
         else:
-            directory.write_rollouts(1, rollout_lines(small_batch()))
+            directory.write_rollouts(1, rollout_lines(small_samples()))
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -274,7 +272,7 @@ def test_no_model_is_written_through_a_link(
 def test_a_directory_of_it_may_be_a_link_to_another_disk(directory: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (directory.path / "rollouts").symlink_to(tmp_path / "disk")
-    directory.write_rollouts(1, rollout_lines(small_batch()))
+    directory.write_rollouts(1, rollout_lines(small_samples()))
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step_000001.jsonl"]
 
 
@@ -289,7 +287,7 @@ def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_d
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
     for write in (
         lambda: directory.append("metrics.jsonl", {"step": 3}),
-        lambda: directory.write_rollouts(3, rollout_lines(small_batch())),
+        lambda: directory.write_rollouts(3, rollout_lines(small_samples())),
         lambda: directory.save_model(new_policy(seed=1)),
         lambda: directory.save_reference(new_policy(seed=1)),
     ):
@@ -304,7 +302,7 @@ def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirect
     assert directory.set_aside() is None
     for number in (1, 2):
         directory.append("metrics.jsonl", {"step": number})
-        directory.write_rollouts(number, rollout_lines(small_batch()))
+        directory.write_rollouts(number, rollout_lines(small_samples()))
         aside = directory.set_aside()
         assert aside == directory.path / f"set_aside_{number}"
         assert json.loads((aside / "metrics.jsonl").read_text()) == {"step": number}
@@ -313,7 +311,7 @@ def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirect
 
 
 def test_rollouts_that_are_not_as_they_were_written_are_named(directory: RunDirectory) -> None:
-    paths = [directory.write_rollouts(step, rollout_lines(small_batch())) for step in (1, 2, 3, 4)]
+    paths = [directory.write_rollouts(step, rollout_lines(small_samples())) for step in (1, 2, 3, 4)]
     files = {path.name: [path.stat().st_size, sha256(path)] for path in paths}
     assert directory.damaged_rollouts(files) == []
     contents = paths[0].read_bytes()

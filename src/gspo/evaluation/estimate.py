@@ -22,14 +22,14 @@ def estimate(values: Sequence[Sequence[float]]) -> Estimate:
     equal, as they are of a single question: a deviation of 0 would be read as certainty. Over samples:
     (1/Q) √Σ_q s_q²/n_q, which is (1/Q) √Σ_q p̂_q (1 − p̂_q)/(n_q − 1) of values 0 and 1; every n_q must be 2 or more.
     """
-    known = [its for its in values if its]
-    means = [_mean(its) for its in known]
+    judged = [own for own in values if own]
+    means = [_mean(own) for own in judged]
     size = len(means)
     over_questions = over_samples = math.nan
     if len(set(means)) > 1:
         over_questions = math.sqrt(_variance(means) / size)
-    if known and min(map(len, known)) > 1:
-        over_samples = math.sqrt(sum(_variance(its) / len(its) for its in known)) / size
+    if judged and min(map(len, judged)) > 1:
+        over_samples = math.sqrt(sum(_variance(own) / len(own) for own in judged)) / size
     return Estimate(
         mean=_mean(means) if means else math.nan,
         error_over_questions=over_questions,

@@ -1,7 +1,7 @@
 """Score the policy on queries it is not trained on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -13,7 +13,7 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
 from gspo.rollout.source import sample_groups
-from gspo.types import Failure, Query
+from gspo.types import Failure, Query, Score
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 
@@ -39,34 +39,36 @@ def evaluate(
     policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
 ) -> HeldOutScore:
     """pass@1 and mean reward of the policy; functions that fail are counted, and never end the run."""
-    num_samples = recipe.evaluation.samples
-    sampling = recipe.rollout.model_copy(update={"temperature": recipe.evaluation.temperature})
-    groups = sample_groups(policy, queries, sampling, group_size=num_samples, seed=_SEED, policy_version=0)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores = score(groups, functions, max_masked_fraction=1.0).scores
-    verdicts = [verdict(one) for one in scores]
-    rows = [group.query.id for group in groups for _ in group.rollouts]
-    failed = [one.value if one and isinstance(one.value, Failure) else None for one in verdicts]
-    masked = [one.failure for one in scores]
-    causes = [one or two for one, two in zip(failed, masked, strict=True)]
-    judges = Counter(one.function for one in verdicts if one)
-    over_questions = partial(_estimate, num_samples=num_samples)
+    settings = recipe.evaluation
+    sampling = recipe.rollout.model_copy(update={"temperature": settings.temperature})
+    groups = sample_groups(policy, queries, sampling, group_size=settings.samples, seed=_SEED, policy_version=0)
+    batch = score(groups, functions, max_masked_fraction=1.0)
+
+    def over_questions(value_of: Callable[[Score], float | None]) -> Estimate:
+        """Over the responses for which there is a value."""
+        scores = [[sample.score for sample in group.samples if sample.score is not None] for group in batch.groups]
+        return estimate([[value for s in own if (value := value_of(s)) is not None] for own in scores])
+
+    judged = [(sample, sample.score, verdict(sample.score)) for sample in batch.samples if sample.score is not None]
+    judges = Counter(judge.function for _, _, judge in judged if judge)
+    failed = {sample: v.value for sample, _, v in judged if v and isinstance(v.value, Failure)}
+    masked = {sample: own.failure for sample, own, _ in judged if own.failure is not None}
+    causes = [(sample.query.id, failed.get(sample) or masked.get(sample)) for sample in batch.samples]
+    names = [function.name for function in functions]
     return HeldOutScore(
-        pass_at_1=over_questions([passes(one, recipe.evaluation.pass_threshold) for one in verdicts]),
-        reward=over_questions([one.reward for one in scores]),
-        function_means={f.name: over_questions([one.parts[f.name] for one in scores]).mean for f in functions},
-        num_responses=len(rollouts),
-        num_judged_by={f.name: judges[f.name] for f in functions if judges[f.name]},
-        num_unjudged=sum(one is None for one in verdicts),
-        num_failed=sum(one is not None for one in failed),
-        num_masked=sum(one is not None for one in masked),
-        first_failure=next((f"{one.message} (row {row})" for one, row in zip(causes, rows, strict=True) if one), ""),
-        mean_response_tokens=fmean(len(rollout.response_ids) for rollout in rollouts),
-        truncated_fraction=fmean(rollout.finish_reason == "length" for rollout in rollouts),
+        pass_at_1=over_questions(lambda score: passes(verdict(score), settings.pass_threshold)),
+        reward=over_questions(lambda score: score.reward),
+        function_means={name: over_questions(partial(_part, name)).mean for name in names},
+        num_responses=len(batch.samples),
+        num_judged_by={name: judges[name] for name in names if judges[name]},
+        num_unjudged=sum(judge is None for _, _, judge in judged),
+        num_failed=len(failed),
+        num_masked=len(masked),
+        first_failure=next((f"{failure.message} (row {row})" for row, failure in causes if failure), ""),
+        mean_response_tokens=fmean(sample.num_tokens for sample in batch.samples),
+        truncated_fraction=fmean(sample.finish_reason == "length" for sample in batch.samples),
     )
 
 
-def _estimate(values: Sequence[float | None], *, num_samples: int) -> Estimate:
-    """Of as many values a question, one after another; None takes no part."""
-    starts = range(0, len(values), num_samples)
-    return estimate([[one for one in values[at : at + num_samples] if one is not None] for at in starts])
+def _part(name: str, score: Score) -> float | None:
+    return score.parts[name]

@@ -37,7 +37,8 @@ def _threshold(probed: Sequence[tuple[str, Score]], threshold: float) -> Iterato
     """
     (gold_by, gold), (junk_by, junk) = (_judged(score) for _, score in probed)
     has_answer = probed[0][0] != JUNK
-    if has_answer and 0 < max(gold, junk) < threshold and gold <= junk:
+    fix = "set evaluation.pass_threshold to what a right answer gets"
+    if has_answer and gold <= junk and 0 < junk < threshold:
         yield (
             f"{gold_by} gives the row's own answer {gold:g} and junk {junk:g}, and evaluation.pass_threshold is "
             f"{threshold:g}: if no response gets more, pass@1 stays 0; set it to what a right answer gets"
@@ -45,16 +46,16 @@ def _threshold(probed: Sequence[tuple[str, Score]], threshold: float) -> Iterato
     if has_answer and gold < threshold and not gold <= junk:
         yield (
             f"{gold_by} gives the row's own answer {gold:g}, and evaluation.pass_threshold is {threshold:g}: if no "
-            "response gets more, pass@1 stays 0; set evaluation.pass_threshold to what a right answer gets"
+            f"response gets more, pass@1 stays 0; {fix}"
         )
     if junk > threshold or (has_answer and junk == threshold):
         yield (
             f"{junk_by} gives junk {junk:g}, and evaluation.pass_threshold is {threshold:g}: such a response passes; "
-            "set evaluation.pass_threshold to what a right answer gets"
+            f"{fix}"
         )
 
 
 def _judged(score: Score) -> tuple[str, float]:
     """The function that judges and its number; NaN, which is above and below nothing, where there is none."""
-    found = verdict(score)
-    return (found.function, found.value) if found and isinstance(found.value, float) else ("", math.nan)
+    judging = verdict(score)
+    return (judging.function, judging.value) if judging and isinstance(judging.value, float) else ("", math.nan)

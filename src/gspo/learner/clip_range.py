@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from gspo.learner.item import Trained
 from gspo.recipe.schema import ActorConfig
-from gspo.types import Batch
+from gspo.types import Sample
 
 _LEVEL, _TREND = 0.5, 0.2  # the share of a step's own number in each: one step is a noisy sample
 _BOUND = 7.0  # of one step's change, in the logarithm: a step of a single clipped sequence says little
@@ -22,23 +21,23 @@ def with_clip_range(actor: ActorConfig, scale: Scale | None) -> ActorConfig:
     return actor.model_copy(update={"clip_low": low, "clip_high": high})
 
 
-def next_scale(scale: Scale | None, actor: ActorConfig, batch: Batch, trained: Sequence[Trained]) -> Scale | None:
-    """The running scale after a step, for the step to come; None: none known yet.
+def next_scale(scale: Scale | None, actor: ActorConfig, samples: Sequence[Sample]) -> Scale | None:
+    """The running scale after a step, for the step to come, from its samples; None: there is none yet.
 
     Ratios shrink as a policy gets surer, steadily over many steps: a mean of those that were would lag behind. So the
     logarithm of `clipping_scale` is smoothed together with its trend (Holt 1957).
     """
-    if actor.clip_fraction is None or not (wanted := clipping_scale(actor, batch, trained)) > 0:
+    if actor.clip_fraction is None or not (wanted := clipping_scale(actor, samples)) > 0:
         return scale
     level, trend = (0.0, 0.0) if scale is None else scale
-    found = min(max(math.log(wanted), level - _BOUND), level + _BOUND)
+    current = min(max(math.log(wanted), level - _BOUND), level + _BOUND)
     if scale is None:
-        return found, 0.0
-    smoothed = _LEVEL * found + (1 - _LEVEL) * (level + trend)
+        return current, 0.0
+    smoothed = _LEVEL * current + (1 - _LEVEL) * (level + trend)
     return smoothed, _TREND * (smoothed - level) + (1 - _TREND) * trend
 
 
-def clipping_scale(actor: ActorConfig, batch: Batch, trained: Sequence[Trained]) -> float:
+def clipping_scale(actor: ActorConfig, samples: Sequence[Sample]) -> float:
     """What the range would have to be multiplied by for `clip_fraction` of the step's tokens to be clipped.
 
     A sequence is clipped if its excess, (s - 1)/clip_high where Â > 0 and (1 - s)/clip_low where Â < 0, is above the
@@ -46,17 +45,17 @@ def clipping_scale(actor: ActorConfig, batch: Batch, trained: Sequence[Trained])
     0, or NaN, where fewer than that have moved at all.
     """
     assert actor.clip_fraction is not None
-    found = sorted(((_excess(item, actor, batch), item.num_tokens) for item in trained), reverse=True)
-    budget = actor.clip_fraction * sum(tokens for _, tokens in found)
-    for excess, tokens in found:
+    trained = [(sample.advantage, sample.stats) for sample in samples if sample.stats is not None]
+    excesses = [(_excess(advantage, stats.sequence_ratio, actor), stats.num_tokens) for advantage, stats in trained]
+    budget = actor.clip_fraction * sum(tokens for _, tokens in excesses)
+    for excess, tokens in sorted(excesses, reverse=True):
         budget -= tokens
         if budget < 0:
             return excess
     return 0.0
 
 
-def _excess(item: Trained, actor: ActorConfig, batch: Batch) -> float:
-    advantage, moved = batch.advantages[item.index], item.sequence_ratio - 1
+def _excess(advantage: float, sequence_ratio: float, actor: ActorConfig) -> float:
     if advantage == 0:  # trained by a KL or entropy term: never clipped
         return -math.inf
-    return moved / actor.clip_high if advantage > 0 else -moved / actor.clip_low
+    return (sequence_ratio - 1) / actor.clip_high if advantage > 0 else (1 - sequence_ratio) / actor.clip_low

@@ -12,7 +12,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig
 
-_TRUNK, _HEAD, _OPTIMIZER = "trunk.", "head.", "optimizer."  # the beginnings of its tensors' names
+_OPTIMIZER = "optimizer."  # the beginning of its optimizer's tensors' names
 
 
 class Critic:
@@ -25,11 +25,11 @@ class Critic:
         self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        parts = nn.ModuleDict({"head": self._head})
+        self._parts = nn.ModuleDict({"head": self._head})
         if own is not None:
             own.model.load_state_dict(policy.model.state_dict())
-            parts["trunk"] = own.trunk
-        self.optimizer = Optimizer(parts, settings.optimizer, total_steps=total_steps)
+            self._parts["trunk"] = own.trunk
+        self.optimizer = Optimizer(self._parts, settings.optimizer, total_steps=total_steps)
 
     @property
     def coefficient(self) -> float:
@@ -40,8 +40,8 @@ class Critic:
         """V before each response token; `hidden` are the policy's states there, which only a shared trunk reads."""
         states = hidden
         if self._own is not None:
-            chosen = [replace(one, experts=None) for one in sequences]  # its routers choose for themselves
-            states = response_states(self._own, chosen)
+            free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
+            states = response_states(self._own, free)
         assert states is not None
         values: Tensor = self._head(states.float())[:, 0]
         return values
@@ -52,18 +52,11 @@ class Critic:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs of it, by name."""
-        found = {f"{_HEAD}{name}": tensor.detach() for name, tensor in self._head.state_dict().items()}
-        if self._own is not None:
-            found |= {f"{_TRUNK}{name}": tensor for name, tensor in self._own.trunk.state_dict().items()}
-        return found | {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
+        own = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
+        return {**self._parts.state_dict(), **own}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Put everything back to where `state` found it."""
-
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-
-        self._head.load_state_dict(under(_HEAD))
-        if self._own is not None:
-            self._own.trunk.load_state_dict(under(_TRUNK))
-        self.optimizer.restore(under(_OPTIMIZER))
+        """Put everything back to what `state` gave."""
+        own = {name.removeprefix(_OPTIMIZER): state[name] for name in state if name.startswith(_OPTIMIZER)}
+        self._parts.load_state_dict({name: state[name] for name in state if not name.startswith(_OPTIMIZER)})
+        self.optimizer.restore(own)

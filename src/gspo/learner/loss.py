@@ -1,6 +1,6 @@
 """The loss of a micro-batch: the surrogate, and what a recipe adds to it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gspo.learner.critic import Critic
-from gspo.learner.cutting import rollouts_of, takes_part
-from gspo.learner.item import Item, Observation, observe
+from gspo.learner.micro_batching import token_sequence
+from gspo.learner.sequence_stats import Observation, observe
 from gspo.learner.volatility import Activation, activation
 from gspo.model.likelihood import Likelihood, response_likelihood
+from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import (
     Surrogate,
@@ -25,7 +26,7 @@ from gspo.objective import (
 )
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.schema import ActorConfig
-from gspo.types import Batch
+from gspo.types import Group, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,110 +34,126 @@ class Denominators:
     """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it."""
 
     num_sequences: int  # that take part in the loss
-    mean_tokens: float = 1.0  # of those: response tokens
-    group_tokens: Mapping[int, float] = field(default_factory=dict)  # the same of each rollout's group, by its index
+    mean_tokens: float = 1.0  # of those: tokens that the policy wrote
+    group_tokens: Mapping[Sample, float] = field(default_factory=dict)  # the same mean over each sample's group
     max_tokens: int = 1  # of any response
 
 
-def denominators_of(batch: Batch, members: Sequence[int], max_tokens: int) -> Denominators:
-    """Those of a mini-batch, given by its rollouts' indices."""
-    rollouts = rollouts_of(batch)
-    lengths = {index: len(rollouts[index].response_ids) for index in members if takes_part(batch, index)}
-    group_of = [number for number, group in enumerate(batch.groups) for _ in group.rollouts]
-    by_group: dict[int, list[int]] = {}
-    for index, length in lengths.items():
-        by_group.setdefault(group_of[index], []).append(length)
+def denominators_of(groups: Sequence[Group], max_tokens: int) -> Denominators:
+    """Those of a mini-batch, given by its groups."""
+    parts = [[sample for sample in group.samples if sample.takes_part] for group in groups]
+    lengths = [sample.num_written for part in parts for sample in part]
     return Denominators(
         num_sequences=len(lengths),
-        mean_tokens=fmean(lengths.values()) if lengths else 0.0,
-        group_tokens={index: fmean(by_group[group_of[index]]) for index in lengths},
+        mean_tokens=fmean(lengths) if lengths else 0.0,
+        group_tokens={sample: fmean(s.num_written for s in part) for part in parts for sample in part},
         max_tokens=max_tokens,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Loss:
-    """The terms of a loss, each already divided by the mini-batch's denominators, and what was seen on the way."""
+    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what was seen."""
 
     total: Tensor  # to be minimised
     terms: dict[str, Float[Tensor, ""]]  # by name, on the device: the surrogate, the others without their coefficients
     observation: Observation
-    activation: Activation | None = None
+    activation: Activation | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pass:
+    """One forward pass over some samples of a mini-batch."""
+
+    samples: Sequence[Sample]
+    sequences: Sequence[TokenSequence]
+    likelihood: Likelihood
+    lengths: Int[Tensor, "B"]
+    actor: ActorConfig
+
+    def packed(self, name: str) -> Float[Tensor, "N"]:
+        """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
+        values = [getattr(sample, name) for sample in self.samples]
+        given = [value for value in values if value is not None]
+        if not given:
+            return self.likelihood.logprobs.detach()
+        assert len(given) == len(values), f"some samples of a micro-batch have {name}, and others have not"
+        return torch.cat(given).to(self.likelihood.logprobs.device, non_blocking=True)
+
+    def per_sequence(self, values: Float[Tensor, "N"]) -> Float[Tensor, ""]:
+        """The sum over sequences of the mean over tokens."""
+        return sequence_mean(values, self.lengths).sum()
 
 
 def micro_batch_loss(
     policy: Policy,
-    critic: Critic | None,
-    items: Sequence[Item],
+    samples: Sequence[Sample],
     actor: ActorConfig,
     denominators: Denominators,
     *,
+    critic: Critic | None,
     temperature: float,
 ) -> Loss:
-    """One forward pass over some sequences of a mini-batch, and everything that is learned from it."""
-    sequences = [item.sequence for item in items]
+    """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
+    sequences, count = [token_sequence(sample, actor) for sample in samples], denominators.num_sequences
     likelihood = response_likelihood(
         policy, sequences, temperature=temperature, keep_router_logits=actor.router_aux_loss > 0
     )
-    logprobs, count = likelihood.logprobs, denominators.num_sequences
-    old = _packed(items, lambda item: item.old_logprobs, logprobs)
-    lengths = torch.tensor([item.length for item in items])
-    weights = _weights(items, old, lengths, actor)
-    result = _surrogate(items, logprobs, old, lengths, weights, actor, denominators)
+    lengths = torch.tensor([sample.num_written for sample in samples])
+    forward = _Pass(samples=samples, sequences=sequences, likelihood=likelihood, lengths=lengths, actor=actor)
+    old = forward.packed("old_logprobs")
+    weights = _weights(forward, old)
+    result = _surrogate(forward, old, weights, denominators)
     total = -result.per_sequence.sum() / count
-    observation = observe(items, result, logprobs, old, likelihood.entropy, weights)
-    loss = Loss(total=total, terms={"loss": total.detach()}, observation=observation)
+    observation = observe(samples, result, likelihood.logprobs, old, likelihood.entropy, weights)
+    terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
-        loss.total = loss.total.detach()
-    if (divergence := _divergence(items, logprobs, lengths, actor)) is not None:
-        loss.total = loss.total + actor.kl.coefficient * divergence / count
-        loss.terms["kl"] = divergence.detach() / count
+        total = total.detach()
+    if actor.kl.coefficient and actor.kl.place == "loss":
+        reference = forward.packed("reference_logprobs")
+        divergence = forward.per_sequence(kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
+        total = total + actor.kl.coefficient * divergence / count
+        terms["kl"] = divergence.detach() / count
     if actor.entropy_bonus:
-        loss.total = loss.total - actor.entropy_bonus * sequence_mean(likelihood.entropy, lengths).sum() / count
+        total = total - actor.entropy_bonus * forward.per_sequence(likelihood.entropy) / count
     if likelihood.router_logits:
-        unbalanced = _balance_loss(items, likelihood, lengths) / count
-        loss.total = loss.total + actor.router_aux_loss * unbalanced
-        loss.terms["balance_loss"] = unbalanced.detach()
+        unbalanced = _balance_loss(forward) / count
+        total = total + actor.router_aux_loss * unbalanced
+        terms["balance_loss"] = unbalanced.detach()
     if critic is not None:
-        errors = _value_errors(critic, items, likelihood, lengths) / count
-        loss.total = loss.total + critic.coefficient * errors
-        loss.terms["value_loss"] = errors.detach()
+        values = critic.values(sequences, likelihood.hidden)
+        errors = value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
+        value_error = forward.per_sequence(errors) / count
+        total = total + critic.coefficient * value_error
+        terms["value_loss"] = value_error.detach()
+    seen = None
     if policy.routing is not None and likelihood.experts is not None:
-        before = [item.old_experts for item in items]
-        loss.activation = activation(likelihood.experts, before, policy.routing.num_experts)
-    return loss
+        before = [sample.old_experts or sample.experts for sample in samples]
+        seen = activation(likelihood.experts, before, policy.routing.num_experts)
+    return Loss(total=total, terms=terms, observation=observation, activation=seen)
 
 
 def _surrogate(
-    items: Sequence[Item],
-    logprobs: Float[Tensor, "N"],
-    old: Float[Tensor, "N"],
-    lengths: Int[Tensor, "B"],
-    weights: Float[Tensor, "N"] | None,
-    actor: ActorConfig,
-    denominators: Denominators,
+    forward: _Pass, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None, denominators: Denominators
 ) -> Surrogate:
-    per_token = any(item.token_advantages is not None for item in items)
-    advantages = torch.tensor([item.advantage for item in items], dtype=torch.float32)
-    if per_token:
-        pieces = [
-            item.token_advantages if item.token_advantages is not None else torch.full((item.length,), item.advantage)
-            for item in items
-        ]
-        advantages = torch.cat(pieces)
+    actor, samples, logprobs = forward.actor, forward.samples, forward.likelihood.logprobs
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
+    if any(sample.token_advantages is not None for sample in samples):
+        own = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
+        advantages = torch.cat([same if tokens is None else tokens for tokens, same in own])
     norms: dict[str, float | Tensor] = {"mean": denominators.mean_tokens, "constant": float(denominators.max_tokens)}
     if actor.length_norm == "group":
-        its_group = torch.tensor([denominators.group_tokens[item.index] for item in items])
-        norms["group"] = its_group.to(logprobs.device, non_blocking=True)
+        group_tokens = torch.tensor([denominators.group_tokens[sample] for sample in samples])
+        norms["group"] = group_tokens.to(logprobs.device, non_blocking=True)
     return surrogate(
         logprobs,
         old,
         advantages.to(logprobs.device, non_blocking=True),
-        lengths,
+        forward.lengths,
         settings=surrogate_settings(actor),
         tokens_per_sequence=norms.get(actor.length_norm),
-        sampler_logprobs=_packed(items, lambda item: item.sampler_logprobs, logprobs),
+        sampler_logprobs=forward.packed("sampler_logprobs"),
         weights=weights,
     )
 
@@ -156,51 +173,19 @@ def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
     )
 
 
-def _weights(
-    items: Sequence[Item], old: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: ActorConfig
-) -> Tensor | None:
+def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | None:
+    actor = forward.actor
     if actor.correction == "none":
         return None
-    sampler = _packed(items, lambda item: item.sampler_logprobs, old)
     bounds, level = (actor.correction_low, actor.correction_high), actor.correction_level
-    return correction_weights(old, sampler, lengths, actor.correction, bounds, level=level)
+    sampler_logprobs = forward.packed("sampler_logprobs")
+    return correction_weights(old, sampler_logprobs, forward.lengths, actor.correction, bounds, level=level)
 
 
-def _packed(
-    items: Sequence[Item], known: Callable[[Item], Float[Tensor, "T"] | None], own: Float[Tensor, "N"]
-) -> Float[Tensor, "N"]:
-    """One after another on the device; where it is known of none, what the pass itself gave, without its gradient."""
-    found = [one for item in items if (one := known(item)) is not None]
-    if not found:
-        return own.detach()
-    assert len(found) == len(items), "known of some sequences of a micro-batch, and not of others"
-    return torch.cat(found).to(own.device, non_blocking=True)
-
-
-def _divergence(
-    items: Sequence[Item], logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"], actor: ActorConfig
-) -> Float[Tensor, ""] | None:
-    """The KL from the reference, a token, summed over the sequences; None where the loss has no such term."""
-    if not actor.kl.coefficient or actor.kl.place != "loss":
-        return None
-    reference = _packed(items, lambda item: item.reference_logprobs, logprobs)
-    return sequence_mean(kl_estimate(logprobs, reference, actor.kl.estimator), lengths).sum()
-
-
-def _value_errors(
-    critic: Critic, items: Sequence[Item], likelihood: Likelihood, lengths: Int[Tensor, "B"]
-) -> Float[Tensor, ""]:
-    """The value loss of a token, summed over the sequences."""
-    values = critic.values([item.sequence for item in items], likelihood.hidden)
-    old_values = _packed(items, lambda item: item.old_values, values)
-    returns = _packed(items, lambda item: item.returns, values)
-    return sequence_mean(value_loss(values, old_values, returns, critic.settings.clip), lengths).sum()
-
-
-def _balance_loss(items: Sequence[Item], likelihood: Likelihood, lengths: Int[Tensor, "B"]) -> Float[Tensor, ""]:
+def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     """Summed over the sequences, by the experts that were used, replayed ones too."""
-    assert likelihood.experts is not None
-    used = [item.sequence.experts or own for item, own in zip(items, likelihood.experts, strict=True)]
-    rows = torch.cat([experts.row for experts in used]).long()
-    rows = rows.to(likelihood.router_logits[0].device, non_blocking=True)
-    return balance_loss(likelihood.router_logits, rows, lengths).sum()
+    assert forward.likelihood.experts is not None
+    used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
+    rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
+    rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
+    return balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from gspo.learner.noise import Noise, gradient_noise
 from gspo.recipe.schema import OptimizerConfig
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -21,6 +21,14 @@ class StepReport:
     grad_norm: float  # before clipping
     learning_rate: float
     applied: bool  # False: the gradient was not finite, the weights are unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Squared norms; their ratio, of sums over mini-batches, is the signal-to-noise ratio of one mini-batch."""
+
+    signal: float  # of the expected gradient, estimated without bias: by chance it may be negative
+    noise: float  # of the deviation of the mini-batch's gradient from it
 
 
 class Optimizer:
@@ -42,14 +50,8 @@ class Optimizer:
             for p, m in zip(self._parameters, self._masters, strict=True)
             if m is not p
         ]
-        self._adamw = torch.optim.AdamW(
-            self._masters,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        own = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
+        self._adamw = torch.optim.AdamW(self._masters, **own, fused=True)  # type: ignore[arg-type]
 
     @property
     def learning_rate(self) -> float:
@@ -59,11 +61,8 @@ class Optimizer:
             return settings.lr * (self.steps_taken + 1) / settings.warmup_steps
         progress = (self.steps_taken - settings.warmup_steps) / max(1, self.total_steps - settings.warmup_steps)
         progress = min(1.0, progress)
-        remaining = {
-            "constant": 1.0,
-            "linear": 1 - progress,
-            "cosine": (1 + math.cos(math.pi * progress)) / 2,
-        }[settings.schedule]
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": cosine}[settings.schedule]
         return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
@@ -96,12 +95,12 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
-        found = {"steps_taken": torch.tensor(self.steps_taken)}
+        state = {"steps_taken": torch.tensor(self.steps_taken)}
         for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
-            found |= {f"{key}/{name}": value for key, value in self._adamw.state[master].items()}
+            state |= {f"{key}/{name}": value for key, value in self._adamw.state[master].items()}
             if master is not parameter:
-                found[f"master/{name}"] = master.detach()
-        return found
+                state[f"master/{name}"] = master.detach()
+        return state
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -140,3 +139,20 @@ def _adder(master: Tensor):  # type: ignore[no-untyped-def]
         parameter.grad = None
 
     return add
+
+
+def gradient_noise(
+    first: Sequence[Float[Tensor, "..."]], whole: Sequence[Float[Tensor, "..."]], fraction: float
+) -> Noise:
+    """From the gradient of the first half alone, a `fraction` of the sequences, and that of the whole mini-batch.
+
+    With ĝ₁, ĝ₂ the halves' own means over sequences, E[ĝ₁·ĝ₂] = |E g|², and f₁f₂|ĝ₁-ĝ₂|² is without bias the variance
+    of the whole's (arXiv 1812.06162, Appendix A, for two halves).
+    """
+    signal, noise = [], []
+    for half, all_of_it in zip(first, whole, strict=True):
+        mean, other = half / fraction, (all_of_it - half) / (1 - fraction)
+        signal.append(torch.sum(mean * other))
+        noise.append(torch.sum((mean - other) ** 2) * fraction * (1 - fraction))
+    sums = torch.stack([torch.stack(signal), torch.stack(noise)]).double().sum(1).tolist()  # the one wait for a GPU
+    return Noise(signal=sums[0], noise=sums[1])

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gspo.learner.cutting import cut
+from gspo.learner.micro_batching import for_each_sample
 from gspo.model.likelihood import response_likelihood
-from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig
-from gspo.types import Experts
+from gspo.types import Experts, Sample
 
 _SAMPLE = 8  # sequences: two more forward passes over them
 
@@ -38,7 +37,7 @@ def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num
 
     The order in which a token's experts are named does not matter, nor do their weights.
     """
-    rows = torch.cat([one.row for one in experts]).long()  # N L K
+    rows = torch.cat([own.row for own in experts]).long()  # N L K
     num_layers, top_k = rows.shape[1:]
     places = torch.arange(num_layers)[:, None] * num_experts  # an expert's of each layer
     load = torch.bincount((rows + places).flatten(), minlength=num_layers * num_experts).view(num_layers, num_experts)
@@ -54,23 +53,22 @@ def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num
 
 
 class VolatilitySample:
-    """A few of the sequences an optimiser step trains on, evenly spaced, and the experts they have before it."""
+    """A few of the samples an optimiser step trains on, evenly spaced, and the experts they have before it."""
 
-    def __init__(self, policy: Policy, sequences: Sequence[TokenSequence], actor: ActorConfig) -> None:
+    def __init__(self, policy: Policy, samples: Sequence[Sample], actor: ActorConfig) -> None:
         self._policy, self._actor = policy, actor
-        self._sequences = sequences[:: -(-len(sequences) // _SAMPLE) or 1]
+        self._samples = samples[:: -(-len(samples) // _SAMPLE) or 1]
         self._before = self._experts()
 
     def change(self) -> Activation | None:
-        """The experts they have now, compared with those before; None for a model without routers, or no sequences."""
+        """The experts they have now, compared with those before; None for a model without routers, or no samples."""
         if self._policy.routing is None or not self._before:
             return None
         return activation(self._experts(), self._before, self._policy.routing.num_experts)
 
-    @torch.no_grad()
     def _experts(self) -> Sequence[Experts]:
         if self._policy.routing is None:
             return ()
-        parts = cut(self._policy, self._sequences, self._actor)
-        passes = (response_likelihood(self._policy, [self._sequences[index] for index in part]) for part in parts)
-        return [experts for likelihood in passes for experts in likelihood.experts or ()]
+        return for_each_sample(
+            lambda part: response_likelihood(self._policy, part).experts or (), self._policy, self._samples, self._actor
+        )

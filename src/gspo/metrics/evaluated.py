@@ -20,17 +20,17 @@ class Measure:
 
 def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
     """pass@1 of each evaluated set and, wherever it is not the same number, its mean reward."""
-    found: dict[str, Measure] = {}
+    results: dict[str, Measure] = {}
     for line in lines:
         for name in line:
             if name.startswith("evaluation/") and name.endswith(_PASS):
                 home = name.removesuffix(_PASS)
                 label, reward = home.removeprefix("evaluation/"), home + _REWARD
-                found.setdefault(name, Measure(label=f"pass@1 ({label})", name=name, error=f"{home}/standard_error"))
+                results.setdefault(name, Measure(label=f"pass@1 ({label})", name=name, error=f"{home}/standard_error"))
                 if is_number(line.get(reward)) and line[reward] != line[name]:
                     error = f"{home}/reward_standard_error"
-                    found.setdefault(reward, Measure(label=f"reward ({label})", name=reward, error=error))
-    return list(found.values())
+                    results.setdefault(reward, Measure(label=f"reward ({label})", name=reward, error=error))
+    return list(results.values())
 
 
 def measured(line: Mapping[str, Any], measure: Measure) -> str:

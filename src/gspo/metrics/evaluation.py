@@ -24,7 +24,7 @@ def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
     return {f"evaluation/{set_name}/{name}": value for name, value in metrics.items()}
 
 
-def in_words(score: HeldOutScore, metrics: Metrics) -> str:
+def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
     """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
     pass_at_1, *rewards = measures([metrics])
     size = score.pass_at_1.num_questions
@@ -37,7 +37,7 @@ def in_words(score: HeldOutScore, metrics: Metrics) -> str:
     return words
 
 
-def failures_in_words(score: HeldOutScore) -> str:
+def failure_summary(score: HeldOutScore) -> str:
     """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
     if not score.first_failure:
         return ""

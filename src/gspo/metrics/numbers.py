@@ -26,14 +26,13 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a line of metrics and its lists of them; null, and what is too large to be one, read as NaN."""
-    found = {name: _numbers(value, DEPTH) for name, value in line.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    read = {name: _read(value, DEPTH) for name, value in line.items()}
+    return {name: value for name, value in read.items() if value is not None}
 
 
-def _numbers(value: Any, depth: int) -> Any:
+def _read(value: Any, depth: int) -> Any:
     if isinstance(value, list) and depth:
-        found = (_numbers(item, depth - 1) for item in value)
-        return [math.nan if item is None else item for item in found]
+        return [math.nan if (number := _read(item, depth - 1)) is None else number for item in value]
     if value is None or isinstance(value, int | float):
         return value if is_number(value) else math.nan
     return None

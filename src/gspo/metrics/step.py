@@ -2,25 +2,24 @@
 
 import math
 import resource
+import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 
-from gspo.learner.cutting import rollouts_of
-from gspo.learner.item import Trained
-from gspo.learner.old_policy import Old
+from gspo.errors import FailureKind
+from gspo.learner.advantages import rewards_differ
 from gspo.learner.update import MiniBatchReport
-from gspo.metrics.clipping import clip_metrics
-from gspo.metrics.critic import critic_metrics, reference_metrics
+from gspo.metrics.clipping import clip_metrics, gradient_metrics
 from gspo.metrics.experts import expert_metrics
-from gspo.metrics.gradient import gradient_metrics
-from gspo.metrics.numbers import Metrics, mean
+from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.ratios import correction_metrics, mismatch_metrics, ratio_metrics
-from gspo.metrics.rewards import group_metrics, response_metrics, reward_metrics, sampled_groups
+from gspo.metrics.table import SequenceTable, sequence_table
 from gspo.recipe.schema import ActorConfig
-from gspo.reward.score import Scored
-from gspo.types import Batch
+from gspo.types import Batch, Group, Sample
 
 
 def step_metrics(
@@ -28,29 +27,33 @@ def step_metrics(
     reports: Sequence[MiniBatchReport],
     seconds: Mapping[str, float],
     *,
-    scored: Scored,
     actor: ActorConfig | None = None,
-    old: Mapping[int, Old] | None = None,
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
-    actor, rollouts = actor or ActorConfig(), rollouts_of(batch)
-    trained = [item for report in reports for item in report.trained]
+    actor, table = actor or ActorConfig(), sequence_table(batch.samples, len(reports))
+    # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.
+    groups = (*batch.groups, *batch.dropped)
+    sampled = [sample for group in groups for sample in group.samples]
+    generated = sum(sample.num_written for sample in sampled)
     return {
-        **reward_metrics(batch),
-        **group_metrics(batch),
-        **response_metrics(batch),
-        **clip_metrics(batch, reports, trained),
-        **ratio_metrics(rollouts, trained, len(reports), actor),
-        **gradient_metrics(batch, reports, trained),
-        **_policy_metrics(reports, trained),
-        **reference_metrics(batch, reports, actor),
-        **critic_metrics(batch, reports),
-        **correction_metrics(trained, len(reports), actor),
-        **mismatch_metrics(rollouts, trained),
-        **expert_metrics(reports, rollouts, old),
+        **_reward_metrics(sampled),
+        **_group_metrics(groups),
+        "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
+        "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
+        "response/masked_fraction": sum(sample.masked for sample in batch.samples) / len(batch.samples),
+        **clip_metrics(table, reports),
+        **ratio_metrics(table, actor),
+        **gradient_metrics(table, reports),
+        **_policy_metrics(table, reports),
+        **_reference_metrics(batch.samples, reports, actor),
+        **_critic_metrics(batch.samples, reports),
+        **correction_metrics(table, actor),
+        **mismatch_metrics(batch.samples),
+        **expert_metrics(batch.samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
-        **{f"reward/{name}/seconds": value for name, value in scored.seconds.items()},
-        **_throughput_metrics(batch, trained, seconds),
+        **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
+        "throughput/generated_tokens_per_second": generated / max(seconds["rollout"], 1e-9),
+        "throughput/trained_tokens_per_second": table.total("num_tokens") / max(seconds["update"], 1e-9),
         "memory/peak_bytes": float(peak_bytes()),
     }
 
@@ -63,21 +66,63 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _policy_metrics(reports: Sequence[MiniBatchReport], trained: Sequence[Trained]) -> Metrics:
-    tokens = sum(item.num_tokens for item in trained) or math.nan
+def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
+    scores = [sample.score for sample in samples if sample.score is not None]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    failures = Counter(score.failure.kind for score in scores if score.failure is not None)
+    metrics: Metrics = {
+        "reward/mean": mean(rewards),
+        "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        "reward/unscored_fraction": 1 - len(rewards) / len(scores),
+        "reward/masked_fraction": failures.total() / len(scores),
+        **{f"reward/{kind}_rollouts": float(failures[kind]) for kind in get_args(FailureKind)},
+    }
+    for name in scores[0].parts:
+        applied = [part for score in scores if (part := score.parts[name]) is not None]
+        if applied and len(scores[0].parts) > 1:
+            metrics[f"reward/{name}/mean"] = mean(applied)
+    return metrics
+
+
+def _group_metrics(groups: Sequence[Group]) -> Metrics:
+    """How many groups have something to learn from."""
+    varied = sum(map(rewards_differ, groups))
+    return {"group/sampled": float(len(groups)), "group/zero_variance_fraction": 1 - varied / len(groups)}
+
+
+def _policy_metrics(table: SequenceTable, reports: Sequence[MiniBatchReport]) -> Metrics:
     return {
         "policy/loss": mean([report.loss for report in reports]),
         "policy/grad_norm": mean([report.step.grad_norm for report in reports]),
-        "policy/entropy": sum(item.entropy_sum for item in trained) / tokens,
+        "policy/entropy": table.share("entropy_sum"),
         "policy/learning_rate": reports[-1].step.learning_rate,
         "policy/skipped_updates": float(sum(not report.step.applied for report in reports)),
     }
 
 
-def _throughput_metrics(batch: Batch, trained: Sequence[Trained], seconds: Mapping[str, float]) -> Metrics:
-    sampled = [rollout for group, _ in sampled_groups(batch) for rollout in group.rollouts]
-    generated = sum(len(rollout.response_ids) for rollout in sampled)
+def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
+    """How far the policy is from its reference; empty where it has none."""
+    pairs = [(s.sampler_logprobs, s.reference_logprobs) for s in samples if s.reference_logprobs is not None]
+    if not pairs:
+        return {}
+    if actor.kl.place == "loss":
+        by_mini_batch = [report.kl for report in reports]
+        return {"reference/kl": mean(by_mini_batch), "reference/kl_by_mini_batch": by_mini_batch}
+    return {"reference/kl": mean([float((sampler - reference).double().mean()) for sampler, reference in pairs])}
+
+
+def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:
+    """What the value model knows of the returns, and its updates; empty where there is none."""
+    pairs = [(s.returns, s.values) for s in samples if s.returns is not None and s.values is not None]
+    if not pairs:
+        return {}
+    returns, values = (torch.cat(column).double() for column in zip(*pairs, strict=True))
+    unexplained = fraction(float((returns - values).var(correction=0)), float(returns.var(correction=0)))
+    steps = [report.critic_step for report in reports if report.critic_step is not None]
     return {
-        "throughput/generated_tokens_per_second": generated / max(seconds["rollout"], 1e-9),
-        "throughput/trained_tokens_per_second": sum(item.num_tokens for item in trained) / max(seconds["update"], 1e-9),
+        "critic/explained_variance": 1 - unexplained,
+        "critic/value_mean": float(values.mean()),
+        "critic/loss": mean([report.value_loss for report in reports]),
+        "critic/grad_norm": mean([step.grad_norm for step in steps]),
+        "critic/learning_rate": steps[-1].learning_rate if steps else math.nan,
     }

@@ -31,35 +31,32 @@ class Likelihood:
 def response_likelihood(
     policy: Policy, sequences: Sequence[TokenSequence], *, temperature: float = 1.0, keep_router_logits: bool = False
 ) -> Likelihood:
-    """Log-likelihood and entropy of every response token under softmax(logits / temperature), in float32.
+    """Log-likelihood and entropy of every scored response token under softmax(logits / temperature), in float32.
 
     One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
     """
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
     output = policy.run(layout, keep_router_logits=keep_router_logits)
     hidden = take(output.hidden, layout.predictors)
-    targets = torch.cat([sequence.response_ids for sequence in sequences])
+    targets = torch.cat([sequence.scored_ids for sequence in sequences])
     logprobs, entropy = token_likelihood(policy.head, hidden, targets.to(policy.device, non_blocking=True), temperature)
     return Likelihood(
         logprobs=logprobs,
         entropy=entropy,
         hidden=hidden,
-        experts=None if output.experts is None else _by_sequence(output.experts.cpu(), layout, sequences),
+        experts=None if output.experts is None else _by_sequence(output.experts.cpu(), layout),
         router_logits=tuple(take(logits, layout.predictors) for logits in output.router_logits),
     )
 
 
 def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float[Tensor, "N H"]:
-    """The trunk's states that predict the N packed response tokens, from one forward pass."""
+    """The trunk's states that predict the N packed, scored response tokens, from one forward pass."""
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
     return take(policy.run(layout).hidden, layout.predictors)
 
 
-def _by_sequence(
-    experts: Integer[Tensor, "N L K"], layout: Pack, sequences: Sequence[TokenSequence]
-) -> tuple[Experts, ...]:
+def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Experts, ...]:
     """The experts of each sequence, copied so that the pack can be freed; a shared prefix is copied once."""
     prefixes = {span.start: experts[span].clone() for span in layout.prefixes}
-    rows = experts[layout.predictors.cpu()].split([len(sequence.response_ids) for sequence in sequences])
-    spans = zip(layout.prefixes, rows, strict=True)
-    return tuple(Experts(prefix=prefixes[span.start], row=row.clone()) for span, row in spans)
+    spans = zip(layout.prefixes, layout.rows, strict=True)
+    return tuple(Experts(prefix=prefixes[prefix.start], row=experts[row].clone()) for prefix, row in spans)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -22,6 +22,17 @@ class TokenSequence:
     prompt_ids: tuple[int, ...]
     response_ids: Int[Tensor, "T"]
     experts: Experts | None = None  # to be replayed in place of the routers' choice
+    loss_mask: Bool[Tensor, "T"] | None = None  # the W response tokens that are scored; None: all of them
+
+    @property
+    def scored_ids(self) -> Int[Tensor, "W"]:
+        """The response tokens that are scored; the others are context."""
+        return self.response_ids if self.loss_mask is None else self.response_ids[self.loss_mask]
+
+    @property
+    def num_scored(self) -> int:
+        """W."""
+        return len(self.scored_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -55,7 +66,8 @@ class Pack:
     ids: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]  # the position of each token in its sequence
     blocks: tuple[Block, ...]
-    predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a response token, sequence after sequence
+    predictors: Int[Tensor, "M"]  # the tokens whose hidden state predicts a scored token, sequence after sequence
+    rows: tuple[slice, ...]  # of each sequence, the tokens before each of its response's tokens
     prefixes: tuple[slice, ...]  # of each sequence, the prompt without its last token; several may share it
     experts: Integer[Tensor, "N L K"] | None  # the experts that are replayed
 
@@ -74,6 +86,7 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
     blocks, order, end = list[Block](), list[Tensor](), 0
     predictors: dict[int, Tensor] = {}
     prefixes: dict[int, slice] = {}
+    rows: dict[int, slice] = {}
     for members in _blocks(sequences, hidden_size):
         shares = _shares(sequences, members, hidden_size)
         prefix = len(sequences[members[0]].prompt_ids) - 1 if shares else 0
@@ -85,7 +98,8 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
             first = shared if prefix else end
             prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
             end += lengths[index] - prefix
-            predictors[index] = torch.arange(end - len(sequences[index].response_ids), end)
+            rows[index], mask = slice(end - len(sequences[index].response_ids), end), sequences[index].loss_mask
+            predictors[index] = torch.arange(rows[index].start, end)[... if mask is None else mask]
 
     index_of_token = torch.cat(order)
 
@@ -98,6 +112,7 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
         positions=laid_out([torch.arange(length) for length in lengths]),
         blocks=tuple(blocks),
         predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
+        rows=tuple(rows[index] for index in range(len(sequences))),
         prefixes=tuple(prefixes[index] for index in range(len(sequences))),
         experts=laid_out(experts) if experts else None,
     )

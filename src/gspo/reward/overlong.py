@@ -1,25 +1,18 @@
 """What a response that runs into the limit of its length loses of its reward."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gspo.recipe.schema import RolloutConfig
-from gspo.reward.score import Scored
-from gspo.types import Group, Score
+from gspo.types import Batch, Sample, Score
 
 PART = "overlong_penalty"  # its name among a score's parts
 
 
-def with_overlong_penalty(groups: Sequence[Group], scored: Scored, sampling: RolloutConfig) -> Scored:
+def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
     """The scores with the penalty in them, where rollout.overlong asks for it; what has no reward has none either."""
     if sampling.overlong != "penalty":
-        return scored
-    lengths = [len(rollout.response_ids) for group in groups for rollout in group.rollouts]
-    scores = [
-        _penalised(score, overlong_penalty(length, sampling.max_new_tokens, sampling.overlong_margin))
-        for score, length in zip(scored.scores, lengths, strict=True)
-    ]
-    return replace(scored, scores=tuple(scores))
+        return batch
+    return batch.with_changed({sample: _penalised(sample, sampling) for sample in batch.samples})
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
@@ -28,11 +21,14 @@ def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
     return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
 
 
-def _penalised(score: Score, penalty: float) -> Score:
+def _penalised(sample: Sample, sampling: RolloutConfig) -> Sample:
+    score = sample.score
+    assert score is not None
     if score.reward is None:
-        return replace(score, parts={**score.parts, PART: None})
+        return replace(sample, score=replace(score, parts={**score.parts, PART: None}))
+    penalty = overlong_penalty(sample.num_tokens, sampling.max_new_tokens, sampling.overlong_margin)
     parts = {**score.parts, PART: penalty}
-    return replace(with_added(score, penalty), penalty=penalty, parts=parts)
+    return replace(sample, score=replace(with_added(score, penalty), penalty=penalty, parts=parts))
 
 
 def without_penalty(score: Score) -> Score:

@@ -8,7 +8,7 @@ import torch
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
 from gspo.rollout.segments import split_segments
-from gspo.types import Group, Query, Rollout, Score
+from gspo.types import Group, Query, Sample, Score
 
 JUNK = "I do not know."
 
@@ -29,20 +29,24 @@ def probe(
     check_columns([*train[:1], *held_out[:1]], functions)
     answer = train[0].columns.get("answer")
     texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
-    group = Group(query=train[0], rollouts=tuple(_rollout(text, tokenizer, segment_separator) for text in texts))
-    return list(zip(texts, score([group], functions, strict=True).scores, strict=True))
+    group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
+    samples = score([group], functions, strict=True).samples
+    return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 
-def _rollout(text: str, tokenizer: Any, separator: str | None) -> Rollout:
+def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> Sample:
     """As if it had been sampled, each segment's tokens by itself, and an end token in the last."""
     segments = [text] if separator is None else split_segments(text, separator)
     ids = [list(tokenizer(segment, add_special_tokens=False).input_ids) for segment in segments]
     ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none
-    return Rollout(
-        response_ids=torch.tensor([token for segment in ids for token in segment]),
+    num_tokens = sum(map(len, ids))
+    return Sample(
+        query=query,
+        token_ids=torch.tensor([token for segment in ids for token in segment]),
+        loss_mask=torch.ones(num_tokens, dtype=torch.bool),
         text=text,
-        sampler_logprobs=torch.zeros(sum(map(len, ids))),
         finish_reason="stop",
-        policy_version=0,
+        sampler_logprobs=torch.zeros(num_tokens),
+        versions=((0, num_tokens),),
         segments=() if separator is None else tuple(map(len, ids)),
     )

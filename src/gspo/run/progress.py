@@ -4,30 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.learner.old_policy import Old
 from gspo.learner.update import MiniBatchReport
-from gspo.reward.score import Scored
 from gspo.run.checkpoint.position import Position, position_in_step
-from gspo.types import Appraisal, Group
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """Groups sampled together, and their scores."""
-
-    groups: tuple[Group, ...]
-    scored: Scored
+from gspo.types import Batch, Group
 
 
 @dataclass(kw_only=True)
 class InHand:
     """The step under way: what its stages have given so far, under the stages' names."""
 
-    rounds: tuple[Round, ...] = ()  # of sampling and scoring, that are over; the next two are of the one under way
-    rollout: tuple[Group, ...] | None = None
-    reward: Scored | None = None
-    appraisal: Appraisal | None = None
-    likelihood: Mapping[int, Old] | None = None  # π_old by rollout
+    rounds: tuple[Batch, ...] = ()  # of sampling and scoring, that are over
+    rollout: tuple[Group, ...] | None = None  # of the round under way
+    reward: Batch | None = None  # of the round under way
+    appraisal: Batch | None = None  # with what the reference and the critic say
+    likelihood: Batch | None = None  # with π_old, and with the stats of the samples trained on so far
     reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches trained on
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 

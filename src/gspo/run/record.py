@@ -12,10 +12,9 @@ from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.diagnoses import WINDOW, diagnoses
-from gspo.metrics.evaluation import evaluation_metrics, failures_in_words, in_words
+from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import step_metrics
-from gspo.reward.score import Scored
 from gspo.run.checkpoint.files import sha256
 from gspo.run.progress import InHand
 from gspo.run.rollout_lines import rollout_lines
@@ -42,29 +41,25 @@ def record_start(run: Run) -> None:
         run.reached()
 
 
-def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchReport], *, scored: Scored) -> None:
+def record_step(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchReport]) -> None:
     """Write a finished step, which ends it; DivergedError where too many updates in a row were skipped."""
-    recipe, trained = run.recipe, [item for report in reports for item in report.trained]
-    seconds = {"checkpoint": 0.0, **run.seconds}
-    line: dict[str, Any] = {
-        "step": step,
-        **step_metrics(batch, reports, seconds, scored=scored, actor=recipe.actor, old=run.progress.in_hand.likelihood),
-    }
+    recipe, seconds = run.recipe, {"checkpoint": 0.0, **run.seconds}
+    line: dict[str, Any] = {"step": step, **step_metrics(batch, reports, seconds, actor=recipe.actor)}
     run.display.step(step, line)
-    due = recipe.evaluation.every and step % recipe.evaluation.every == 0
-    if due or step == recipe.steps:
+    is_due = recipe.evaluation.every and step % recipe.evaluation.every == 0
+    if is_due or step == recipe.steps:
         line |= _evaluation_metrics(run, step)
     _append(run, line)
     files = run.progress.rollout_files
     if recipe.report.rollouts:
-        path = run.directory.write_rollouts(step, rollout_lines(batch, trained, run.token_text))
+        path = run.directory.write_rollouts(step, rollout_lines(batch.samples, run.token_text))
         run.new_rollouts = (*run.new_rollouts, path)
         files = {**files, path.name: (path.stat().st_size, sha256(path))}
     if step >= WINDOW or step == recipe.steps:
         _name_diagnoses(run)
     _stop_if_broken(run, step, batch, reports)
     progress = run.progress
-    scale = next_scale(progress.clip_scale, recipe.actor, batch, trained)
+    scale = next_scale(progress.clip_scale, recipe.actor, batch.samples)
     run.progress = replace(
         progress,
         steps=step,
@@ -88,9 +83,9 @@ def _evaluation_metrics(run: Run, step: int) -> Metrics:
     path = run.recipe.evaluation.path
     metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
     when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
-    run.display.note(f"pass@1 {when}: {in_words(score, metrics)}")
-    if failed := failures_in_words(score):
-        run.display.note(f"warning: {failed}", style="yellow")
+    run.display.note(f"pass@1 {when}: {evaluation_summary(score, metrics)}")
+    if failures := failure_summary(score):
+        run.display.note(f"warning: {failures}", style="yellow")
     return {**metrics, "time/evaluation_seconds": run.seconds.pop("evaluation")}
 
 
@@ -101,26 +96,24 @@ def _append(run: Run, line: dict[str, Any]) -> None:
 
 
 def _name_diagnoses(run: Run) -> None:
-    found = diagnoses([line for line in run.lines if line["step"] > 0], run.recipe.actor)
-    for name, sentence in found.items():
+    named = diagnoses([line for line in run.lines if line["step"] > 0], run.recipe.actor)
+    for name, sentence in named.items():
         if name not in run.progress.diagnoses:
             run.display.note(f"diagnosis: {sentence}", style="yellow")
-    run.progress.diagnoses = {**run.progress.diagnoses, **found}
+    run.progress.diagnoses = {**run.progress.diagnoses, **named}
 
 
 def _stop_if_broken(run: Run, step: int, batch: Batch, reports: Sequence[MiniBatchReport]) -> None:
-    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-    if not all(rollout.sampler_logprobs.isfinite().all() for rollout in rollouts):
+    if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
         raise DivergedError(
             f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
             "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
         )
     for report in reports:
-        if report.step.applied and not report.trained:
+        if report.step.applied and not report.num_trained:
             continue  # nothing had an advantage: no sign of health
         if run.count_update(applied=report.step.applied) >= MAX_SKIPPED_IN_A_ROW:
-            trained = [item for report in reports for item in report.trained]
-            where = run.directory.write_rollouts(step, rollout_lines(batch, trained, run.token_text))
+            where = run.directory.write_rollouts(step, rollout_lines(batch.samples, run.token_text))
             raise DivergedError(
                 f"step {step}: loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row; "
                 f"the batch is in {where}\n  fix: lower actor.optimizer.lr, or look for extreme rewards"

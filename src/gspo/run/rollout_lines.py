@@ -1,7 +1,6 @@
-"""What is written of each rollout of a step: what the model read, said and got, and token by token how it changed."""
+"""What is written of each sample of a step: what the model read, said and got, and token by token how it changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from math import isfinite
 from typing import Any
 
@@ -9,51 +8,45 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.learner.item import Trained
 from gspo.run.token_text import TokenText
-from gspo.types import Batch, Query
+from gspo.types import Query, Sample
 
 _LONG = 1000  # characters of a column: one that is longer is no answer to be read beside a response
 _DIGITS = 4  # of a number a token: clip ranges are of any size
 
 
-def rollout_lines(
-    batch: Batch, trained: Sequence[Trained] = (), token_text: TokenText | None = None
-) -> Iterator[Mapping[str, Any]]:
-    """One a rollout of the batch, in its order; with `token_text`, what is known of each token too.
+def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None) -> Iterator[Mapping[str, Any]]:
+    """One a sample; with `token_text`, what is known of each token too.
 
-    Numbers of the update are null where the sequence took no part in it, its advantage being 0.
+    Numbers of the update are null where the sample was not trained on, its advantage being 0.
     """
-    seen, index = {item.index: item for item in trained}, 0
-    log_ratios = _rounded({item.index: item.log_ratios for item in trained} if token_text else {})
-    advantages = _rounded(batch.token_advantages if token_text else {})
-    for group in batch.groups:
-        for rollout in group.rollouts:
-            score, item = batch.scores[index], seen.get(index)
-            line: dict[str, Any] = {
-                "query": group.query.id,
-                "prompt": group.query.text,
-                "columns": _shown_columns(group.query),
-                "completion": rollout.text,
-                "reward": score.reward,
-                "rewards": dict(score.parts),
-                "failure": score.failure.message if score.failure else None,
-                "advantage": batch.advantages[index],
-                "sequence_ratio": None if item is None else item.sequence_ratio,
-                "clipped": None if item is None else item.num_clipped / item.num_tokens,
-                "mini_batch": None if item is None else item.mini_batch,
-                "tokens": len(rollout.response_ids),
-                "finish_reason": rollout.finish_reason,
-                "policy_version": rollout.policy_version,
+    log_ratios = _rounded({s: s.stats.log_ratios for s in samples if s.stats is not None and token_text})
+    advantages = _rounded({s: s.token_advantages for s in samples if s.token_advantages is not None and token_text})
+    for sample in samples:
+        score, stats = sample.score, sample.stats
+        line: dict[str, Any] = {
+            "query": sample.query.id,
+            "prompt": sample.query.text,
+            "columns": _shown_columns(sample.query),
+            "completion": sample.text,
+            "reward": sample.reward,
+            "rewards": dict(score.parts) if score else {},
+            "failure": score.failure.message if score and score.failure else None,
+            "advantage": sample.advantage,
+            "sequence_ratio": stats and stats.sequence_ratio,
+            "clipped": stats and stats.num_clipped / stats.num_tokens,
+            "mini_batch": stats and stats.mini_batch,
+            "tokens": sample.num_tokens,
+            "finish_reason": sample.finish_reason,
+            "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
+        }
+        if token_text is not None:
+            line |= {
+                "token_characters": token_text.lengths(sample.token_ids.tolist(), sample.text),
+                "token_log_ratios": log_ratios.get(sample),
+                "token_advantages": advantages.get(sample),
             }
-            if token_text is not None:
-                line |= {
-                    "token_characters": token_text.lengths(rollout.response_ids.tolist(), rollout.text),
-                    "token_log_ratios": log_ratios.get(index),
-                    "token_advantages": advantages.get(index),
-                }
-            yield line
-            index += 1
+        yield line
 
 
 def _shown_columns(query: Query) -> dict[str, Any]:
@@ -65,14 +58,21 @@ def _shown_columns(query: Query) -> dict[str, Any]:
     }
 
 
-def _rounded(numbers: Mapping[int, Float[Tensor, "_"]]) -> dict[int, list[float | None]]:
-    """To significant digits, all responses at once, for one by one would take long; null for what is not finite."""
+def _rounded(numbers: Mapping[Sample, Float[Tensor, "W"]]) -> dict[Sample, list[float | None]]:
+    """Rounded to significant digits, one entry for each of a sample's tokens.
+
+    It is null for what is not finite and for tokens that the policy did not write. All samples are rounded at once,
+    for one by one would take long.
+    """
     if not numbers:
         return {}
     exact = torch.cat(list(numbers.values())).double()
     size = 10.0 ** (_DIGITS - 1 - exact.abs().clamp(min=1e-30).log10().floor())
-    found: list[float | None] = ((exact * size).round() / size).tolist()
-    if not exact.isfinite().all():
-        found = [None if one is None or not isfinite(one) else one for one in found]
-    ends = list(accumulate(map(len, numbers.values())))
-    return {index: found[start:end] for index, start, end in zip(numbers, [0, *ends[:-1]], ends, strict=True)}
+    rounded = iter(((exact * size).round() / size).tolist())
+    return {
+        sample: [_finite(next(rounded)) if own else None for own in sample.loss_mask.tolist()] for sample in numbers
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None

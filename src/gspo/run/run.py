@@ -25,7 +25,7 @@ from gspo.run.interrupt import Interrupt
 from gspo.run.prepare import Prepared
 from gspo.run.progress import Progress
 from gspo.run.token_text import TokenText
-from gspo.types import Query
+from gspo.types import Batch, Query
 
 T = TypeVar("T")
 
@@ -74,15 +74,16 @@ class Run:
         self.reached()
         return found
 
-    def updates(self, reports: Iterator[MiniBatchReport]) -> Sequence[MiniBatchReport]:
-        """Take the optimiser steps that are left of this step; all of the step's reports."""
+    def updates(self, steps: Iterator[tuple[MiniBatchReport, Batch]]) -> tuple[Batch, Sequence[MiniBatchReport]]:
+        """Take the optimiser steps that remain of this step; its trained batch, and the reports of all of them."""
         hand = self.progress.in_hand
         while True:
             with self.clock("update"):
-                report = next(reports, None)
+                report, batch = next(steps, (None, hand.likelihood))
+            assert batch is not None
             if report is None:
-                return hand.reports
-            hand.reports = (*hand.reports, report)
+                return batch, hand.reports
+            hand.reports, hand.likelihood = (*hand.reports, report), batch
             self.reached()
 
     def reached(self) -> None:

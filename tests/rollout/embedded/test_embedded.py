@@ -209,11 +209,11 @@ def test_groups_carry_their_query_text_and_provenance(new_policy: NewPolicy, que
     expected = generate(policy, RAGGED, sampling, group_size=3, seed=5)
     assert [group.query for group in groups] == queries
     for group, responses in zip(groups, expected, strict=True):
-        sampled = [(r.response_ids.tolist(), r.sampler_logprobs.tolist(), r.finish_reason) for r in group.rollouts]
+        sampled = [(s.token_ids.tolist(), s.sampler_logprobs.tolist(), s.finish_reason) for s in group.samples]
         assert [sampled] == values_of([responses])
-        for rollout in group.rollouts:
-            assert rollout.policy_version == 17
-            shown = [i for i in rollout.response_ids.tolist() if i not in policy.tokenizer.all_special_ids]
+        for rollout in group.samples:
+            assert rollout.versions == ((17, rollout.num_tokens),) and rollout.loss_mask.all()
+            shown = [i for i in rollout.token_ids.tolist() if i not in policy.tokenizer.all_special_ids]
             assert rollout.text == policy.tokenizer.decode(shown)
             assert "<eos>" not in rollout.text
 

@@ -117,9 +117,9 @@ def test_rollouts_carry_what_was_recorded(new_policy: NewPolicy, query_of: Any) 
             record_experts=record,
         )
         for group in groups:
-            for rollout in group.rollouts:
+            for rollout in group.samples:
                 assert (rollout.experts is not None) == record
-                assert rollout.experts is None or len(rollout.experts.row) == len(rollout.response_ids)
+                assert rollout.experts is None or len(rollout.experts.row) == rollout.num_tokens
                 assert rollout.experts is None or len(rollout.experts.prefix) == len(group.query.prompt_ids) - 1
 
 

@@ -15,17 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import gspo
-from gspo.learner.item import Trained
-from gspo.learner.noise import Noise
-from gspo.learner.old_policy import Old
-from gspo.learner.optimizer import StepReport
+from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.reward.score import Scored
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.run.checkpoint.files import write_tensors
-from gspo.run.progress import InHand, Progress, Round
-from gspo.types import Appraisal, Experts, Failure, Group, Query, Rollout, Score
+from gspo.run.progress import InHand, Progress
+from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
 QUERIES = {
@@ -35,15 +31,18 @@ QUERIES = {
 PREFIX = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)  # what a group's members share
 
 
-def rollout(size: int, text: str = "é\n\ud800 $tensor") -> Rollout:
+def sample(query: Query, size: int, text: str = "é\n\ud800 $tensor", **filled: Any) -> Sample:
     logprobs = torch.tensor([*NUMBERS, *range(size)][:size], dtype=torch.float32)
-    return Rollout(
-        response_ids=torch.arange(size),
+    return Sample(
+        query=query,
+        token_ids=torch.arange(size),
+        loss_mask=torch.arange(size) % 2 == 0,
         text=text,
-        sampler_logprobs=logprobs,
         finish_reason="length" if size else "stop",
-        policy_version=2**40,
+        sampler_logprobs=logprobs,
+        versions=((2**40, size), (2**40 + 1, 0)),
         experts=experts(PREFIX, 3),
+        **filled,
     )
 
 
@@ -51,14 +50,13 @@ def experts(prefix: Tensor, tokens: int) -> Experts:
     return Experts(prefix=prefix, row=torch.arange(tokens * 4, dtype=prefix.dtype).view(tokens, 2, 2))
 
 
-def trained(number: float) -> Trained:
-    return Trained(
-        index=3,
+def stats(number: float) -> SequenceStats:
+    return SequenceStats(
         mini_batch=1,
         num_tokens=2,
         num_clipped=0,
         sequence_ratio=number,
-        entropy_sum=-number,
+        entropy_sum=number,
         old_logprobs=torch.tensor([number, -0.0], dtype=torch.float64).float(),
         log_ratios=torch.tensor([-number, 0.0]),
     )
@@ -66,13 +64,31 @@ def trained(number: float) -> Trained:
 
 COUNTS = Activation(load=torch.tensor([[2**40, 0]]), changed=torch.tensor([3]), compared=torch.tensor([4]))
 FAILED = Score(reward=None, parts={"f": None, "g": -0.0}, failure=Failure(kind="timed_out", message="f: 60 s"))
-SCORED = Scored(scores=(*(Score(reward=n, parts={"f": n}) for n in NUMBERS), FAILED), seconds={"f": 0.25})
-GROUPS = tuple(Group(query=query, rollouts=(rollout(9), rollout(0), rollout(1, ""))) for query in QUERIES.values())
+GROUPS = tuple(Group(samples=(sample(query, 9), sample(query, 0), sample(query, 1, ""))) for query in QUERIES.values())
+SCORED = Batch(
+    groups=tuple(
+        Group(samples=tuple(sample(query, 2, score=own) for own in (Score(reward=n, parts={"f": n}), FAILED)))
+        for query, n in zip([*QUERIES.values()] * 3, NUMBERS, strict=False)
+    ),
+    dropped=GROUPS[:1],
+    reward_seconds={"f": 0.25},
+)
+FILLED: dict[str, Any] = {
+    "reference_logprobs": torch.tensor(NUMBERS),
+    "values": torch.empty(0),
+    "masked": True,
+    "advantage": -0.0,
+    "token_advantages": torch.tensor(NUMBERS),
+    "returns": torch.tensor([1.0, 2.0]),
+    "old_logprobs": torch.tensor(NUMBERS).float(),
+    "old_experts": experts(PREFIX.short() + 300, 2),
+}
+TRAINED = Batch(groups=(Group(samples=tuple(sample(QUERIES["rows:1"], 2, **FILLED, stats=stats(n)) for n in NUMBERS)),))
 REPORTS = tuple(
     MiniBatchReport(
         loss=number,
         step=StepReport(grad_norm=number, learning_rate=1e-6, applied=math.isfinite(number)),
-        trained=(trained(number), trained(1.0)) if number > 0 else (),
+        num_trained=2 if number > 0 else 0,
         balance_loss=number,
         activation=COUNTS if number > 0 else None,
         noise=Noise(signal=number, noise=1.0) if number > 0 else None,
@@ -88,15 +104,11 @@ PROGRESS = Progress(
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
     in_hand=InHand(
-        rounds=(Round(groups=GROUPS, scored=SCORED),),
+        rounds=(SCORED,),
         rollout=GROUPS,
         reward=SCORED,
-        appraisal=Appraisal(reference_logprobs={2**31: torch.tensor(NUMBERS)}, values={0: torch.empty(0)}),
-        likelihood={
-            7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
-            0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),
-            2**31: Old(logprobs=torch.tensor([1.0, 2.0]), experts=experts(PREFIX.short() + 300, 2)),
-        },
+        appraisal=SCORED,
+        likelihood=TRAINED,
         reports=REPORTS,
         seconds={"rollout": 0.1, "update": 2.0},
     ),
@@ -129,7 +141,7 @@ def same(one: Any, two: Any) -> bool:
 
 @pytest.mark.parametrize(
     "value",
-    [PROGRESS, Progress(num_cold_steps=0), GROUPS[0], SCORED, FAILED, *REPORTS[:3]],
+    [PROGRESS, Progress(num_cold_steps=0), GROUPS[0], SCORED, TRAINED, FAILED, *REPORTS[:3]],
     ids=lambda value: type(value).__name__,
 )
 def test_a_record_comes_back_bit_by_bit(value: Any, tmp_path: Path) -> None:
@@ -153,7 +165,7 @@ def test_every_kind_of_record_that_progress_can_hold_comes_back(tmp_path: Path) 
             return set()
         return {type(value)}.union(*(kinds_of(getattr(value, field.name)) for field in dataclasses.fields(value)))
 
-    assert kinds_in(Progress) == kinds_of(PROGRESS) >= {Progress, Rollout, Query, Failure}
+    assert kinds_in(Progress) == kinds_of(PROGRESS) >= {Progress, Sample, Query, Failure, SequenceStats}
     assert kinds_of(through_the_disk(PROGRESS, tmp_path)) == kinds_of(PROGRESS)
 
 

@@ -7,19 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.learner.item import Trained
-from gspo.learner.noise import Noise
-from gspo.learner.old_policy import Old
-from gspo.learner.optimizer import StepReport
+from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.reward.score import Scored
-from gspo.run.progress import InHand, Progress, Round
-from gspo.types import Appraisal, Experts, Failure, Group, Query, Rollout, Score
+from gspo.run.progress import InHand, Progress
+from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 _KINDS = (
-    *(Activation, Appraisal, Experts, Failure, Group, InHand, MiniBatchReport, Noise, Old),
-    *(Progress, Rollout, Round, Score, Scored, StepReport, Trained),
+    *(Activation, Batch, Experts, Failure, Group, InHand, MiniBatchReport, Noise),
+    *(Progress, Sample, Score, SequenceStats, StepReport),
 )
 _KNOWN = {kind.__name__: kind for kind in _KINDS}
 # Marks of what JSON has no form for; a mapping of the records never has such a key.

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, random_experts, replayed_logprobs, router_calls, routers_of
+from tests.samples import accumulated, sample_from
 
-from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
-from gspo.learner.update import accumulate_gradient
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence, pack
 from gspo.model.policy import Policy, checkpoint_gradients
+from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]
 RUNS = [
@@ -47,13 +47,13 @@ def grouped_sequences(policy: Policy) -> list[TokenSequence]:
     return random_experts(policy, found)
 
 
-def items_of(sequences: list[TokenSequence], old: torch.Tensor) -> list[Item]:
+def items_of(sequences: list[TokenSequence], old: torch.Tensor) -> list[Sample]:
     """With advantages of both signs; old log-likelihoods off by enough that some are clipped."""
     generator = torch.Generator().manual_seed(2)
     advantages = torch.randn(len(sequences), generator=generator).tolist()
     pieces = old.split([len(sequence.response_ids) for sequence in sequences])
     return [
-        Item(index=index, sequence=sequence, advantage=advantages[index], old_logprobs=piece + 0.1 * (index % 3 - 1))
+        sample_from(sequence, advantage=advantages[index], old_logprobs=piece + 0.1 * (index % 3 - 1))
         for index, (sequence, piece) in enumerate(zip(sequences, pieces, strict=True))
     ]
 
@@ -79,7 +79,7 @@ def test_log_likelihoods_and_gradient_are_those_of_the_sequences_one_by_one(
     items = items_of(sequences, expected.detach())
     loss, start = torch.zeros(()), 0
     for item in items:
-        own = expected[start : start + len(item.sequence.response_ids)]
+        own = expected[start : start + item.num_tokens]
         start += len(own)
         assert item.old_logprobs is not None
         ratio = (own - item.old_logprobs).mean().exp()  # Eq. 7 of the paper, then Eq. 5
@@ -87,10 +87,11 @@ def test_log_likelihoods_and_gradient_are_those_of_the_sequences_one_by_one(
     loss.backward()
     gradient = gradient_of(plain.model)
     for micro_batch_tokens in (1, 30, 10**6) if kept else (30, 10**6):
-        actor = actor_of(clip_low=0.05, clip_high=0.05, micro_batch_tokens=micro_batch_tokens)
-        seen = accumulate_gradient(policy, items, actor, Denominators(num_sequences=12), 0, temperature=0.8)
+        settings = {"clip_low": 0.05, "clip_high": 0.05, "routing_replay": "engine"}
+        actor = actor_of(**settings, micro_batch_tokens=micro_batch_tokens)
+        seen, stats = accumulated(policy, items, actor, Denominators(num_sequences=12), temperature=0.8)
         assert seen.loss == pytest.approx(loss.item(), rel=1e-4)
-        assert 1 <= sum(one.num_clipped > 0 for one in seen.trained) < len(items)
+        assert 1 <= sum(own.num_clipped > 0 for own in stats) < len(items)
         assert (gradient_of(policy.model) - gradient).norm() <= 1e-5 * gradient.norm()
 
 

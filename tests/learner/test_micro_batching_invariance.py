@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import accumulated, sample_from, sequence_of
 
-from gspo.learner.item import Item, Trained
 from gspo.learner.loss import Denominators
-from gspo.learner.update import accumulate_gradient
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
+from gspo.types import Sample, SequenceStats
 
 NewPolicy = Callable[..., Policy]
 LEVELS = ["sequence", "sequence_token", "token"]
@@ -51,10 +51,10 @@ def grouped_sequences(vocabulary: int) -> list[TokenSequence]:
 
 
 @pytest.fixture
-def items_of(plain_logprobs: Any) -> Callable[..., list[Item]]:
+def items_of(plain_logprobs: Any) -> Callable[..., list[Sample]]:
     """Sequences with advantages of both signs, old log-likelihoods off by enough that some are clipped."""
 
-    def build(policy: Policy, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[Item]:
+    def build(policy: Policy, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> list[Sample]:
         with torch.no_grad():
             logprobs = plain_logprobs(policy, sequences, temperature)
         generator = torch.Generator().manual_seed(2)
@@ -63,21 +63,19 @@ def items_of(plain_logprobs: Any) -> Callable[..., list[Item]]:
         old = logprobs + 0.06 * (shifts + torch.randn(logprobs.shape, generator=generator))
         advantages = torch.randn(len(sequences), generator=generator).tolist()
         return [
-            Item(index=index, sequence=sequence, advantage=advantage, old_logprobs=piece)
-            for index, (sequence, advantage, piece) in enumerate(
-                zip(sequences, advantages, old.split(lengths), strict=True)
-            )
+            sample_from(sequence, advantage=advantage, old_logprobs=piece)
+            for sequence, advantage, piece in zip(sequences, advantages, old.split(lengths), strict=True)
         ]
 
     return build
 
 
-def plain_loss(logprobs: torch.Tensor, items: list[Item], level: str) -> torch.Tensor:
+def plain_loss(logprobs: torch.Tensor, items: list[Sample], level: str) -> torch.Tensor:
     """-1/G Σ_i of Eq. 6 or Eq. 2-3, sequence by sequence (Eq. 14 has Eq. 6's gradient where Â_{i,t} = Â_i)."""
     total = torch.zeros(())
     start = 0
     for item in items:
-        own = logprobs[start : start + len(item.sequence.response_ids)]
+        own = logprobs[start : start + item.num_tokens]
         log_ratio = own - (own.detach() if item.old_logprobs is None else item.old_logprobs)
         ratio = log_ratio.exp() if level == "token" else log_ratio.mean().exp()
         bounded = torch.clamp(ratio, 1 - CLIP["clip_low"], 1 + CLIP["clip_high"])
@@ -89,32 +87,31 @@ def plain_loss(logprobs: torch.Tensor, items: list[Item], level: str) -> torch.T
 @pytest.fixture
 def check_cuts(
     actor_of: Any, plain_logprobs: Any, gradient_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[list[Trained]]]:
+) -> Callable[..., list[list[SequenceStats]]]:
     """Loss and gradient against one sequence at a time, at every cut; returns what was reported of the sequences."""
 
     def check(
         policy: Policy,
-        items: list[Item],
+        items: list[Sample],
         level: str,
         temperature: float = 1.0,
         cuts: Sequence[tuple[int, int]] = CUTS,
         plain: Policy | None = None,
-    ) -> list[list[Trained]]:
+    ) -> list[list[SequenceStats]]:
         plain = plain or policy
-        expected_loss = plain_loss(plain_logprobs(plain, [item.sequence for item in items], temperature), items, level)
+        expected_loss = plain_loss(plain_logprobs(plain, list(map(sequence_of, items)), temperature), items, level)
         expected_loss.backward()
         expected = gradient_of(plain.model)
         differences, reports = [], []
         for micro_batch_tokens, chunk_tokens in cuts:
             monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
             actor = actor_of(importance_sampling_level=level, micro_batch_tokens=micro_batch_tokens, **CLIP)
-            seen = accumulate_gradient(
+            seen, stats = accumulated(
                 policy, items, actor, Denominators(num_sequences=NUM_SEQUENCES), 3, temperature=temperature
             )
             differences.append(float((gradient_of(policy.model) - expected).norm() / expected.norm()))
             assert seen.loss == pytest.approx(expected_loss.item(), rel=1e-4, abs=1e-6)
-            assert sorted(item.index for item in seen.trained) == list(range(len(items)))
-            reports.append(sorted(seen.trained, key=lambda item: item.index))
+            reports.append(stats)
         kind = type(policy.model).__name__
         print(f"{kind} {level}: largest relative difference of the gradient {max(differences):.1e}")
         assert max(differences) <= 1e-5
@@ -207,9 +204,9 @@ def test_gradient_checkpointing_changes_no_gradient(
 ) -> None:
     policy = new_policy("qwen3_moe")
     items = items_of(policy, ragged_sequences(20, vocabulary=len(policy.tokenizer), seed=1))
-    accumulate_gradient(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)), 0, temperature=1.0)
+    accumulated(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)))
     expected = gradient_of(policy.model)
     checkpoint_gradients(policy)
     policy.model.train()
-    accumulate_gradient(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)), 0, temperature=1.0)
+    accumulated(policy, items, actor_of(**CLIP), Denominators(num_sequences=len(items)))
     assert (gradient_of(policy.model) - expected).norm() / expected.norm() <= 1e-5

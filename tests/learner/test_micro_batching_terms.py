@@ -6,20 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import accumulated, sample_from, sequence_of
 
 from gspo.learner.critic import Critic
-from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
-from gspo.learner.update import accumulate_gradient
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import correction_weights, kl_estimate, surrogate, value_loss
 from gspo.recipe.published import PUBLISHED
 from gspo.recipe.schema import ActorConfig, CriticConfig
+from gspo.types import Sample
 
 # Of the whole mini-batch, which has more sequences than are trained here, and other lengths.
 GROUP_TOKENS = [6.5] * 4 + [3.0] + [5.5] * 4
-WHOLE = Denominators(num_sequences=17, mean_tokens=6.7, max_tokens=23, group_tokens=dict(enumerate(GROUP_TOKENS)))
+
+
+def whole(samples: list[Sample]) -> Denominators:
+    group_tokens = dict(zip(samples, GROUP_TOKENS, strict=True))
+    return Denominators(num_sequences=NUM_SEQUENCES, mean_tokens=6.7, max_tokens=23, group_tokens=group_tokens)
+
+
+NUM_SEQUENCES = 17
 CUTS = (1, 40, 10**6)
 SEQUENCE_CLIP = {"clip_low": 0.03, "clip_high": 0.04}
 TOKEN_CLIP = {"clip_low": 0.06, "clip_high": 0.07}
@@ -70,7 +77,7 @@ def grouped_sequences(vocabulary: int) -> list[TokenSequence]:
     return found
 
 
-def new_items(policy: Policy, plain_logprobs: Any, *, per_token: bool) -> list[Item]:
+def new_items(policy: Policy, plain_logprobs: Any, *, per_token: bool) -> list[Sample]:
     """Everything that is known of a sequence, off from the policy by noise of a sequence's and a token's own."""
     sequences = grouped_sequences(len(policy.tokenizer))
     with torch.no_grad():
@@ -86,30 +93,29 @@ def new_items(policy: Policy, plain_logprobs: Any, *, per_token: bool) -> list[I
     by_token, values, returns = (near(torch.zeros_like(logprobs), 0.5) for _ in range(3))
     advantages = torch.randn(len(lengths), generator=generator).tolist()
     return [
-        Item(
-            index=n,
-            sequence=sequence,
+        sample_from(
+            sequence,
             advantage=advantages[n],
             # some have one a token, the others one for all
             token_advantages=by_token[n] if per_token and n % 3 else None,
             old_logprobs=old[n],
             sampler_logprobs=engine[n],
             reference_logprobs=reference[n],
-            old_values=values[n],
+            values=values[n],
             returns=returns[n],
         )
         for n, sequence in enumerate(sequences)
     ]
 
 
-def plain_loss(table: torch.Tensor, items: list[Item], actor: ActorConfig) -> torch.Tensor:
+def plain_loss(table: torch.Tensor, items: list[Sample], actor: ActorConfig) -> torch.Tensor:
     """The mini-batch's loss in one piece, from all its tokens' distributions (log π [N, V])."""
-    lengths = [item.length for item in items]
+    lengths = [item.num_tokens for item in items]
 
     def packed(name: str) -> torch.Tensor:
         return torch.cat([getattr(item, name) for item in items])
 
-    targets = torch.cat([item.sequence.response_ids for item in items])
+    targets = torch.cat([item.token_ids for item in items])
     logprobs, old, engine = (
         table[torch.arange(len(targets)), targets],
         packed("old_logprobs"),
@@ -149,13 +155,13 @@ def plain_loss(table: torch.Tensor, items: list[Item], actor: ActorConfig) -> to
     for own, gap in zip(table.split(lengths), gaps, strict=True):
         loss = loss + actor.kl.coefficient * estimates[actor.kl.estimator](gap).mean()
         loss = loss + actor.entropy_bonus * (own.exp() * own).sum(1).mean()
-    return loss / WHOLE.num_sequences
+    return loss / NUM_SEQUENCES
 
 
-def tables(policy: Policy, items: list[Item]) -> Iterator[torch.Tensor]:
+def tables(policy: Policy, items: list[Sample]) -> Iterator[torch.Tensor]:
     """log π of every symbol at each response token, one sequence at a time, by the model's own forward pass."""
     for item in items:
-        prompt, response = item.sequence.prompt_ids, item.sequence.response_ids.tolist()
+        prompt, response = item.query.prompt_ids, item.token_ids.tolist()
         logits = policy.model(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits[0].float()
         yield logits[len(prompt) - 1 : -1].log_softmax(-1)
 
@@ -180,29 +186,28 @@ def test_the_gradient_is_that_of_the_whole_mini_batch_however_it_is_cut(
     seen = []
     for micro_batch_tokens in CUTS:
         actor = actor_of(**settings, micro_batch_tokens=micro_batch_tokens)
-        seen.append(accumulate_gradient(policy, items, actor, WHOLE, 0, temperature=1.0))
+        seen.append(accumulated(policy, items, actor, whole(items)))
         assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
+    (first, first_stats), *others = seen
     if "kl" in settings:
         gaps = [
             new - known
             for new, known in zip(
-                plain_logprobs(policy, [i.sequence for i in items]).split([i.length for i in items]),
+                plain_logprobs(policy, list(map(sequence_of, items))).split([i.num_tokens for i in items]),
                 [i.reference_logprobs for i in items],
                 strict=True,
             )
         ]
         estimate = actor_of(**settings).kl.estimator
         own = sum(float(kl_estimate(gap.detach(), 0 * gap.detach(), estimate).mean()) for gap in gaps)
-        assert seen[0].kl == pytest.approx(own / WHOLE.num_sequences, rel=1e-4)
-    for one in seen[1:]:
-        assert one.loss == pytest.approx(seen[0].loss, rel=1e-4, abs=1e-7)
-        assert one.kl == pytest.approx(seen[0].kl, rel=1e-4, abs=1e-7)
-        counts = [
-            [(t.num_clipped, t.num_masked) for t in sorted(s.trained, key=lambda t: t.index)] for s in (seen[0], one)
-        ]
+        assert first.kl == pytest.approx(own / NUM_SEQUENCES, rel=1e-4)
+    for report, stats in others:
+        assert report.loss == pytest.approx(first.loss, rel=1e-4, abs=1e-7)
+        assert report.kl == pytest.approx(first.kl, rel=1e-4, abs=1e-7)
+        counts = [[(own.num_clipped, own.num_masked) for own in every] for every in (first_stats, stats)]
         assert counts[0] == counts[1]
     if settings.get("correction") in ("mis", "icepop", "geometric_mask"):
-        assert 0 < sum(t.num_masked for t in seen[0].trained) < sum(item.length for item in items)
+        assert 0 < sum(own.num_masked for own in first_stats) < sum(item.num_tokens for item in items)
 
 
 @pytest.mark.parametrize("trunk", ["own", "shared"])
@@ -217,17 +222,17 @@ def test_the_value_losss_gradient_is_that_of_the_whole_mini_batch_however_it_is_
     models = [policy.model, *([second.model] if trunk == "own" else []), critic._head]
     total = plain_loss(torch.cat(list(tables(policy, items))), items, actor_of(surrogate="ppo", **TOKEN_CLIP))
     for item in items:
-        ids = torch.tensor([[*item.sequence.prompt_ids, *item.sequence.response_ids.tolist()]])
+        ids = torch.tensor([[*item.query.prompt_ids, *item.token_ids.tolist()]])
         reader: Any = second if trunk == "own" else policy
         states = reader.model.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        values = critic._head(states[len(item.sequence.prompt_ids) - 1 : -1])[:, 0]
-        assert item.old_values is not None and item.returns is not None
-        errors = value_loss(values, item.old_values, item.returns, 0.3).mean()
-        total = total + (0.4 if trunk == "shared" else 1.0) * errors / WHOLE.num_sequences
+        values = critic._head(states[len(item.query.prompt_ids) - 1 : -1])[:, 0]
+        assert item.values is not None and item.returns is not None
+        errors = value_loss(values, item.values, item.returns, 0.3).mean()
+        total = total + (0.4 if trunk == "shared" else 1.0) * errors / NUM_SEQUENCES
     total.backward()
     expected = [gradient_of(model) for model in models]
     for micro_batch_tokens in CUTS:
         actor = actor_of(surrogate="ppo", micro_batch_tokens=micro_batch_tokens, **TOKEN_CLIP)
-        accumulate_gradient(policy, items, actor, WHOLE, 0, temperature=1.0, critic=critic)
+        accumulated(policy, items, actor, whole(items), critic=critic)
         for model, wanted in zip(models, expected, strict=True):
             assert wanted.norm() > 0 and (gradient_of(model) - wanted).norm() <= 1e-5 * wanted.norm()

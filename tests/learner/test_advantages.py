@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from tests.samples import (
+    advantaged,
+    advantages_of,
+    changed,
+    query_of,
+    sample_of,
+    scored,
+    sequence_of,
+    token_advantages_of,
+    updates,
+)
 
-from gspo.learner.batch import make_batch, rewards_differ
-from gspo.learner.old_policy import old_policy
-from gspo.learner.update import update
-from gspo.model.packing import TokenSequence
+from gspo.learner.advantages import rewards_differ, with_advantages
+from gspo.learner.old_policy import compute_old_logprobs
 from gspo.objective import group_advantages, token_advantages
 from gspo.recipe.schema import ActorConfig, CriticConfig, RolloutConfig
-from gspo.types import Appraisal, Batch, Group, Rollout, Score
+from gspo.types import Batch, Group, Score
 
 LENGTHS = [[3, 1, 4], [2, 5, 1]]
 REWARDS: list[list[float | None]] = [[1.0, 0.25, None], [0.5, 0.0, 2.0]]
@@ -27,33 +36,36 @@ def drawn(length: int, seed: int) -> torch.Tensor:
 
 
 @pytest.fixture
-def groups(query_of: Any) -> list[Group]:
+def groups() -> list[Group]:
     """Of LENGTHS; the second and the fourth response are cut off."""
-    found, number = [], 0
+    groups, number = [], 0
     for place, lengths in enumerate(LENGTHS):
-        rollouts = []
+        samples = []
         for length in lengths:
-            rollouts.append(
-                Rollout(
-                    response_ids=torch.arange(3, 3 + length),
-                    text="",
-                    sampler_logprobs=drawn(length, number) - 2,
-                    finish_reason="length" if number in (1, 3) else "stop",
-                    policy_version=0,
-                )
-            )
+            reason = "length" if number in (1, 3) else "stop"
+            query, ids = query_of([4, 5 + place], place), torch.arange(3, 3 + length)
+            samples.append(sample_of(query, ids, sampler_logprobs=drawn(length, number) - 2, finish_reason=reason))
             number += 1
-        found.append(Group(query=query_of([4, 5 + place], place), rollouts=tuple(rollouts)))
-    return found
+        groups.append(Group(samples=tuple(samples)))
+    return groups
 
 
 SCORES = [Score(reward=reward, parts={}) for group in REWARDS for reward in group]
 FLAT, SCORED = [reward for group in REWARDS for reward in group], [0, 1, 3, 4, 5]
 ALL_LENGTHS = [length for group in LENGTHS for length in group]
-APPRAISAL = Appraisal(
-    reference_logprobs={index: drawn(ALL_LENGTHS[index], 50 + index) - 2 for index in SCORED},
-    values={index: drawn(ALL_LENGTHS[index], 80 + index) for index in SCORED},
-)
+REFERENCE = [drawn(length, 50 + index) - 2 if index in SCORED else None for index, length in enumerate(ALL_LENGTHS)]
+VALUES = [drawn(length, 80 + index) if index in SCORED else None for index, length in enumerate(ALL_LENGTHS)]
+
+
+def appraised(groups: Sequence[Group]) -> Batch:
+    """With the scores, and with what a reference and a value model say of the scored samples."""
+    return changed(scored(groups, SCORES), reference_logprobs=REFERENCE, values=VALUES)
+
+
+def reference_of(index: int) -> torch.Tensor:
+    logprobs = REFERENCE[index]
+    assert logprobs is not None
+    return logprobs
 
 
 def kl(estimator: str, logprobs: Sequence[float], reference: Sequence[float]) -> list[float]:
@@ -64,14 +76,13 @@ def kl(estimator: str, logprobs: Sequence[float], reference: Sequence[float]) ->
 
 def plain_gae(groups: Sequence[Group], gamma: float, lam: float, coefficient: float) -> tuple[Any, Any]:
     """Advantages as the sum over all later errors, returns as advantage plus value; lists of numbers."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    samples = appraised(groups).samples
     advantages, returns = {}, {}
     for index in SCORED:
         rewards = [0.0] * (ALL_LENGTHS[index] - 1) + [float(FLAT[index] or 0.0)]
-        its = rollouts[index].sampler_logprobs.tolist()
-        penalties = kl("k3", its, APPRAISAL.reference_logprobs[index].tolist())
+        penalties = kl("k3", samples[index].sampler_logprobs.tolist(), reference_of(index).tolist())
         rewards = [reward - coefficient * penalty for reward, penalty in zip(rewards, penalties, strict=True)]
-        values = [*APPRAISAL.values[index].tolist(), 0.0]
+        values = [*VALUES[index].tolist(), 0.0]  # type: ignore[union-attr]
         errors = [r + gamma * values[t + 1] - values[t] for t, r in enumerate(rewards)]
         advantages[index] = [
             sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(errors))) for t in range(len(errors))
@@ -88,18 +99,17 @@ def test_gae_is_that_of_plain_loops(
 ) -> None:
     actor = actor_of(advantage="gae", kl={"coefficient": coefficient, "place": "reward"}, **TOKEN)
     critic = CriticConfig(gae_gamma=gamma, gae_lambda=lam, whiten=whiten)
-    batch = make_batch(groups, SCORES, actor, critic=critic, appraisal=APPRAISAL)
+    samples = with_advantages(appraised(groups), actor, critic=critic).samples
     advantages, returns = plain_gae(groups, gamma, lam, coefficient)
     everything = [one for its in advantages.values() for one in its]
     mean, std = (statistics.fmean(everything), statistics.stdev(everything)) if whiten else (0.0, 1.0)
-    assert set(batch.returns) == set(SCORED)
+    assert [index for index, sample in enumerate(samples) if sample.returns is not None] == SCORED
     for index in SCORED:
         expected = [(one - mean) / std for one in advantages[index]]
-        found = batch.token_advantages[index].tolist() if len(expected) > 1 else [batch.advantages[index]]
-        assert found == pytest.approx(expected, abs=1e-5)
-        assert batch.advantages[index] == pytest.approx(statistics.fmean(expected), abs=1e-5)
-        assert batch.returns[index].tolist() == pytest.approx(returns[index], abs=1e-5)
-    assert batch.advantages[2] == 0 and not batch.token_advantages[2].any()
+        assert token_advantages_of(samples[index]).tolist() == pytest.approx(expected, abs=1e-5)
+        assert samples[index].advantage == pytest.approx(statistics.fmean(expected), abs=1e-5)
+        assert samples[index].returns.tolist() == pytest.approx(returns[index], abs=1e-5)  # type: ignore[union-attr]
+    assert samples[2].advantage == 0 and not samples[2].has_advantage
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -108,19 +118,19 @@ def test_kl_in_the_reward_is_summed_over_the_response_before_groups_are_compared
     kind: Any, estimator: str, groups: Any, actor_of: Any
 ) -> None:
     actor = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": estimator, "place": "reward"})
-    batch = make_batch(groups, SCORES, actor, appraisal=APPRAISAL)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    batch = with_advantages(appraised(groups), actor)
     rewards = [math.nan] * 6
     for index in SCORED:
-        its = rollouts[index].sampler_logprobs.tolist()
-        rewards[index] = FLAT[index] - 0.1 * sum(kl(estimator, its, APPRAISAL.reference_logprobs[index].tolist()))  # type: ignore[operator]
+        own = batch.samples[index].sampler_logprobs.tolist()
+        rewards[index] = FLAT[index] - 0.1 * sum(kl(estimator, own, reference_of(index).tolist()))  # type: ignore[operator]
     ids = torch.tensor([0, 0, 0, 1, 1, 1])
     expected = group_advantages(torch.tensor(rewards, dtype=torch.float64), ids, kind=kind)
-    assert list(batch.advantages) == pytest.approx(expected.tolist(), abs=1e-6)
-    assert batch.token_advantages == {} and [score.reward for score in batch.scores] == FLAT
+    assert advantages_of(batch) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert all(sample.token_advantages is None for sample in batch.samples)
+    assert [sample.reward for sample in batch.samples] == FLAT
     elsewhere = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k2", "place": "loss"})
-    plain = make_batch(groups, SCORES, actor_of(advantage=kind))
-    assert make_batch(groups, SCORES, elsewhere, appraisal=APPRAISAL).advantages == plain.advantages
+    plain = advantaged(groups, SCORES, actor_of(advantage=kind))
+    assert advantages_of(with_advantages(appraised(groups), elsewhere)) == advantages_of(plain)
 
 
 def mask() -> RolloutConfig:
@@ -128,46 +138,46 @@ def mask() -> RolloutConfig:
 
 
 def test_a_masked_response_is_part_of_its_groups_mean_but_not_of_the_loss(groups: Any, actor_of: Any) -> None:
-    batch, plain = make_batch(groups, SCORES, actor_of(), sampling=mask()), make_batch(groups, SCORES, actor_of())
-    assert batch.masked == {1, 3} and plain.masked == frozenset()
-    expected = [0.0 if index in (1, 3) else one for index, one in enumerate(plain.advantages)]
-    assert list(batch.advantages) == expected and all(plain.advantages[index] for index in (1, 3))
-    assert batch.scores == plain.scores
+    batch, plain = (advantaged(groups, SCORES, actor_of(), sampling=sampling) for sampling in (mask(), None))
+    assert [sample.masked for sample in batch.samples] == [index in (1, 3) for index in range(6)]
+    assert not any(sample.masked for sample in plain.samples)
+    expected = [0.0 if index in (1, 3) else own for index, own in enumerate(advantages_of(plain))]
+    assert advantages_of(batch) == expected and all(plain.samples[index].advantage for index in (1, 3))
+    assert [sample.score for sample in batch.samples] == [sample.score for sample in plain.samples]
     by_token = [
         Score(reward=0.5, parts={}, token_rewards=drawn(length, index)) for index, length in enumerate(ALL_LENGTHS)
     ]
-    batch = make_batch(groups, by_token, actor_of(**TOKEN), sampling=mask())
-    assert set(batch.token_advantages) == {0, 2, 4}  # those of one token have no use for it
+    batch = advantaged(groups, by_token, actor_of(**TOKEN), sampling=mask())
+    differing = [index for index, sample in enumerate(batch.samples) if sample.token_advantages is not None]
+    assert differing == [0, 2, 4]  # those of one token have no use for it
 
 
 @pytest.mark.parametrize("overlong", ["keep", "penalty"])
 def test_nothing_is_masked_elsewhere(overlong: Any, groups: Any, actor_of: Any) -> None:
-    assert make_batch(groups, SCORES, actor_of(), sampling=RolloutConfig(overlong=overlong)).masked == frozenset()
+    batch = advantaged(groups, SCORES, actor_of(), sampling=RolloutConfig(overlong=overlong))
+    assert not any(sample.masked for sample in batch.samples)
 
 
 @pytest.mark.parametrize("settings", [{}, {"entropy_bonus": 0.1}, {"kl": {"coefficient": 0.1, "estimator": "k2"}}])
 def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
     settings: Any, groups: Any, new_policy: Any, actor_of: Any, recording_optimizer: Any, plain_logprobs: Any
 ) -> None:
-    policy, reference = new_policy(), APPRAISAL.reference_logprobs
+    policy = new_policy()
     actor = actor_of(clip_low=0.5, clip_high=0.5, **settings)
-    batch: Batch = make_batch(groups, SCORES, actor, sampling=mask(), appraisal=APPRAISAL)
-    old = old_policy(policy, batch, actor, temperature=1.0)
-    (report,) = update(policy, recording_optimizer(policy.model), batch, old, actor, temperature=1.0)
+    batch = with_advantages(appraised(groups), actor, sampling=mask())
+    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    (step,) = updates(policy, recording_optimizer(policy.model), batch, actor)
     # Index 2 is not scored; of 0, 4 and 5, which take part, those with an advantage train, or all with such a term.
-    assert sorted(item.index for item in report.trained) == [0, 4, 5]
+    assert list(step.trained) == [0, 4, 5]
     loss = torch.zeros(())
-    pairs = [(group, rollout) for group in groups for rollout in group.rollouts]
-    for index, (group, rollout) in enumerate(pairs):
-        if index not in (0, 4, 5):
-            continue
-        sequence = TokenSequence(prompt_ids=group.query.prompt_ids, response_ids=rollout.response_ids)
+    for index in step.trained:
+        sequence = sequence_of(batch.samples[index])
         logprobs = plain_logprobs(policy, [sequence])
-        loss = loss - batch.advantages[index] * logprobs.mean() / 3
+        loss = loss - batch.samples[index].advantage * logprobs.mean() / 3
         if "kl" in settings:
-            loss = loss + 0.1 * ((logprobs - reference[index]) ** 2 / 2).mean() / 3
+            loss = loss + 0.1 * ((logprobs - reference_of(index)) ** 2 / 2).mean() / 3
         if "entropy_bonus" in settings:
-            ids = torch.tensor([[*sequence.prompt_ids, *rollout.response_ids.tolist()]])
+            ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids.tolist()]])
             table = policy.model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
             entropy = -(table.exp() * table).sum(-1)[len(sequence.prompt_ids) - 1 : -1]
             loss = loss - 0.1 * entropy.mean() / 3
@@ -180,15 +190,16 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
 
 
 def test_rewards_that_the_mask_takes_out_of_the_loss_are_no_signal(groups: list[Group]) -> None:
-    masking, lone = RolloutConfig(overlong="mask"), groups[0]
-    cut_off = Group(
-        query=lone.query, rollouts=tuple(dataclasses.replace(one, finish_reason="length") for one in lone.rollouts)
-    )
-    scores = [Score(reward=reward, parts={}) for reward in (1.0, 0.0, 0.0)]
-    assert rewards_differ(lone, scores, masking)
-    assert not rewards_differ(cut_off, scores, masking)
-    assert rewards_differ(cut_off, scores)
-    assert not rewards_differ(lone, [Score(reward=0.5, parts={})] * 3)
+    masking, lone = RolloutConfig(overlong="mask"), group_with(groups[0], [1.0, 0.0, 0.0])
+    cut_off = Group(samples=tuple(dataclasses.replace(sample, finish_reason="length") for sample in lone.samples))
+    assert rewards_differ(lone, masking)
+    assert not rewards_differ(cut_off, masking)
+    assert rewards_differ(cut_off)
+    assert not rewards_differ(group_with(groups[0], [0.5] * 3))
+
+
+def group_with(group: Group, scores: Sequence[Any]) -> Group:
+    return scored([group], scores).groups[0]
 
 
 def penalised(rewards: Sequence[float], penalties: Sequence[float]) -> list[Score]:
@@ -197,24 +208,24 @@ def penalised(rewards: Sequence[float], penalties: Sequence[float]) -> list[Scor
 
 def test_a_penalty_for_length_alone_is_no_signal_and_is_not_blown_up(groups: list[Group], actor_of: Any) -> None:
     """Eight right answers, one of them a token into the margin: it had an advantage of -2.475 (DAPO, Eq. 11)."""
-    lone = dataclasses.replace(groups[0], rollouts=groups[0].rollouts[:1] * 8)
+    lone = Group(samples=groups[0].samples[:1] * 8)
     right = penalised([1.0] * 8, [0.0] * 7 + [-0.005])
-    assert not rewards_differ(lone, right)
+    assert not rewards_differ(group_with(lone, right))
     for kind in ("group", "batch"):
-        assert make_batch([lone], right, actor_of(advantage=kind)).advantages == (0.0,) * 8
-    apart = make_batch([lone], right, actor_of(advantage="group_mean")).advantages  # in the penalty's own units
+        assert advantages_of(advantaged([lone], right, actor_of(advantage=kind))) == [0.0] * 8
+    apart = advantages_of(advantaged([lone], right, actor_of(advantage="group_mean")))  # in the penalty's own units
     assert apart[-1] == pytest.approx(-0.005 * 7 / 8) and apart[0] == pytest.approx(0.005 / 8)
 
 
 def test_where_answers_differ_the_penalty_counts(groups: list[Group], actor_of: Any) -> None:
     lone, scores = groups[0], penalised([1.0, 1.0, 0.0], [-0.5, 0.0, 0.0])
-    assert rewards_differ(lone, scores)
+    assert rewards_differ(group_with(lone, scores))
     expected = group_advantages(torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64), torch.zeros(3, dtype=torch.long))
-    assert list(make_batch([lone], scores, actor_of()).advantages) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert advantages_of(advantaged([lone], scores, actor_of())) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_penalty_that_makes_unequal_answers_equal_does_not_hide_them(groups: list[Group]) -> None:
-    assert rewards_differ(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]))
+    assert rewards_differ(group_with(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0])))
 
 
 def test_rewards_of_segments_are_discounted_and_compared_segment_by_segment(groups: Any, actor_of: Any) -> None:
@@ -223,7 +234,7 @@ def test_rewards_of_segments_are_discounted_and_compared_segment_by_segment(grou
     scores = [
         Score(reward=0.5, parts={}, token_rewards=own, places=its) for own, its in zip(earned, places, strict=True)
     ]
-    batch = make_batch(groups, scores, actor_of(advantage="group_mean", discount=0.5, **TOKEN))
+    batch = advantaged(groups, scores, actor_of(advantage="group_mean", discount=0.5, **TOKEN))
     expected = token_advantages(
         torch.cat(earned),
         torch.tensor(ALL_LENGTHS),
@@ -233,37 +244,32 @@ def test_rewards_of_segments_are_discounted_and_compared_segment_by_segment(grou
         discount=0.5,
     )
     for index, own in enumerate(expected.split(ALL_LENGTHS)):
-        found = batch.token_advantages.get(index, torch.tensor([batch.advantages[index]]))
-        assert found.tolist() == pytest.approx(own.tolist(), abs=1e-6)
+        assert token_advantages_of(batch.samples[index]).tolist() == pytest.approx(own.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["group_mean", "leave_one_out", "batch"])
 def test_kl_in_the_reward_of_tokens_counts_from_each_token_on(kind: Any, groups: Any, actor_of: Any) -> None:
     actor = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k1", "place": "reward"}, **TOKEN)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
     earned = [drawn(length, index).double() for index, length in enumerate(ALL_LENGTHS)]
     scores = [Score(reward=0.5, parts={}, token_rewards=own) for own in earned]
-    reference = {index: drawn(length, 50 + index) - 2 for index, length in enumerate(ALL_LENGTHS)}
-    batch = make_batch(groups, scores, actor, appraisal=Appraisal(reference_logprobs=reference))
+    reference = [drawn(length, 50 + index) - 2 for index, length in enumerate(ALL_LENGTHS)]
+    batch = with_advantages(changed(scored(groups, scores), reference_logprobs=reference), actor)
     lowered = [
-        own - 0.1 * torch.tensor(kl("k1", rollout.sampler_logprobs.tolist(), reference[index].tolist()))
-        for index, (own, rollout) in enumerate(zip(earned, rollouts, strict=True))
+        own - 0.1 * torch.tensor(kl("k1", sample.sampler_logprobs.tolist(), theirs.tolist()))
+        for own, sample, theirs in zip(earned, batch.samples, reference, strict=True)
     ]
     ids, lengths = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor(ALL_LENGTHS)
     expected = token_advantages(torch.cat(lowered), lengths, ids, kind=kind).split(ALL_LENGTHS)
     for index, own in enumerate(expected):
-        found = batch.token_advantages.get(index, torch.tensor([batch.advantages[index]]))
-        assert found.tolist() == pytest.approx(own.tolist(), abs=1e-5)
+        assert token_advantages_of(batch.samples[index]).tolist() == pytest.approx(own.tolist(), abs=1e-5)
 
 
 def test_masked_responses_have_no_say_in_the_whitening(groups: list[Group]) -> None:
     actor = ActorConfig(surrogate="ppo")
     settings = CriticConfig()
     rest = [index for index in SCORED if index not in (1, 3)]
-    made = make_batch(
-        groups, SCORES, actor, sampling=RolloutConfig(overlong="mask"), critic=settings, appraisal=APPRAISAL
-    )
-    everything = torch.cat([made.token_advantages.get(index, torch.tensor([made.advantages[index]])) for index in rest])
+    samples = with_advantages(appraised(groups), actor, sampling=mask(), critic=settings).samples
+    everything = torch.cat([token_advantages_of(samples[index]) for index in rest])
     assert float(everything.mean()) == pytest.approx(0, abs=1e-6)
     assert float(everything.std()) == pytest.approx(1)
-    assert made.advantages[1] == made.advantages[3] == 0
+    assert samples[1].advantage == samples[3].advantage == 0

@@ -1,0 +1,118 @@
+"""From scores to advantages, and who takes part in the loss."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
+from gspo.objective.gae import whitened
+from gspo.recipe.schema import ActorConfig, CriticConfig, RolloutConfig
+from gspo.reward.overlong import without_penalty
+from gspo.types import Batch, Group, Sample
+
+
+def with_advantages(
+    batch: Batch,
+    actor: ActorConfig | None = None,
+    *,
+    sampling: RolloutConfig | None = None,
+    critic: CriticConfig | None = None,
+) -> Batch:
+    """A scored batch with the actor's advantages; a sample without a reward takes no part in its group."""
+    actor = actor or ActorConfig()
+    masks = sampling is not None and sampling.overlong == "mask"
+    batch = batch.with_changed({s: replace(s, masked=masks and s.finish_reason == "length") for s in batch.samples})
+    return _with_gae(batch, critic or CriticConfig(), actor) if actor.advantage == "gae" else _compared(batch, actor)
+
+
+def rewards_differ(group: Group, sampling: RolloutConfig | None = None) -> bool:
+    """Whether a group's samples can be told apart by what the reward functions gave them, at their ends or before.
+
+    A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
+    `sampling`, only the samples that it keeps in the loss count.
+    """
+    batch = with_advantages(Batch(groups=(_without_penalties(group),)), sampling=sampling)
+    return any(sample.has_advantage for sample in batch.samples)
+
+
+def _has_penalty(group: Group) -> bool:
+    return any(sample.score is not None and sample.score.penalty for sample in group.samples)
+
+
+def _without_penalties(group: Group) -> Group:
+    return Group(samples=tuple(replace(s, score=s.score and without_penalty(s.score)) for s in group.samples))
+
+
+def _earned(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
+    """What the tokens of a sample earn, in float64; NaN: not scored.
+
+    It is one number where all is earned at the end, unless a value model tells tokens apart.
+    """
+    score, kl = sample.score, torch.zeros((), dtype=torch.float64)
+    if sample.reference_logprobs is not None and actor.kl.place == "reward":
+        logprobs, reference = sample.sampler_logprobs.double(), sample.reference_logprobs.double()
+        kl = actor.kl.coefficient * kl_estimate(logprobs, reference, actor.kl.estimator)
+    if score is not None and score.reward is not None and score.token_rewards is not None:
+        return score.token_rewards.double() - kl
+    whole = torch.tensor([float("nan") if sample.reward is None else sample.reward], dtype=torch.float64)
+    if actor.advantage != "gae":
+        return whole - kl.sum()
+    return torch.cat([whole.new_zeros(sample.num_written - 1), whole]) - kl
+
+
+def _compared(batch: Batch, actor: ActorConfig) -> Batch:
+    """Each sample compared with its group."""
+    groups = batch.groups
+    if actor.advantage in ("group", "batch"):
+        # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
+        groups = tuple(_without_penalties(g) if _has_penalty(g) and not rewards_differ(g) else g for g in groups)
+    rewards = [_earned(sample, actor) for group in groups for sample in group.samples]
+    scores = [sample.score for sample in batch.samples]
+    places = [
+        torch.arange(len(own)) if score is None or score.places is None or len(own) == 1 else score.places
+        for own, score in zip(rewards, scores, strict=True)
+    ]
+    lengths = torch.tensor([len(own) for own in rewards])
+    advantages = token_advantages(
+        torch.cat(rewards),
+        lengths,
+        torch.tensor([number for number, group in enumerate(groups) for _ in group.samples]),
+        kind=actor.advantage,
+        ddof=actor.advantage_ddof,
+        places=torch.cat(places),
+        discount=actor.discount,
+    )
+    pieces = zip(batch.samples, advantages.split(lengths.tolist()), strict=True)
+    return batch.with_changed({sample: _with_advantage(sample, own) for sample, own in pieces})
+
+
+def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
+    """PPO's advantages and returns, from the values of a value model."""
+    samples = [sample for sample in batch.samples if sample.reward is not None]
+    if not samples:
+        return batch
+    lengths = [sample.num_written for sample in samples]
+    packed = advantages_and_returns(
+        torch.cat([_earned(sample, actor) for sample in samples]),
+        torch.cat([sample.values.double() for sample in samples if sample.values is not None]),
+        torch.tensor(lengths),
+        gamma=critic.gae_gamma,
+        lam=critic.gae_lambda,
+    )
+    advantages, returns = (list(values.split(lengths)) for values in packed)
+    trained = [index for index, sample in enumerate(samples) if not sample.masked]
+    if critic.whiten and trained:
+        for index, own in zip(trained, whitened([advantages[index] for index in trained]), strict=True):
+            advantages[index] = own
+    rows = zip(samples, advantages, returns, strict=True)
+    return batch.with_changed(
+        {s: replace(_with_advantage(s, own), returns=to_come.float()) for s, own, to_come in rows}
+    )
+
+
+def _with_advantage(sample: Sample, advantages: Float[Tensor, "_"]) -> Sample:
+    """With one for the whole sample or one for each token; a sample that is masked gets none."""
+    by_token = advantages.float() if len(advantages) > 1 and not sample.masked else None
+    return replace(sample, advantage=0.0 if sample.masked else float(advantages.mean()), token_advantages=by_token)
