@@ -25,7 +25,9 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import generate
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
+from gspo.types import Query
 
 LENGTHS = [64, 256, 1024, 4096]
 GROUPS = [4, 8, 16, 32, 64]
@@ -82,21 +84,22 @@ def _policy(vocabulary: int) -> Policy:
 
 def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: float) -> list[str]:
     prompt = [1 + number % 9 for number in range(PROMPT)]
-    sampling, actor = RolloutConfig(max_new_tokens=length), ActorConfig()
+    query = Query(id="0", prompt="", text="", prompt_ids=tuple(prompt), columns={})
+    settings, actor = RolloutConfig(max_new_tokens=length, group_size=group_size), ActorConfig()
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     decoding, updating = [], []
     for seed in range(repeats + 1):
         started = time.perf_counter()
-        (group,) = generate(policy, [prompt], sampling, group_size=group_size, seed=seed)
+        (group,) = EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=seed, step=1))
         decoding.append(time.perf_counter() - started)
         items = [
             Item(
                 index=index,
-                sequence=TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids),
+                sequence=TokenSequence(prompt_ids=tuple(prompt), response_ids=rollout.response_ids),
                 advantage=(-1.0) ** index,
                 old_logprobs=None,  # the policy is its own π_old: nothing is clipped
             )
-            for index, response in enumerate(group)
+            for index, rollout in enumerate(group.rollouts)
         ]
         started = time.perf_counter()
         accumulate_gradient(policy, items, actor, Denominators(num_sequences=group_size), 0, temperature=1.0)

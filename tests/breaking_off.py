@@ -19,11 +19,11 @@ TINY = Path(__file__).with_name("tiny.yaml")
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
 SAMPLING, REWARD, EVALUATION = (
-    "gspo.rollout.embedded.engine.sample",
+    "gspo.rollout.embedded.decoding.sample_tokens",
     "gspo.run.collect.score",
     "gspo.run.record.evaluate",
 )
-ROUND, APPRAISAL, LIKELIHOOD = "gspo.run.collect.sample_groups", "gspo.train.appraise", "gspo.train.old_policy"
+ROUND, APPRAISAL, LIKELIHOOD = "gspo.run.collect._sample", "gspo.train.appraise", "gspo.train.old_policy"
 
 
 def recipe_of(name: str, *overrides: str) -> Recipe:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 
 from gspo import cli
 from gspo.errors import RunError
@@ -17,7 +18,6 @@ from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.learner.update import update
 from gspo.recipe.load import load_recipe
 from gspo.reward.score import Scored
-from gspo.rollout.source import sample_groups
 from gspo.run.checkpoint.store import Store
 from gspo.run.checkpoint.writer import Writer
 from gspo.run.console import Display

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 
 from gspo.learner.appraisal import appraise
 from gspo.learner.critic import Critic
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Appraisal, Group, Score
 
 NewPolicy = Callable[..., Policy]

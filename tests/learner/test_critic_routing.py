@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 
 from gspo.learner.appraisal import appraise
 from gspo.learner.critic import Critic
@@ -13,7 +14,6 @@ from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Experts, Group, Score
 
 NewPolicy = Callable[..., Policy]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 
 from gspo.learner.batch import make_batch
 from gspo.learner.item import Trained
@@ -14,7 +15,6 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import MiniBatchReport, update
 from gspo.model.policy import Policy
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
 NewPolicy = Callable[..., Policy]

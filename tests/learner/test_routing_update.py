@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
+from tests.sampling import sample_groups
 
 from gspo.learner.batch import make_batch
 from gspo.learner.cutting import rollouts_of
@@ -16,7 +17,6 @@ from gspo.learner.update import MiniBatchReport, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts, Score
 
 NewPolicy = Callable[..., Policy]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 
 from gspo.learner.batch import make_batch
 from gspo.learner.cutting import trainable_items
@@ -17,7 +18,6 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import group_advantages
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
 NewPolicy = Callable[..., Policy]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample_groups
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.learner.batch import make_batch
@@ -19,7 +20,6 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Score
 
 NewPolicy = Callable[..., Policy]

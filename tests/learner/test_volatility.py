@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
+from tests.sampling import sample_groups
 
 from gspo.learner.batch import make_batch
 from gspo.learner.cutting import rollouts_of
@@ -18,7 +19,6 @@ from gspo.metrics.experts import expert_metrics
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts, Score
 
 NewPolicy = Callable[..., Policy]

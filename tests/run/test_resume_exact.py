@@ -104,13 +104,13 @@ def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, drawn = importlib.import_module("gspo.run.collect"), []
-    sample_groups = owner.sample_groups
+    sample = owner._sample
 
     def drawing(*arguments: Any, **keywords: Any) -> Any:
         drawn.append((np.random.standard_normal(), np.random.random(), torch.rand(1).item()))
-        return sample_groups(*arguments, **keywords)
+        return sample(*arguments, **keywords)
 
-    monkeypatch.setattr(owner, "sample_groups", drawing)
+    monkeypatch.setattr(owner, "_sample", drawing)
     recipe = recipe_of("unbroken", "evaluation.num_queries=0")
     train(recipe)
     expected = drawn.copy()

@@ -1,18 +1,18 @@
 """Score the policy on queries it is not trained on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
 from gspo.evaluation.estimate import Estimate, estimate
 from gspo.evaluation.verdict import passes, verdict
-from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
-from gspo.rollout.source import sample_groups
+from gspo.rollout.engine import Engine
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Failure, Query
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
@@ -36,12 +36,20 @@ class HeldOutScore:
 
 
 def evaluate(
-    policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
+    engine: Engine,
+    queries: Sequence[Query],
+    functions: Sequence[RewardFunction],
+    recipe: Recipe,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> HeldOutScore:
-    """pass@1 and mean reward of the policy; functions that fail are counted, and never end the run."""
+    """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run.
+
+    The engine calls `check_stop` while it samples.
+    """
     num_samples = recipe.evaluation.samples
-    sampling = recipe.rollout.model_copy(update={"temperature": recipe.evaluation.temperature})
-    groups = sample_groups(policy, queries, sampling, group_size=num_samples, seed=_SEED, policy_version=0)
+    changed = {"temperature": recipe.evaluation.temperature, "group_size": num_samples}
+    settings = recipe.rollout.model_copy(update=changed)
+    groups = engine.sample(queries, settings, SamplingKey(seed=_SEED, step=0), check_stop=check_stop)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scores = score(groups, functions, max_masked_fraction=1.0).scores
     verdicts = [verdict(one) for one in scores]

@@ -8,7 +8,7 @@ from gspo.learner.batch import make_batch, rewards_differ
 from gspo.recipe.schema import Recipe, RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import Scored, score
-from gspo.rollout.source import sample_groups
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.run.progress import Round
 from gspo.run.run import Run
 from gspo.types import Appraisal, Batch, Group, Query, Score
@@ -29,17 +29,7 @@ def collect(run: Run, step: int, *, policy_version: int) -> Collected:
     """The step's groups; each round goes through the stages rollout and reward, so that a resumed run takes it up."""
     recipe, hand = run.recipe, run.progress.in_hand
     while True:
-        number = len(hand.rounds)
-        sample = partial(
-            sample_groups,
-            run.parts.policy,
-            _queries(run, step, hand.rounds),
-            recipe.rollout,
-            group_size=recipe.rollout.group_size,
-            seed=run.sampling_seed(step, number),
-            policy_version=policy_version,
-            record_experts=recipe.actor.wants_engine_experts,
-        )
+        sample = partial(_sample, run, step, hand.rounds, policy_version)
         groups = run.stage("rollout", sample)
         scored = run.stage("reward", partial(_scored, run, groups))
         rounds = (*hand.rounds, Round(groups=groups, scored=scored))
@@ -76,6 +66,19 @@ def chosen(rounds: Sequence[Round], sampling: RolloutConfig) -> Collected:
         groups=tuple(group for group, _ in kept),
         scored=Scored(scores=tuple(score for _, scores in kept for score in scores), seconds=seconds),
         dropped=tuple(judged[place] for place in sorted(order[num_groups:])),
+    )
+
+
+def _sample(run: Run, step: int, rounds: Sequence[Round], policy_version: int) -> tuple[Group, ...]:
+    """A round's groups; no query comes twice in a step, so that no two rounds draw the same random numbers."""
+    engine, recipe = run.parts.engine, run.recipe
+    engine.publish(run.parts.policy, policy_version)
+    return engine.sample(
+        _queries(run, step, rounds),
+        recipe.rollout,
+        SamplingKey(seed=recipe.seed, step=step),
+        record_experts=recipe.actor.wants_engine_experts,
+        check_stop=run.interrupt.check,
     )
 
 
