@@ -72,7 +72,7 @@ def test_broken_off_within_an_update_in_bfloat16_with_recomputed_activations(
         overrides += [f"model.architecture.{pair.replace(': ', '=')}" for pair in experts.split(", ")]
     train(recipe_of("unbroken", *overrides))
     recipe = recipe_of("broken", *overrides)
-    broken_off(recipe, GRADIENT, 10)
+    broken_off(recipe, GRADIENT, 11)
     (checkpoint,) = Path("runs/broken/checkpoints").iterdir()
     assert checkpoint.name == "step_000001_update_1"
     train(recipe, resume=True)

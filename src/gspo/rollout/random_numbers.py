@@ -33,7 +33,7 @@ class SamplingKey:
             texts += [f"{self.seed} {self.step} {first + number} {query_id}" for number in range(num_samples)]
             counts[query_id] += num_samples
         # A file's name, and so an id, may hold bytes that are no UTF-8.
-        digests = [blake2b(text.encode(errors="surrogateescape"), digest_size=16).digest() for text in texts]
+        digests = [blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest() for text in texts]
         return [int.from_bytes(digest, "big") for digest in digests]
 
 

@@ -43,8 +43,9 @@ class Rows:
     @property
     def mask(self) -> Bool[Tensor, "R T"] | None:
         """True where a column is a token of the row; None: everywhere."""
-        columns = torch.arange(self.width, device=self.index.device)
-        return columns >= self.width - self.position if self.is_padded else None
+        if not self.is_padded:
+            return None
+        return torch.arange(self.width, device=self.index.device) >= self.width - self.position
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
         """Drop the other rows; logits and experts are those of the next token, and not known yet."""

@@ -65,7 +65,7 @@ class EmbeddedEngine:
 
     def describe(self) -> Mapping[str, str]:
         """Whether tokens go through the decoder written out, which rounds in its own way."""
-        with torch.inference_mode():
+        with _inference_mode(self._policy.model):
             return {"engine": "embedded", "decoder written out": str(written_out(self._policy.trunk) is not None)}
 
     def close(self) -> None:
