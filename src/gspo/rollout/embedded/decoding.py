@@ -106,9 +106,9 @@ class Decoding:
     def _has_room(self, rows: Rows | None) -> bool:
         if rows is None:
             return True
-        num_rows, max_rows = len(rows.index), self.settings.max_rows
-        few = num_rows < _REFILL_BELOW.get(rows.index.device.type, 0.0) * max_rows
-        return few and num_rows + self.settings.group_size <= max_rows and is_in_place(rows.cache)
+        few = _REFILL_BELOW.get(rows.index.device.type, 0.0) * self.settings.max_rows
+        room = self.settings.max_rows - self.settings.group_size
+        return len(rows.index) < few and len(rows.index) <= room and is_in_place(rows.cache)
 
     def _decode(self, rows: Rows, *, others_wait: bool) -> Rows | None:
         """Sample until no row is left (None), or until there is room for prompts that wait."""

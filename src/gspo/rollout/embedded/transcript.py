@@ -49,12 +49,8 @@ class Transcript:
         for number, num_sampled in enumerate(index.bincount().tolist()):
             stopped = True in is_stop[start : start + num_sampled]
             end = is_stop.index(True, start) + 1 if stopped else start + num_sampled
-            yield (
-                token[start:end],
-                logprob[start:end],
-                "stop" if stopped else "length",
-                None
-                if experts is None
-                else Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone()),
-            )
+            own = None
+            if experts is not None:
+                own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
+            yield token[start:end], logprob[start:end], "stop" if stopped else "length", own
             start += num_sampled
