@@ -20,7 +20,9 @@ import torch
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ModelConfig, RolloutConfig
-from gspo.rollout.embedded.engine import generate
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
+from gspo.types import Query
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -98,11 +100,15 @@ def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], 
     policy.model.generation_config.eos_token_id = stop
     words = policy.tokenizer(WORDS).input_ids
     prompt = (words * work.prompt_tokens)[: work.prompt_tokens]
-    sampling = RolloutConfig(max_new_tokens=work.new_tokens)
+    settings = RolloutConfig(max_new_tokens=work.new_tokens, group_size=8)
+    queries = [
+        Query(id=str(number), prompt="", text="", prompt_ids=tuple(prompt), columns={})
+        for number in range(work.num_prompts)
+    ]
     batch = torch.tensor([prompt] * work.num_prompts * 8)
 
     def engine(seed: int) -> None:
-        generate(policy, [prompt] * work.num_prompts, sampling, group_size=8, seed=seed)
+        EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
 
     def plain(seed: int) -> None:
         _generate(policy, batch, work, stop, seed)

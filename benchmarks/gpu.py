@@ -30,9 +30,9 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import generate
-from gspo.rollout.embedded.one_token import decoder_of
-from gspo.rollout.embedded.transcript import Response
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
+from gspo.types import Group, Query
 
 HALF_BILLION: dict[str, Any] = {
     "model_type": "qwen3",
@@ -86,11 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     peak, bandwidth = matmul_peak(policy.device, dtype), memory_bandwidth(policy.device)
     name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
     print(f"{name}, {dtype}, torch {torch.__version__}; {load()}")
-    with torch.inference_mode():
-        written_out = decoder_of(policy.trunk) is not None
-    print(
-        f"packed: {policy.supports_packing}, decoder written out: {written_out}"
-    )  # or the figures below are of the fallbacks
+    # Otherwise the figures below are those of the fallbacks.
+    print(f"packed: {policy.supports_packing}, {dict(EmbeddedEngine(policy).describe())}")
     print(f"matrix products {peak / 1e12:.1f} TFLOP/s, reads {bandwidth / 1e9:.0f} GB/s")
     _logits(policy, options.repeats)
     groups = _decode(policy, work, options.repeats, bandwidth)
@@ -127,15 +124,18 @@ def _prompts(work: Work) -> list[list[int]]:
     return [[1 + (number + row) % 9 for number in range(work.prompt_tokens)] for row in range(work.prompts)]
 
 
-def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[list[Response]]:
+def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[Group]:
     """Tokens a second of the engine and of `generate`, in turn."""
-    prompts = _prompts(work)
-    groups: list[list[Response]] = []
-    sampling = RolloutConfig(max_new_tokens=work.new_tokens)
-    repeated = torch.tensor(prompts, device=policy.device).repeat_interleave(work.group_size, dim=0)
+    queries = [
+        Query(id=str(number), prompt="", text="", prompt_ids=tuple(prompt), columns={})
+        for number, prompt in enumerate(_prompts(work))
+    ]
+    groups: list[Group] = []
+    settings = RolloutConfig(max_new_tokens=work.new_tokens, group_size=work.group_size)
+    repeated = torch.tensor(_prompts(work), device=policy.device).repeat_interleave(work.group_size, dim=0)
 
     def engine() -> None:
-        groups[:] = generate(policy, prompts, sampling, group_size=work.group_size, seed=0)
+        groups[:] = EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=0, step=1))
 
     def plain() -> None:
         policy.model.generate(
@@ -159,16 +159,16 @@ def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[
     return groups
 
 
-def _agreement(policy: Policy, work: Work, groups: list[list[Response]]) -> None:
+def _agreement(policy: Policy, work: Work, groups: list[Group]) -> None:
     """Log-likelihoods of the engine against the policy's packed pass: the same weights must say the same."""
     sequences = _sequences(work, groups[:1])
     with torch.no_grad():
         logprobs = response_likelihood(policy, sequences).logprobs.cpu()
-    gap = (logprobs - torch.cat([response.logprobs for response in groups[0]])).abs()
+    gap = (logprobs - torch.cat([rollout.sampler_logprobs for rollout in groups[0].samples])).abs()
     print(f"engine against policy, log-likelihood of a token: mean gap {gap.mean():.1e}, largest {gap.max():.1e}")
 
 
-def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: int, peak: float) -> None:
+def _update(policy: Policy, work: Work, groups: list[Group], repeats: int, peak: float) -> None:
     """One mini-batch of all groups: forward, backward, optimiser step."""
     optimizer, actor = Optimizer(policy.model, OptimizerConfig(), total_steps=1), ActorConfig()
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
@@ -188,11 +188,11 @@ def _update(policy: Policy, work: Work, groups: list[list[Response]], repeats: i
     print(f"update: {tokens / duration:,.0f} response tokens/s, {flops / duration / peak:.0%} of the peak (goal 40 %)")
 
 
-def _sequences(work: Work, groups: list[list[Response]]) -> list[TokenSequence]:
+def _sequences(work: Work, groups: list[Group]) -> list[TokenSequence]:
     return [
-        TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids)
+        TokenSequence(prompt_ids=tuple(prompt), response_ids=rollout.token_ids)
         for prompt, group in zip(_prompts(work)[: len(groups)], groups, strict=True)
-        for response in group
+        for rollout in group.samples
     ]
 
 

@@ -31,8 +31,9 @@ from gspo.learner.update import Learner, update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded import engine as embedded
-from gspo.rollout.source import sample_groups
+from gspo.rollout.embedded import decoding
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Batch, Group, Query
 
 ACTOR = ActorConfig(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
@@ -68,8 +69,8 @@ class Step:
     def _batch(self, seed: int) -> Batch:
         each = self.group_size if self.prefill_each else 1
         queries = [query for query in self.queries for _ in range(each)]
-        size = self.group_size // each
-        groups = sample_groups(self.policy, queries, self.sampling, group_size=size, seed=seed, policy_version=0)
+        settings = self.sampling.model_copy(update={"group_size": self.group_size // each})
+        groups = EmbeddedEngine(self.policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
         whole = [
             Group(samples=tuple(sample for group in groups[start : start + each] for sample in group.samples))
             for start in range(0, len(groups), each)
@@ -106,11 +107,15 @@ LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[objec
     (
         "decoding: the decoder written out",
         ["short", "ragged"],
-        attribute("rollout.embedded.engine.decoder_of", lambda _: None),
+        attribute("rollout.embedded.decoding.written_out", lambda _: None),
     ),
-    ("decoding: finished rows dropped", ["short", "ragged"], attribute("rollout.embedded.engine._COMPACT_BELOW", 1e-9)),
+    (
+        "decoding: finished rows dropped",
+        ["short", "ragged"],
+        attribute("rollout.embedded.decoding._COMPACT_BELOW", 1e-9),
+    ),
     ("decoding: a prompt read once", ["short", "long prompt"], setting(prefill_each=True)),
-    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded.engine._REFILL_BELOW", {})),
+    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded.decoding._REFILL_BELOW", {})),
     ("update: packed, no padding", ["short", "ragged"], _padded),
     ("update: a prompt read once", ["short", "long prompt"], attribute("model.packing._shares", lambda *_: False)),
     ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
@@ -139,7 +144,7 @@ def _pairs(
     step = _step(workload, lever)
     pairs = []
     refill = {"cpu": 0.75} if "refilled" in lever else {}  # which the engine does by itself on a GPU only
-    with patch.dict(embedded._REFILL_BELOW, refill):
+    with patch.dict(decoding._REFILL_BELOW, refill):
         for seed in range(turns + 1):
             with_it = step.run(seed)
             with without(step):

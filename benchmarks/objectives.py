@@ -16,7 +16,8 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, update
 from gspo.model.policy import load_policy
 from gspo.recipe.schema import CriticConfig
-from gspo.rollout.source import sample_groups
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
 
 
 def main() -> None:
@@ -25,7 +26,8 @@ def main() -> None:
     policy = parts.policy
     other = load_policy(recipe.model, policy.tokenizer, seed=1)
     queries = parts.queries.train[:QUERIES]
-    groups = sample_groups(policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0)
+    settings = recipe.rollout.model_copy(update={"group_size": GROUP_SIZE})
+    groups = EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=1, step=1))
     sampled = scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)])
     weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
 

@@ -13,7 +13,8 @@ from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, update
 from gspo.model.policy import Policy
-from gspo.rollout.source import sample_groups
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Batch
 
 
@@ -22,11 +23,11 @@ def main() -> None:
     rounds, recipe, parts = small_run(__doc__)
     policy, unwatched = parts.policy, replace(parts.policy, routing=None)
     queries = parts.queries.train[:QUERIES]
+    settings = recipe.rollout.model_copy(update={"group_size": GROUP_SIZE})
 
     def roll_out(policy: Policy) -> Batch:
-        groups = sample_groups(
-            policy, queries, recipe.rollout, group_size=GROUP_SIZE, seed=1, policy_version=0, record_experts=True
-        )
+        key = SamplingKey(seed=1, step=1)
+        groups = EmbeddedEngine(policy).sample(queries, settings, key, record_experts=True)
         return with_advantages(scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)]))
 
     batch = roll_out(policy)

@@ -17,14 +17,15 @@ import torch
 
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth
-from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import generate
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
+from gspo.types import Query
 
 LENGTHS = [64, 256, 1024, 4096]
 GROUPS = [4, 8, 16, 32, 64]
@@ -81,15 +82,16 @@ def _policy(vocabulary: int) -> Policy:
 
 def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: float) -> list[str]:
     prompt = [1 + number % 9 for number in range(PROMPT)]
-    sampling, actor = RolloutConfig(max_new_tokens=length), ActorConfig()
+    query = Query(id="0", prompt="", text="", prompt_ids=tuple(prompt), columns={})
+    settings, actor = RolloutConfig(max_new_tokens=length, group_size=group_size), ActorConfig()
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
     decoding, updating = [], []
     for seed in range(repeats + 1):
         started = time.perf_counter()
-        (group,) = generate(policy, [prompt], sampling, group_size=group_size, seed=seed)
+        (group,) = EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=seed, step=1))
         decoding.append(time.perf_counter() - started)
-        samples = [sample_of(prompt, response.ids, advantage=(-1.0) ** index) for index, response in enumerate(group)]
+        samples = [replace(sample, advantage=(-1.0) ** index) for index, sample in enumerate(group.samples)]
         started = time.perf_counter()
         accumulate_gradient(learner, samples, Denominators(num_sequences=group_size), 0)
         optimizer.step()

@@ -19,12 +19,12 @@ TINY = Path(__file__).with_name("tiny.yaml")
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
 SAMPLING, REWARD, EVALUATION = (
-    "gspo.rollout.embedded.engine.sample",
+    "gspo.rollout.embedded.decoding.sample_tokens",
     "gspo.run.collect.score",
     "gspo.run.record.evaluate",
 )
 ROUND, APPRAISAL, LIKELIHOOD = (
-    "gspo.run.collect.sample_groups",
+    "gspo.run.collect._sample",
     "gspo.train.score_with_reference_and_critic",
     "gspo.train.compute_old_logprobs",
 )

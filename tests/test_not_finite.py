@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import advantaged, updates, with_old
+from tests.sampling import sample_groups
 
 from gspo import cli
 from gspo.errors import RunError
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.recipe.load import load_recipe
-from gspo.rollout.source import sample_groups
 from gspo.run.checkpoint.store import Store
 from gspo.run.checkpoint.writer import Writer
 from gspo.run.console import Display

@@ -37,6 +37,7 @@ def main() -> None:
         report = _cold_start(recipe, parts)
     finally:
         close_functions(parts.functions)
+        parts.engine.close()
     parts.policy.save(options.directory)
     text = json.dumps({**report, "seconds": round(time.monotonic() - started)}, indent=1)
     (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
@@ -52,7 +53,7 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
     optimizer.close()
     known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
     if parts.queries.held_out:
-        score = evaluate(parts.policy, parts.queries.held_out, parts.functions, recipe)
+        score = evaluate(parts.engine, parts.queries.held_out, parts.functions, recipe)
         known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
     return known
 

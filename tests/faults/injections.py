@@ -17,14 +17,14 @@ import torch
 from gspo.learner import loss, old_policy
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
-from gspo.rollout.embedded import engine as embedded
+from gspo.rollout.embedded import decoding
 from gspo.run import run
 from gspo.run.checkpoint import files, snapshot, store
 from gspo.run.console import Display
 
 # By name: an object and its attribute, called at that place of a run.
 PLACES: dict[str, tuple[Any, str]] = {
-    "sampling": (embedded, "sample"),
+    "sampling": (decoding, "sample_tokens"),
     "old likelihoods": (old_policy, "response_likelihood"),
     "gradient": (loss, "response_likelihood"),
     "cold gradient": (coldstart, "response_likelihood"),

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import scored, sequence_of
+from tests.sampling import sample_groups
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Group
 
 NewPolicy = Callable[..., Policy]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import regrouped, scored, sequence_of
+from tests.sampling import sample_groups
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
@@ -14,7 +15,6 @@ from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import CriticConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Experts, Group
 
 NewPolicy = Callable[..., Policy]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import Step, advantaged, sequences_of, updates, with_old
+from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, SequenceStats
 
 NewPolicy = Callable[..., Policy]

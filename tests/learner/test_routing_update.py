@@ -8,13 +8,13 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
 from tests.samples import Step, advantaged, updates
+from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import Step, advantaged, changed, sequences_of, updates, with_old
+from tests.sampling import sample_groups
 
 from gspo.learner.micro_batching import trained_samples
 from gspo.learner.old_policy import compute_old_logprobs
@@ -15,7 +16,6 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy
 from gspo.objective import group_advantages
 from gspo.recipe.schema import OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.samples import accumulated, advantaged, sample_from, sequence_of, updates
+from tests.sampling import sample_groups
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.learner.loss import Denominators, denominators_of
@@ -18,7 +19,6 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import ActorConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
 from tests.samples import advantaged, query_of, sample_of, updates
+from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
@@ -16,7 +17,6 @@ from gspo.learner.volatility import Activation, VolatilitySample, activation
 from gspo.metrics.experts import expert_metrics
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.source import sample_groups
 from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]

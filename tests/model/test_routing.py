@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.mixtures import MIXTURES, live_experts, random_experts, router_calls, routers_of, sets
+from tests.sampling import generate
 
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.model.routing import Routing
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.embedded.engine import generate
 
 NewPolicy = Callable[..., Policy]
 PADDED = ["qwen3_moe", "gpt_oss", "deepseek_v3"]
@@ -161,7 +161,7 @@ def test_a_replayed_pass_leaves_the_next_ones_as_they_were(family: str, mixture:
             plain = policy.model(input_ids=torch.arange(2, 12)[None], use_cache=False).logits
             logprobs = response_likelihood(policy, sequences).logprobs
         groups = generate(policy, [[3, 4], [5]], sampling, group_size=2, seed=0, record_experts=True)
-        return [plain, logprobs, *(response.logprobs for group in groups for response in group)]
+        return [plain, logprobs, *(response.sampler_logprobs for group in groups for response in group)]
 
     before = passes()
     told = random_experts(policy, sequences)

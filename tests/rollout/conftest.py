@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gspo.rollout.embedded import engine as embedded
+from gspo.rollout.embedded import decoding
 
 
 @pytest.fixture
@@ -13,18 +13,18 @@ def refilling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]
     """Has the engine take in waiting prompts early, as on a GPU; the list grows by the rows of each taking in."""
 
     def set_up(decoder: str, look_every: int) -> list[int]:
-        monkeypatch.setitem(embedded._REFILL_BELOW, "cpu", 0.75)
-        monkeypatch.setitem(embedded._LOOK_EVERY, "cpu", look_every)
+        monkeypatch.setitem(decoding._REFILL_BELOW, "cpu", 0.75)
+        monkeypatch.setitem(decoding._LOOK_EVERY, "cpu", look_every)
         if decoder != "written out":
-            monkeypatch.setattr(embedded, "decoder_of", lambda trunk: None)
+            monkeypatch.setattr(decoding, "written_out", lambda trunk: None)
         joined: list[int] = []
-        join = embedded._joined
+        join = decoding.Rows.join
 
-        def joining(old: Any, new: Any) -> Any:
+        def joining(rows: Any, new: Any) -> None:
             joined.append(len(new.index))
-            return join(old, new)
+            join(rows, new)
 
-        monkeypatch.setattr(embedded, "_joined", joining)
+        monkeypatch.setattr(decoding.Rows, "join", joining)
         return joined
 
     return set_up

@@ -6,12 +6,12 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
+from tests.sampling import sample_groups
 from tokenizers import Tokenizer, decoders, models
 
 from gspo.recipe.schema import RolloutConfig
 from gspo.rollout import segments
 from gspo.rollout.segments import segment_lengths, split_segments
-from gspo.rollout.source import sample_groups
 
 Decode = Callable[[Sequence[int]], str]
 ALPHABET = "ab |\n\N{LATIN SMALL LETTER E WITH ACUTE}\N{GRINNING FACE}\N{EURO SIGN}"

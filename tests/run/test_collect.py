@@ -1,12 +1,12 @@
 """Dynamic sampling: groups of equal rewards give way to others, in rounds, and the order of the queries moves on."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests import samples
@@ -15,7 +15,9 @@ from tests.samples import sample_of
 
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import Recipe
+from gspo.recipe.schema import Recipe, RolloutConfig
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.run.collect import collect
 from gspo.run.progress import InHand, Progress
 from gspo.run.run import Run
@@ -34,28 +36,32 @@ class Stub:
     """A run of which only what is sampled and scored matters; the queries numbered in `flat` have equal rewards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, query_of: Any, *, flat: set[int], size: int = 40) -> None:
-        self.calls: list[tuple[list[int], int]] = []  # the numbers of the queries sampled together, the seed
+        self.calls: list[list[int]] = []  # the numbers of the queries sampled together
+        self.keys: set[SamplingKey] = set()
 
-        def sampled(policy: Any, queries: Sequence[Query], *_: Any, seed: int, **given: Any) -> tuple[Group, ...]:
-            assert given["policy_version"] == 7 and given["group_size"] == 2
-            self.calls.append(([number(query) for query in queries], seed))
+        def sample(queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, **_: Any) -> tuple[Group, ...]:
+            engine.publish.assert_called_with(self.parts.policy, 7)
+            assert settings.group_size == 2
+            self.calls.append([number(query) for query in queries])
+            self.keys.add(key)
             return tuple(Group(samples=(sample_of(query, [5]), sample_of(query, [5]))) for query in queries)
+
+        engine = Mock(sample=sample)
 
         def scored(groups: Sequence[Group], functions: Any) -> Batch:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
             batch = samples.scored(groups, [reward for pair in pairs for reward in pair])
             return replace(batch, reward_seconds={"f": 1.0})
 
-        monkeypatch.setattr("gspo.run.collect.sample_groups", sampled)
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
-        self.parts = SimpleNamespace(policy=None, functions=(), queries=SimpleNamespace(train=train))
+        self.parts = SimpleNamespace(policy=object(), engine=engine, functions=(), queries=SimpleNamespace(train=train))
         self.progress = Progress(num_cold_steps=0)
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         self.recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress)
-        run.queries, run.sampling_seed = partial(Run.queries, run), partial(Run.sampling_seed, run)
+        run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress, interrupt=Mock())
+        run.queries = partial(Run.queries, run)
 
         def stage(name: str, compute: Callable[[], Any]) -> Any:
             if getattr(self.progress.in_hand, name) is None:
@@ -91,13 +97,12 @@ def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(s
     first, second = order(0, 40), order(1, 40)
     run = stub(flat={first[1], first[2]})
     found = run.collect(*DYNAMIC)
-    assert [called for called, _ in run.calls] == [first, second[:2]]  # as many as are missing
+    assert run.calls == [first, second[:2]]  # as many as are missing
     assert numbers(found) == [first[0], first[3], *second[:2]]
     assert rewards(found) == [1.0, 0.0] * 4 and found.reward_seconds == {"f": 2.0}
     assert [number(group.query) for group in found.dropped] == [first[1], first[2]]
     assert all([sample.reward for sample in group.samples] == [1.0, 1.0] for group in found.dropped)
-    seeds = [seed for _, seed in run.calls]
-    assert len(set(seeds)) == 2 and len(run.progress.in_hand.rounds) == 1
+    assert run.keys == {SamplingKey(seed=0, step=1)} and len(run.progress.in_hand.rounds) == 1
 
 
 def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
@@ -106,14 +111,13 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
         found = run.collect(*overrides)
         assert numbers(found) == order(0, 40) and found.dropped == () and found.reward_seconds == {"f": 1.0}
         assert len(run.calls) == 1 and run.progress.in_hand.rounds == ()
-        assert run.calls[0][1] == 1  # the seed of step 1, as it ever was
 
 
 def test_after_the_last_round_groups_of_equal_rewards_fill_the_batch_in_their_order(stub: Any) -> None:
     first, second, third = (order(batch, 40) for batch in range(3))
     run = stub(flat={*range(40)} - {second[1]})
     found = run.collect(*DYNAMIC)
-    assert [called for called, _ in run.calls] == [first, second, third[:3]]
+    assert run.calls == [first, second, third[:3]]
     assert numbers(found) == [*first[:3], second[1]]  # the one with signal, and the first of the others
     assert rewards(found) == [1.0, 1.0] * 3 + [1.0, 0.0]
     assert [number(group.query) for group in found.dropped] == [first[3], second[0], *second[2:], *third[:3]]
@@ -142,7 +146,7 @@ def test_no_query_comes_twice_in_a_step_where_epochs_end_in_it_too(size: int, se
     run = stub(flat={*range(0, size, 2)}, size=size)
     for step in range(1, 5):
         found = run.collect(*DYNAMIC, f"seed={seed}", "rollout.max_rounds=5", step=step)
-        sampled = [one for called, _ in run.calls for one in called]
+        sampled = [one for called in run.calls for one in called]
         assert len(set(sampled)) == len(sampled) and len(set(numbers(found))) == BATCH
         everything = {*numbers(found), *(number(group.query) for group in found.dropped)}
         assert everything == set(sampled)
@@ -157,13 +161,13 @@ def test_the_order_of_the_queries_moves_on_by_every_round(stub: Any) -> None:
     run.next_step()
     run.calls.clear()
     run.collect(*DYNAMIC, step=2)
-    assert [called for called, _ in run.calls] == [order(3, 40)]
+    assert run.calls == [order(3, 40)]
 
 
 def test_where_there_are_no_other_queries_the_batch_is_filled_without_sampling_more(stub: Any) -> None:
     run = stub(flat={1, 2}, size=BATCH)
     assert sorted(numbers(run.collect(*DYNAMIC))) == [0, 1, 2, 3]
-    assert [called for called, _ in run.calls[1:]] == [[], []]
+    assert run.calls[1:] == [[], []]
 
 
 @pytest.fixture
@@ -172,14 +176,13 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[list[str]]:
-    owner, seen = importlib.import_module("gspo.run.collect"), []
-    original = owner.sample_groups
+    original, seen = EmbeddedEngine.sample, []
 
-    def sample_groups(policy: Any, queries: Sequence[Query], *arguments: Any, **keywords: Any) -> Any:
+    def sample(engine: EmbeddedEngine, queries: Sequence[Query], *arguments: Any, **keywords: Any) -> Any:
         seen.append([query.id for query in queries])
-        return original(policy, queries, *arguments, **keywords)
+        return original(engine, queries, *arguments, **keywords)
 
-    monkeypatch.setattr(owner, "sample_groups", sample_groups)
+    monkeypatch.setattr(EmbeddedEngine, "sample", sample)
     train(recipe)
     return seen
 

@@ -141,7 +141,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
     [
         ("gspo.learner.sft.response_likelihood", 2, signal.SIGINT, "cold_000001"),
         ("gspo.run.record.evaluate", 1, signal.SIGTERM, "step_000000"),
-        ("gspo.rollout.embedded.engine.sample", 3, signal.SIGHUP, "step_000000"),
+        ("gspo.rollout.embedded.decoding.sample_tokens", 3, signal.SIGHUP, "step_000000"),
         ("gspo.run.collect.score", 1, signal.SIGINT, "step_000000_sampled"),
         ("gspo.train.compute_old_logprobs", 2, signal.SIGTERM, "step_000001_scored"),
         ("gspo.run.record.evaluate", 2, signal.SIGINT, "step_000001_update_4"),

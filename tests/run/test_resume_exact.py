@@ -72,7 +72,7 @@ def test_broken_off_within_an_update_in_bfloat16_with_recomputed_activations(
         overrides += [f"model.architecture.{pair.replace(': ', '=')}" for pair in experts.split(", ")]
     train(recipe_of("unbroken", *overrides))
     recipe = recipe_of("broken", *overrides)
-    broken_off(recipe, GRADIENT, 10)
+    broken_off(recipe, GRADIENT, 11)
     (checkpoint,) = Path("runs/broken/checkpoints").iterdir()
     assert checkpoint.name == "step_000001_update_1"
     train(recipe, resume=True)
@@ -104,13 +104,13 @@ def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, drawn = importlib.import_module("gspo.run.collect"), []
-    sample_groups = owner.sample_groups
+    sample = owner._sample
 
     def drawing(*arguments: Any, **keywords: Any) -> Any:
         drawn.append((np.random.standard_normal(), np.random.random(), torch.rand(1).item()))
-        return sample_groups(*arguments, **keywords)
+        return sample(*arguments, **keywords)
 
-    monkeypatch.setattr(owner, "sample_groups", drawing)
+    monkeypatch.setattr(owner, "_sample", drawing)
     recipe = recipe_of("unbroken", "evaluation.num_queries=0")
     train(recipe)
     expected = drawn.copy()

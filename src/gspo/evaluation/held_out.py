@@ -8,11 +8,11 @@ from statistics import fmean
 
 from gspo.evaluation.estimate import Estimate, estimate
 from gspo.evaluation.verdict import passes, verdict
-from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
-from gspo.rollout.source import sample_groups
+from gspo.rollout.engine import Engine
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Failure, Query, Score
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
@@ -36,12 +36,20 @@ class HeldOutScore:
 
 
 def evaluate(
-    policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
+    engine: Engine,
+    queries: Sequence[Query],
+    functions: Sequence[RewardFunction],
+    recipe: Recipe,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> HeldOutScore:
-    """pass@1 and mean reward of the policy; functions that fail are counted, and never end the run."""
+    """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run.
+
+    The engine calls `check_stop` while it samples.
+    """
     settings = recipe.evaluation
-    sampling = recipe.rollout.model_copy(update={"temperature": settings.temperature})
-    groups = sample_groups(policy, queries, sampling, group_size=settings.samples, seed=_SEED, policy_version=0)
+    changed = {"temperature": settings.temperature, "group_size": settings.samples}
+    sampling = recipe.rollout.model_copy(update=changed)
+    groups = engine.sample(queries, sampling, SamplingKey(seed=_SEED, step=0), check_stop=check_stop)
     batch = score(groups, functions, max_masked_fraction=1.0)
 
     def over_questions(value_of: Callable[[Score], float | None]) -> Estimate:

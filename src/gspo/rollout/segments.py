@@ -1,12 +1,20 @@
-"""The segments of a response: its text cut after each separator, and which of its tokens belong to which."""
+"""The text of a response and its segments: cut after each separator, with the tokens that belong to each."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import Any
 
 STRETCH = 64  # tokens: decoding a long response from its beginning, time and again, would be slow
+
+
+def text_and_segments(ids: Sequence[int], tokenizer: Any, separator: str | None) -> tuple[str, tuple[int, ...]]:
+    """A response's text without special tokens, and the lengths of its segments; none without a separator."""
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    return decode(ids), () if separator is None else segment_lengths(ids, decode, separator)
 
 
 def split_segments(text: str, separator: str) -> list[str]:
@@ -14,9 +22,7 @@ def split_segments(text: str, separator: str) -> list[str]:
 
     No text at all is one empty segment.
     """
-    *ended, rest = text.split(separator)
-    segments = [segment + separator for segment in ended]
-    return segments if segments and not rest else [*segments, rest]
+    return re.findall(f".*?{re.escape(separator)}|.+", text, re.DOTALL) or [""]
 
 
 def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], separator: str) -> tuple[int, ...]:
@@ -28,8 +34,8 @@ def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], 
     anchors = _anchors(ids, decode, text)
 
     @cache
-    def kept(num: int) -> tuple[int, bool]:
-        """How many characters of the text the first tokens make, and whether there are others that do not stay."""
+    def whole_characters(num: int) -> tuple[int, bool]:
+        """How many characters of the text the first tokens make, and whether they make others that do not stay."""
         start, place = anchors[bisect_right(anchors, num, key=itemgetter(0)) - 1]
         part = decode(ids[start:num])
         size = len(part)
@@ -37,20 +43,16 @@ def segment_lengths(ids: Sequence[int], decode: Callable[[Sequence[int]], str], 
             size -= 1
         return place + size, size < len(part)
 
-    def length(num: int) -> int:
-        """With a character that is begun and not complete, which may hide those of the same run of bytes before it."""
-        size, begun = kept(num)
-        return max(kept(before)[0] for before in range(max(num - 3, 0), num + 1)) + 1 if begun else size
-
-    def adds(place: int) -> int:
-        """The first token to add a character at the place or beyond it, found by halving: decoding takes time."""
-        return bisect_right(range(1, num_tokens + 1), place, key=length)
+    def characters(num: int) -> int:
+        """With an incomplete character, which may hide complete ones before it in the same run of bytes."""
+        size, is_cut = whole_characters(num)
+        return max(whole_characters(before)[0] for before in range(max(num - 3, 0), num + 1)) + 1 if is_cut else size
 
     def first_token(place: int) -> int:
-        token = adds(place)
-        if token < num_tokens and length(token) < place:  # what it adds first lies in the segment before
-            return adds(length(token + 1))
-        return token
+        """The first token whose own first character lies at the place or beyond it; halving spares decoding."""
+        token = bisect_right(range(1, num_tokens + 1), place, key=characters)
+        begins_before = token < num_tokens and characters(token) < place
+        return first_token(characters(token + 1)) if begins_before else token
 
     *starts, _ = accumulate(map(len, split_segments(text, separator)))
     return tuple(after - first for first, after in pairwise([0, *map(first_token, starts), num_tokens]))

@@ -62,6 +62,7 @@ def begun(
         display.stop()
         if parts is not None:
             close_functions(parts.functions)
+            parts.engine.close()
         if directory is not None:
             directory.close()
 
@@ -86,7 +87,7 @@ def _token_text(recipe: Recipe, parts: Prepared) -> TokenText | None:
 def _about(parts: Prepared) -> dict[str, Any]:
     """What must be, or is wanted to be, as it was when the run is taken up."""
     return {
-        "environment": environment(parts.policy, parts.functions),
+        "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
         "rows_sha256": parts.rows_sha256,
         "tokens_sha256": tokens_digest(parts.queries),
         "working_directory": str(Path.cwd()),

@@ -7,7 +7,7 @@ from gspo.learner.advantages import rewards_differ
 from gspo.recipe.schema import RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import score
-from gspo.rollout.source import sample_groups
+from gspo.rollout.random_numbers import SamplingKey
 from gspo.run.run import Run
 from gspo.types import Batch, Group, Query
 
@@ -16,17 +16,7 @@ def collect(run: Run, step: int, *, policy_version: int) -> Batch:
     """The step's groups; each round goes through the stages rollout and reward, so that a resumed run takes it up."""
     recipe, hand = run.recipe, run.progress.in_hand
     while True:
-        number = len(hand.rounds)
-        sample = partial(
-            sample_groups,
-            run.parts.policy,
-            _queries(run, step, hand.rounds),
-            recipe.rollout,
-            group_size=recipe.rollout.group_size,
-            seed=run.sampling_seed(step, number),
-            policy_version=policy_version,
-            record_experts=recipe.actor.wants_engine_experts,
-        )
+        sample = partial(_sample, run, step, hand.rounds, policy_version)
         groups = run.stage("rollout", sample)
         rounds = (*hand.rounds, run.stage("reward", partial(_scored, run, groups)))
         last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
@@ -44,6 +34,19 @@ def choose_groups(rounds: Sequence[Batch], sampling: RolloutConfig) -> Batch:
         groups=tuple(groups[number] for number in sorted(order[:size])),
         dropped=tuple(groups[number] for number in sorted(order[size:])),
         reward_seconds={name: sum(scored.reward_seconds[name] for scored in rounds) for name in names},
+    )
+
+
+def _sample(run: Run, step: int, rounds: Sequence[Batch], policy_version: int) -> tuple[Group, ...]:
+    """A round's groups; no query comes twice in a step, so that no two rounds draw the same random numbers."""
+    engine, recipe = run.parts.engine, run.recipe
+    engine.publish(run.parts.policy, policy_version)
+    return engine.sample(
+        _queries(run, step, rounds),
+        recipe.rollout,
+        SamplingKey(seed=recipe.seed, step=step),
+        record_experts=recipe.actor.wants_engine_experts,
+        check_stop=run.interrupt.check,
     )
 
 

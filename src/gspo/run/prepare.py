@@ -23,6 +23,7 @@ from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
+from gspo.rollout.engine import Engine, make_engine
 from gspo.run.resume import Saved, check_rows, rows_digest
 
 
@@ -31,6 +32,7 @@ class Prepared:
     """What the loop works with."""
 
     policy: Policy
+    engine: Engine  # samples from the policy's weights; whoever prepares closes it
     queries: QuerySet
     functions: Sequence[RewardFunction]
     demonstrations: Sequence[TokenSequence]
@@ -87,6 +89,7 @@ def prepare(
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
         rows_sha256=rows_digest(rows, pairs),
         notes=evaluation_notes(recipe, len(rendered.held_out), probed),
+        engine=make_engine(recipe, policy),  # last, for nobody would close it if anything failed after it
     )
 
 

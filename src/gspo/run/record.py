@@ -79,7 +79,8 @@ def _evaluation_metrics(run: Run, step: int) -> Metrics:
     if step == 0:
         run.display.note(f"evaluating on {len(queries)} held-out queries …")
     with run.interrupt.may_stop(), run.clock("evaluation"):
-        score = evaluate(run.parts.policy, queries, run.parts.functions, run.recipe)
+        run.parts.engine.publish(run.parts.policy, run.steps_taken or 0)
+        score = evaluate(run.parts.engine, queries, run.parts.functions, run.recipe, check_stop=run.interrupt.check)
     path = run.recipe.evaluation.path
     metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
     when = f"after step {step}" if step else f"before {run.recipe.actor.title}"

@@ -194,10 +194,6 @@ class Run:
         )
         return [everything[index] for index in indices]
 
-    def sampling_seed(self, step: int, round_number: int = 0) -> int:
-        """The sampler's seed of a step's round: far apart for neighbouring recipe seeds, and for rounds."""
-        return (self.recipe.seed * 1_000_003 + step + round_number * 1_000_000_007) % 2**63
-
     def count_update(self, *, applied: bool) -> int:
         """How many updates in a row have now been skipped."""
         self.progress.skipped_in_a_row = 0 if applied else self.progress.skipped_in_a_row + 1

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import generate, sample_groups
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.embedded.engine import Response, generate
-from gspo.rollout.source import sample_groups
+from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]
 RAGGED = ([4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10, 11, 12], [6, 6])
@@ -23,29 +23,29 @@ NEVER = (10**9,)  # a stop token that no model can sample
 def check_logprobs(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
-    groups: list[list[Response]],
+    groups: list[list[Sample]],
     plain_logprobs: Any,
     temperature: float = 1.0,
 ) -> None:
     """What the engine returned is what the model says of these responses after these prompts."""
     pairs = [(prompt, response) for prompt, group in zip(prompts, groups, strict=True) for response in group]
-    sequences = [TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids) for prompt, response in pairs]
+    sequences = [TokenSequence(prompt_ids=tuple(prompt), response_ids=response.token_ids) for prompt, response in pairs]
     with torch.no_grad():
         expected = plain_logprobs(policy, sequences, temperature).tolist()
-    found = [value for _, response in pairs for value in response.logprobs.tolist()]
+    found = [value for _, response in pairs for value in response.sampler_logprobs.tolist()]
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def check_ends(policy: Policy, groups: list[list[Response]], max_new_tokens: int) -> list[int]:
+def check_ends(policy: Policy, groups: list[list[Sample]], max_new_tokens: int) -> list[int]:
     """A stop token ends a response and stands nowhere else; returns the lengths."""
     for response in (r for group in groups for r in group):
-        assert 1 <= len(response.ids) <= max_new_tokens
-        assert len(response.logprobs) == len(response.ids)
-        assert not set(response.ids[:-1].tolist()) & set(policy.stop_ids)
-        stopped = int(response.ids[-1]) in policy.stop_ids
+        assert 1 <= len(response.token_ids) <= max_new_tokens
+        assert len(response.sampler_logprobs) == len(response.token_ids)
+        assert not set(response.token_ids[:-1].tolist()) & set(policy.stop_ids)
+        stopped = int(response.token_ids[-1]) in policy.stop_ids
         assert response.finish_reason == ("stop" if stopped else "length")
-        assert stopped or len(response.ids) == max_new_tokens
-    return [len(response.ids) for group in groups for response in group]
+        assert stopped or len(response.token_ids) == max_new_tokens
+    return [len(response.token_ids) for group in groups for response in group]
 
 
 def proven(policy: Policy) -> Policy:
@@ -54,8 +54,8 @@ def proven(policy: Policy) -> Policy:
     return policy
 
 
-def values_of(groups: list[list[Response]]) -> list[list[Any]]:
-    return [[(r.ids.tolist(), r.logprobs.tolist(), r.finish_reason) for r in group] for group in groups]
+def values_of(groups: list[list[Sample]]) -> list[list[Any]]:
+    return [[(r.token_ids.tolist(), r.sampler_logprobs.tolist(), r.finish_reason) for r in group] for group in groups]
 
 
 @pytest.mark.parametrize("prompts", [RAGGED, UNIFORM], ids=["ragged", "uniform"])
@@ -100,9 +100,9 @@ def test_finished_rows_cost_little(new_policy: NewPolicy, tokens_read: Any) -> N
     shapes = tokens_read(proven(policy))
     groups = generate(policy, UNIFORM, RolloutConfig(max_new_tokens=60), group_size=30, seed=0)
     for step, (rows, *_) in enumerate(shapes[1:]):
-        alive = sum(len(response.ids) > step + 1 for group in groups for response in group)
+        alive = sum(len(response.token_ids) > step + 1 for group in groups for response in group)
         assert alive <= rows <= alive / 0.9 + 1
-    assert len(shapes) == max(len(response.ids) for group in groups for response in group)
+    assert len(shapes) == max(len(response.token_ids) for group in groups for response in group)
 
 
 @pytest.mark.parametrize("prompts", [RAGGED, UNIFORM], ids=["ragged", "uniform"])
@@ -159,7 +159,7 @@ def test_the_global_random_state_has_no_part_in_it(new_policy: NewPolicy) -> Non
 
 def test_responses_of_a_group_differ(new_policy: NewPolicy) -> None:
     (group,) = generate(new_policy(), [[4, 5]], RolloutConfig(max_new_tokens=12), group_size=8, seed=0)
-    assert len({tuple(response.ids.tolist()) for response in group}) == 8
+    assert len({tuple(response.token_ids.tolist()) for response in group}) == 8
 
 
 @pytest.mark.parametrize("max_rows", [1, 4, 9, 1000])
@@ -174,7 +174,7 @@ def test_many_queries_are_answered_in_waves_and_in_order(
     assert max(rows for rows, *_ in shapes) <= max(max_rows, 4)  # a group is never split
     shapes.clear()
     check_logprobs(policy, prompts, groups, plain_logprobs)
-    assert len({tuple(r.ids.tolist()) for group in groups for r in group}) > 20  # waves do not repeat each other
+    assert len({tuple(r.token_ids.tolist()) for group in groups for r in group}) > 20  # waves do not repeat each other
 
 
 def test_no_queries_have_no_answers(new_policy: NewPolicy) -> None:
@@ -250,6 +250,8 @@ def test_half_precision_decoding_is_close_to_a_fresh_forward_pass(
     groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=8), group_size=4, seed=0)
     pairs = [(prompt, r) for prompt, group in zip(RAGGED, groups, strict=True) for r in group]
     with torch.no_grad():
-        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
-    gaps = (torch.tensor([value for _, r in pairs for value in r.logprobs.tolist()]) - expected).abs()
+        expected = plain_logprobs(
+            policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.token_ids) for p, r in pairs]
+        )
+    gaps = (torch.tensor([value for _, r in pairs for value in r.sampler_logprobs.tolist()]) - expected).abs()
     assert gaps.mean() < 0.02

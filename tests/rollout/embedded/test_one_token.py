@@ -5,26 +5,26 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import generate
 from torch import nn
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
 from gspo.rollout.embedded import one_token
-from gspo.rollout.embedded.engine import generate
-from gspo.rollout.embedded.one_token import decoder_of
+from gspo.rollout.embedded.one_token import written_out
 
 NewPolicy = Callable[..., Policy]
 PROMPTS = [[4, 5, 6], [7, 8, 9, 10, 11]]
 
 
-@pytest.mark.parametrize("written_out", [True, False])
-def test_only_the_decoder_it_knows_is_written_out(written_out: bool, new_policy: NewPolicy) -> None:
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_only_the_decoder_it_knows_is_written_out(is_usual: bool, new_policy: NewPolicy) -> None:
     known, others = ["qwen3", "llama", "qwen3_moe"], ["olmoe", "glm", "gpt2", "gemma2", "granite"]
     changes: dict[str, dict[str, Any]] = {"granite": {"residual_multiplier": 0.5}}
     with torch.inference_mode():
-        for family in known if written_out else others:
-            assert (decoder_of(new_policy(family, **changes.get(family, {})).trunk) is not None) == written_out, family
+        for family in known if is_usual else others:
+            assert (written_out(new_policy(family, **changes.get(family, {})).trunk) is not None) == is_usual, family
 
 
 @pytest.mark.parametrize("family", ["olmoe", "glm"])
@@ -35,13 +35,15 @@ def test_a_decoder_that_is_built_alike_and_called_otherwise_decodes_by_its_modul
     groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=9), group_size=2, seed=0)
     pairs = [(prompt, response) for prompt, group in zip(PROMPTS, groups, strict=True) for response in group]
     with torch.no_grad():
-        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
-    torch.testing.assert_close(torch.cat([r.logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
+        expected = plain_logprobs(
+            policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.token_ids) for p, r in pairs]
+        )
+    torch.testing.assert_close(torch.cat([r.sampler_logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
 
 
 def test_a_layer_that_keeps_a_part_of_the_past_only_is_left_to_its_modules(new_policy: NewPolicy) -> None:
     with torch.inference_mode():
-        assert decoder_of(new_policy("mistral", sliding_window=4).trunk) is None
+        assert written_out(new_policy("mistral", sliding_window=4).trunk) is None
 
 
 def test_a_projection_with_an_adapter_is_left_to_its_modules(new_policy: NewPolicy) -> None:
@@ -52,7 +54,7 @@ def test_a_projection_with_an_adapter_is_left_to_its_modules(new_policy: NewPoli
     projection = trunk.layers[1].self_attn.q_proj
     projection.__class__ = Adapted
     with torch.inference_mode():
-        assert decoder_of(trunk) is None
+        assert written_out(trunk) is None
 
 
 def test_a_decoder_that_computes_something_else_is_not_used(
@@ -61,7 +63,7 @@ def test_a_decoder_that_computes_something_else_is_not_used(
     trunk = new_policy("llama").trunk
     monkeypatch.setattr(one_token, "_rotated", lambda states, cos, sin: states)
     with torch.inference_mode():
-        assert decoder_of(trunk) is None
+        assert written_out(trunk) is None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
@@ -72,10 +74,10 @@ def test_it_samples_what_the_modules_sample(
 
     def sampled() -> list[Any]:
         groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=20), group_size=4, seed=0)
-        return [(response.ids.tolist(), response.logprobs) for group in groups for response in group]
+        return [(response.token_ids.tolist(), response.sampler_logprobs) for group in groups for response in group]
 
     found = sampled()
-    monkeypatch.setattr("gspo.rollout.embedded.engine.decoder_of", lambda trunk: None)
+    monkeypatch.setattr("gspo.rollout.embedded.decoding.written_out", lambda trunk: None)
     for (ids, logprobs), (expected_ids, expected) in zip(found, sampled(), strict=True):
         assert ids == expected_ids
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
@@ -86,7 +88,7 @@ def test_updated_weights_are_used_at_once(new_policy: NewPolicy) -> None:
 
     def sampled() -> list[float]:
         groups = generate(policy, PROMPTS, RolloutConfig(max_new_tokens=4), group_size=1, seed=0)
-        return [float(response.logprobs.sum()) for group in groups for response in group]
+        return [float(response.sampler_logprobs.sum()) for group in groups for response in group]
 
     before = sampled()
     with torch.no_grad():

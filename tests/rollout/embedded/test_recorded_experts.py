@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, live_experts, sets
+from tests.sampling import generate, sample_groups
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.embedded.engine import Response, generate
 from gspo.rollout.embedded.transcript import Transcript
-from gspo.rollout.source import sample_groups
+from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]
 RAGGED = ([4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10, 11, 12], [6, 6])
@@ -26,7 +26,7 @@ def mixture(new_policy: NewPolicy, family: str) -> Policy:
     return replace(new_policy(family, **MIXTURES[family]), stop_ids=(1, 5, 9))
 
 
-def check(policy: Policy, prompts: Any, groups: list[list[Response]]) -> set[int]:
+def check(policy: Policy, prompts: Any, groups: list[list[Sample]]) -> set[int]:
     """Against plain passes; returns the lengths of the responses."""
     assert policy.routing is not None
     for prompt, group in zip(prompts, groups, strict=True):
@@ -34,14 +34,14 @@ def check(policy: Policy, prompts: Any, groups: list[list[Response]]) -> set[int
         for response in group:
             own = response.experts
             assert own is not None and own.prefix is group[0].experts.prefix
-            assert own.row.shape == (len(response.ids), policy.routing.num_layers, 2)
+            assert own.row.shape == (len(response.token_ids), policy.routing.num_layers, 2)
             assert own.prefix.shape == (len(prompt) - 1, policy.routing.num_layers, 2)
             assert own.row.dtype == own.prefix.dtype == torch.uint8
             assert own.row.untyped_storage().nbytes() == own.row.nbytes  # it keeps nothing else alive
             assert not own.row.is_inference() and not own.prefix.is_inference()
-            sequence = TokenSequence(prompt_ids=tuple(prompt), response_ids=response.ids)
+            sequence = TokenSequence(prompt_ids=tuple(prompt), response_ids=response.token_ids)
             assert sets(own) == sets(live_experts(policy, sequence))
-    return {len(response.ids) for group in groups for response in group}
+    return {len(response.token_ids) for group in groups for response in group}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_recording_changes_nothing_of_what_is_sampled(family: str, new_policy: N
         groups = generate(policy, RAGGED, RolloutConfig(max_new_tokens=9), group_size=3, seed=2, record_experts=record)
         responses = [response for group in groups for response in group]
         assert all((response.experts is not None) == record for response in responses)
-        return [(one.ids.tolist(), one.logprobs.tolist(), one.finish_reason) for one in responses]
+        return [(one.token_ids.tolist(), one.sampler_logprobs.tolist(), one.finish_reason) for one in responses]
 
     assert sampled(True) == sampled(False)
 
@@ -125,27 +125,25 @@ def test_rollouts_carry_what_was_recorded(new_policy: NewPolicy, query_of: Any) 
 
 def test_a_transcript_gives_each_response_its_own_rows_and_its_prompts_prefix() -> None:
     """Two groups of two; what is recorded is the number of the response and of the position."""
-    transcript = Transcript(4, 3, torch.device("cpu"))
+    transcript = Transcript(group_size=2)
     stops = {(1, 0), (2, 1)}
 
     def sample(*places: tuple[int, int]) -> None:
         token = torch.tensor([9 if place in stops else 5 for place in places])
-        transcript.add(token, torch.zeros(len(places)), torch.tensor([[place] for place in places], dtype=torch.uint8))
+        experts = torch.tensor([[place] for place in places], dtype=torch.uint8)
+        transcript.add(torch.tensor(places)[:, 0], token, torch.zeros(len(places)), experts)
 
     transcript.prefixes += [torch.full((2, 1, 2), 7, dtype=torch.uint8), torch.zeros(0, 1, 2, dtype=torch.uint8)]
     sample((0, 0), (1, 0), (2, 0))
     sample((0, 1), (1, 1), (2, 1))  # the second response samples on after its end
-    transcript.write(torch.tensor([0, 1, 2]), torch.tensor([2, 2, 2]))
     sample((3, 0), (0, 2))
-    transcript.write(torch.tensor([3, 0]), torch.tensor([1, 3]))
     sample((3, 1))
     sample((3, 2))
-    transcript.write(torch.tensor([3]), torch.tensor([3]))
-    found = [response.experts for response in transcript.responses(torch.tensor([9]))]
-    assert [one.row[:, 0].tolist() for one in found if one is not None] == [
+    recorded = [experts for *_, experts in transcript.responses([9]) if experts is not None]
+    assert [experts.row[:, 0].tolist() for experts in recorded] == [
         [[0, 0], [0, 1], [0, 2]],
         [[1, 0]],
         [[2, 0], [2, 1]],
         [[3, 0], [3, 1], [3, 2]],
     ]
-    assert [len(one.prefix) for one in found if one is not None] == [2, 2, 0, 0]
+    assert [len(experts.prefix) for experts in recorded] == [2, 2, 0, 0]

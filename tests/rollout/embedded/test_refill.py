@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import generate
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.embedded.engine import generate
 
 NewPolicy = Callable[..., Policy]
 LONGEST = 24
@@ -39,12 +39,14 @@ def test_responses_are_the_models_whatever_row_they_are_decoded_in(
     pairs = [(prompt, response) for prompt, group in zip(prompts, groups, strict=True) for response in group]
     assert len(pairs) == 33
     for _, response in pairs:
-        assert not set(response.ids[:-1].tolist()) & set(policy.stop_ids)
-        stopped = int(response.ids[-1]) in policy.stop_ids
+        assert not set(response.token_ids[:-1].tolist()) & set(policy.stop_ids)
+        stopped = int(response.token_ids[-1]) in policy.stop_ids
         assert response.finish_reason == ("stop" if stopped else "length")
-        assert stopped or len(response.ids) == LONGEST
+        assert stopped or len(response.token_ids) == LONGEST
     with torch.no_grad():
-        expected = plain_logprobs(policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.ids) for p, r in pairs])
-    torch.testing.assert_close(torch.cat([r.logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
-    assert len({len(r.ids) for _, r in pairs}) > 5
+        expected = plain_logprobs(
+            policy, [TokenSequence(prompt_ids=tuple(p), response_ids=r.token_ids) for p, r in pairs]
+        )
+    torch.testing.assert_close(torch.cat([r.sampler_logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
+    assert len({len(r.token_ids) for _, r in pairs}) > 5
     assert joined or max_rows == 3  # rows were taken over while others were under way

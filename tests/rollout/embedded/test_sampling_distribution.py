@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import generate
 
 from gspo.model.policy import Policy
 from gspo.recipe.schema import RolloutConfig
-from gspo.rollout.embedded.engine import generate
-from gspo.rollout.embedded.sampling import sample
+from gspo.rollout.embedded.sampling import sample_tokens
 
 NewPolicy = Callable[..., Policy]
 PROMPT = [4, 5, 6]
@@ -27,7 +27,7 @@ def probabilities(policy: Policy, temperature: float) -> list[float]:
 def first_tokens(policy: Policy, seed: int = 0, **settings: Any) -> Counter[int]:
     sampling = RolloutConfig(max_new_tokens=1, max_rows=COUNT, **settings)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=seed)
-    return Counter(int(response.ids[0]) for response in group)
+    return Counter(int(response.token_ids[0]) for response in group)
 
 
 def top_k_of(p: list[float], k: int) -> list[float]:
@@ -106,17 +106,19 @@ def test_top_p_is_taken_of_what_top_k_leaves(new_policy: NewPolicy) -> None:
     check_drawn_from(counts, p)
 
 
-@pytest.mark.parametrize("number", [0.0, 1 - 2**-24], ids=["smallest", "largest"])
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53], ids=["smallest", "largest"])
 @pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.01}], ids=str)
 def test_no_random_number_draws_a_token_of_probability_zero(
     settings: dict[str, Any], number: float, new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = new_policy("gemma2")
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, number))
+    numbers = torch.full((1, 1), number, dtype=torch.float64)
+    monkeypatch.setattr("gspo.rollout.embedded.decoding.uniform_numbers", lambda *_: numbers)
     p = probabilities(policy, settings.get("temperature", 1.0))
-    p = top_p_of(top_k_of(p, settings.get("top_k", len(p))), settings.get("top_p", 1.0))
+    p = top_k_of(p, settings.get("top_k", len(p)))
+    p = top_p_of(p, settings["top_p"]) if "top_p" in settings else p
     (group,) = generate(policy, [PROMPT], RolloutConfig(max_new_tokens=1, **settings), group_size=1, seed=0)
-    assert p[group[0].ids[0]] > 1e-30
+    assert p[group[0].token_ids[0]] > 1e-30
 
 
 def test_top_k_beyond_the_vocabulary_and_top_p_of_one_cut_nothing(new_policy: NewPolicy) -> None:
@@ -128,7 +130,7 @@ def test_later_tokens_are_drawn_given_the_ones_before(new_policy: NewPolicy) -> 
     policy = new_policy("gemma2")
     sampling = RolloutConfig(max_new_tokens=2, max_rows=COUNT, temperature=0.7)
     (group,) = generate(policy, [PROMPT], sampling, group_size=COUNT, seed=1)
-    pairs = Counter(tuple(response.ids.tolist()) for response in group if len(response.ids) == 2)
+    pairs = Counter(tuple(response.token_ids.tolist()) for response in group if len(response.token_ids) == 2)
     (first,) = {ids[0] for ids, _ in pairs.most_common(1)}
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[*PROMPT, first]])).logits[0, -1].double()
@@ -143,23 +145,23 @@ def test_a_large_vocabulary_drawn_from_block_by_block_gives_the_same_tokens(
 ) -> None:
     logits = 3 * torch.randn(400, 37, generator=torch.Generator().manual_seed(0))
     sampling = RolloutConfig(**settings)
-    expected = sample(logits, sampling, torch.Generator().manual_seed(1))
+    uniform = torch.rand(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = sample_tokens(logits, sampling, uniform)
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", 0)
     monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", block)
-    token, logprob = sample(logits, sampling, torch.Generator().manual_seed(1))
+    token, logprob = sample_tokens(logits, sampling, uniform)
     assert token.tolist() == expected[0].tolist()
     torch.testing.assert_close(logprob, expected[1])
     assert len(set(token.tolist())) > 10
 
 
 def test_a_token_of_probability_0_is_never_drawn_at_the_edge_of_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.ones(shape[0], 1, dtype=torch.float64))
     logits = torch.full((3, 9), -torch.inf)
     logits[:, 2], logits[:, 4] = 1.0, 0.5  # 5 and later: probability 0
     for large in (4096, 0):
         monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
         monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", 3)
-        token, _ = sample(logits, RolloutConfig(), torch.Generator())
+        token, _ = sample_tokens(logits, RolloutConfig(), torch.ones(3, dtype=torch.float64))
         assert token.tolist() == [4, 4, 4]
 
 
@@ -168,6 +170,6 @@ def test_logits_that_are_not_numbers_are_no_crash_of_the_sampler(large: int, mon
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
     logits = torch.zeros(2, 1030)
     logits[1] = torch.nan  # the run is stopped with its reason after the step
-    token, logprob = sample(logits, RolloutConfig(), torch.Generator().manual_seed(0))
+    token, logprob = sample_tokens(logits, RolloutConfig(), torch.tensor([0.3, 0.7], dtype=torch.float64))
     assert ((token >= 0) & (token < 1030)).all()
     assert logprob[0].isfinite() and logprob[1].isnan()

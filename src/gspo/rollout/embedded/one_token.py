@@ -2,11 +2,10 @@
 
 A step of decoding with a small model, or on a GPU, is mostly overhead: masks, cache bookkeeping, module calls, norms of
 seven operators. The decoder that most families share (Llama's, with or without norms of query and key) is written out
-here; `decoder_of` knows it by its modules, and proves on a few tokens that this file computes the same.
+here; `written_out` knows it by its modules, and proves on a few tokens that this file computes the same.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,101 +17,39 @@ from torch import Tensor, nn
 from gspo.model.prove import disagreement, probe_ids
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 
+Operator = Callable[[Tensor], Tensor]
+# The last hidden states [R H] after one more token a row, of (its id [R], its position [R 1], the cache, which takes in
+# its keys and values, and a mask [R T], True where a column is a token; None: everywhere).
+Decoder = Callable[[Tensor, Tensor, Any, Tensor | None], Tensor]
+
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _proven: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Norm:
-    weight: Tensor
-    eps: float
-    module: Any
-
-    def __call__(self, states: Tensor) -> Tensor:
-        if states.dtype != torch.float32:  # the module rounds between its operators, and so must this
-            normed: Tensor = self.module(states)
-            return normed
-        return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.eps) * self.weight
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    before_attention: _Norm
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
-    head_dim: int
-    scaling: float
-    before_mlp: _Norm
-    mlp: Callable[[Tensor], Tensor]
+def read_tokens(
+    trunk: Any,
+    ids: Int[Tensor, "R t"],
+    mask: Bool[Tensor, "R T"] | None,
+    position: Int[Tensor, "R t"],
+    cache: Any = None,
+) -> Float[Tensor, "R t H"]:
+    """The last hidden states of tokens that follow those in the cache, by the trunk's own modules."""
+    states: Tensor = trunk(
+        input_ids=ids,
+        attention_mask=None if mask is None else mask.long(),
+        position_ids=position,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    ).last_hidden_state
+    return states
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A trunk's modules, laid out for one token at a time."""
-
-    embed: Any
-    rotary: Any
-    layers: tuple[_Layer, ...]
-    norm: _Norm
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the hidden states."""
-        dtype: torch.dtype = self.embed.weight.dtype
-        return dtype
-
-    def step(
-        self, token: Int[Tensor, "R"], position: Int[Tensor, "R 1"], cache: Any, mask: Float[Tensor, "R 1 1 T"] | None
-    ) -> Float[Tensor, "R H"]:
-        """The last hidden state after one more token a row, whose keys and values are added to the cache.
-
-        `mask` is added to the attention scores.
-        """
-        hidden = self.embed(token)
-        cos, sin = (table.transpose(0, 1)[0, :, None] for table in self.rotary(hidden[:, None], position))
-        for layer, cached in zip(self.layers, cache.layers, strict=True):
-            hidden = hidden + _attend(layer, layer.before_attention(hidden), cos, sin, cached, mask)
-            hidden = hidden + layer.mlp(layer.before_mlp(hidden))
-        return self.norm(hidden)
-
-
-def _attend(layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cached: Any, mask: Tensor | None) -> Tensor:
-    heads = (len(states), -1, layer.head_dim)
-    query, key = _linear(layer.query, states).view(heads), _linear(layer.key, states).view(heads)
-    if layer.query_norm is not None and layer.key_norm is not None:
-        query, key = layer.query_norm(query), layer.key_norm(key)
-    query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
-    keys, values = cached.update(key[:, :, None], _linear(layer.value, states).view(heads)[:, :, None])
-    # Query heads that share a key head stand side by side: they are its rows, [R, key heads, group, dim].
-    grouped = query.view(len(states), keys.shape[1], -1, layer.head_dim)
-    seen = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scaling)
-    return _linear(layer.output, seen.reshape(len(states), -1))
-
-
-def _linear(module: nn.Linear, states: Tensor) -> Tensor:
-    return F.linear(states, module.weight, module.bias)
-
-
-def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def decoder_of(trunk: Any) -> Decoder | None:
+def written_out(trunk: Any) -> Decoder | None:
     """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules."""
     try:
-        decoder = Decoder(
-            embed=trunk.embed_tokens,
-            rotary=trunk.rotary_emb,
-            layers=tuple(_layer(layer) for layer in trunk.layers),
-            norm=_norm(trunk.norm),
-        )
+        decoder = _decoder(trunk)
         if trunk not in _proven:
             _proven[trunk] = _is_right(trunk, decoder)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # built, or called, in another way
@@ -120,68 +57,95 @@ def decoder_of(trunk: Any) -> Decoder | None:
     return decoder if _proven[trunk] else None
 
 
-def _layer(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    names = {name for name, _ in attention.named_children()}
+def _decoder(trunk: Any) -> Decoder:
+    embed, rotary, norm = trunk.embed_tokens, trunk.rotary_emb, _norm(trunk.norm)
+    layers = [(_attention(layer), _mlp(layer)) for layer in trunk.layers]
+
+    def step(token: Tensor, position: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        hidden: Tensor = embed(token)
+        added = None
+        if mask is not None:  # 0 where a token is real, -inf where it is padding
+            added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)[:, None, None]
+        cos, sin = (table.transpose(0, 1)[0, :, None] for table in rotary(hidden[:, None], position))
+        for (attend, mlp), cached in zip(layers, cache.layers, strict=True):
+            hidden = hidden + attend(hidden, cos, sin, cached, added)
+            hidden = hidden + mlp(hidden)
+        return norm(hidden)
+
+    return step
+
+
+def _attention(layer: Any) -> Callable[[Tensor, Tensor, Tensor, Any, Tensor | None], Tensor]:
+    module, before = layer.self_attn, _norm(layer.input_layernorm)
+    names = {name for name, _ in module.named_children()}
     if {name for name, _ in layer.named_children()} != _LAYER or names - {"q_norm", "k_norm"} != set(_PROJECTIONS):
         raise TypeError(type(layer).__name__)
-    query, key, value, output = (_plain_linear(getattr(attention, name)) for name in _PROJECTIONS)
-    return _Layer(
-        before_attention=_norm(layer.input_layernorm),
-        query=query,
-        key=key,
-        value=value,
-        output=output,
-        query_norm=_norm(attention.q_norm) if "q_norm" in names else None,
-        key_norm=_norm(attention.k_norm) if "k_norm" in names else None,
-        head_dim=attention.head_dim,
-        scaling=attention.scaling,
-        before_mlp=_norm(layer.post_attention_layernorm),
-        mlp=_mlp(mlp),
-    )
+    to_query, to_key, to_value, output = (_linear(getattr(module, name)) for name in _PROJECTIONS)
+    norms = (_norm(module.q_norm), _norm(module.k_norm)) if len(names) == 6 else None
+    head_dim, scaling = module.head_dim, module.scaling
+
+    def attend(hidden: Tensor, cos: Tensor, sin: Tensor, cached: Any, mask: Tensor | None) -> Tensor:
+        states = before(hidden)
+        heads = (len(states), -1, head_dim)
+        query, key, value = to_query(states).view(heads), to_key(states).view(heads), to_value(states).view(heads)
+        if norms is not None:
+            query, key = norms[0](query), norms[1](key)
+        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        keys, values = cached.update(key[:, :, None], value[:, :, None])
+        # Query heads that share a key head stand side by side: they are its rows, [R, key heads, group, dim].
+        grouped = query.view(len(states), keys.shape[1], -1, head_dim)
+        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
+        return output(attended.reshape(len(states), -1))
+
+    return attend
 
 
-def _mlp(module: Any) -> Callable[[Tensor], Tensor]:
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _mlp(layer: Any) -> Operator:
+    module, before = layer.mlp, _norm(layer.post_attention_layernorm)
     if {name for name, _ in module.named_children()} != _MLP:
-        return lambda states: module(states[:, None])[:, 0]  # experts
-    gate, up, down = (_plain_linear(getattr(module, name)) for name in ("gate_proj", "up_proj", "down_proj"))
-    return lambda states: _linear(down, module.act_fn(_linear(gate, states)) * _linear(up, states))
+        return lambda hidden: module(before(hidden)[:, None])[:, 0]  # experts
+    gate, up, down = (_linear(getattr(module, name)) for name in ("gate_proj", "up_proj", "down_proj"))
+
+    def mlp(hidden: Tensor) -> Tensor:
+        states = before(hidden)
+        return down(module.act_fn(gate(states)) * up(states))
+
+    return mlp
 
 
-def _plain_linear(module: Any) -> nn.Linear:
+def _linear(module: Any) -> Operator:
     if type(module) is not nn.Linear:
         raise TypeError(type(module).__name__)
-    return module
+    return lambda states: F.linear(states, module.weight, module.bias)
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(weight=module.weight, eps=module.variance_epsilon, module=module)
+def _norm(module: Any) -> Operator:
+    weight, eps = module.weight, module.variance_epsilon
+    if weight.dtype != torch.float32:  # the module rounds between its operators, and so must this
+        return module
+    return lambda states: states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def _is_right(trunk: Any, decoder: Decoder) -> bool:
     """Whether two tokens after a short prompt have the trunk's own hidden states."""
     ids = probe_ids(trunk).view(2, 4)
-    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]], device=ids.device)  # one row padded on the left
+    mask = torch.tensor([[False, True, True, True], [True] * 4], device=ids.device)  # one row padded on the left
     position = (mask.cumsum(-1) - 1).clamp(min=0)
 
     def plain() -> Tensor:
-        output = trunk(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False)
-        states: Tensor = output.last_hidden_state[:, 2:]
-        return states
+        return read_tokens(trunk, ids, mask, position)[:, 2:]
 
     def token_by_token() -> Tensor:
         cache = in_place_cache(trunk.config, most=ids.shape[1])
         if not is_in_place(cache):
             raise TypeError("a layer keeps only a part of the past")
-        prompt = {"input_ids": ids[:, :2], "attention_mask": mask[:, :2], "position_ids": position[:, :2]}
-        trunk(**prompt, past_key_values=cache, use_cache=True)
-        masks = [additive(mask[:, : column + 1] == 1, decoder.dtype) for column in (2, 3)]
-        steps = zip((2, 3), masks, strict=True)
-        return torch.stack([decoder.step(ids[:, c], position[:, c : c + 1], cache, m) for c, m in steps], dim=1)
+        read_tokens(trunk, ids[:, :2], mask[:, :2], position[:, :2], cache)
+        steps = [decoder(ids[:, t], position[:, [t]], cache, mask[:, : t + 1]) for t in (2, 3)]
+        return torch.stack(steps, dim=1)
 
     return disagreement(plain, token_by_token) is None
-
-
-def additive(mask: Bool[Tensor, "R T"], dtype: torch.dtype) -> Float[Tensor, "R 1 1 T"]:
-    """0 where a token is real, -inf where it is padding."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)[:, None, None]

@@ -6,30 +6,32 @@ from torch import Tensor
 
 from gspo.recipe.schema import RolloutConfig
 
-_BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any one of them is looked at
+_BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any single one is looked at
 _LARGE = 4096
 
 
-def sample(
-    logits: Float[Tensor, "R V"], sampling: RolloutConfig, generator: torch.Generator
+def sample_tokens(
+    logits: Float[Tensor, "R V"], settings: RolloutConfig, uniform: Float[Tensor, "R"]
 ) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """Draw a token a row, from the top-k / top-p part where asked; its log-likelihood is that of the whole softmax."""
-    scores = logits / sampling.temperature
+    """A token a row, drawn with the row's number in [0, 1), and the token's log-likelihood.
+
+    Top-k and top-p narrow the tokens that can be drawn; the log-likelihood is that of the whole softmax.
+    """
+    scores = logits / settings.temperature
     scores -= scores.amax(-1, keepdim=True)
-    kept = _truncate(scores, sampling)
-    token, total = _draw(kept, generator)
+    kept = _truncate(scores, settings)
+    token, total = _draw(kept, uniform[:, None])
     log_total = total.log() if kept is scores else scores.logsumexp(-1)
     return token, scores.gather(-1, token[:, None])[:, 0] - log_total
 
 
-def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
+def _draw(scores: Float[Tensor, "R V"], uniform: Float[Tensor, "R 1"]) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
     """A token a row with probability ∝ exp(score), and the sum of exp(score).
 
-    One uniform number a row finds the token; of a large vocabulary, first the block it is in: noise for every token, or
-    all cumulated probabilities, would cost more than a small model.
+    The number finds the token among the cumulated probabilities; of a large vocabulary, first the block it is in: to
+    cumulate all probabilities, or to draw noise for each, would cost more than a small model.
     """
     num_rows, vocabulary = scores.shape
-    uniform = torch.rand(num_rows, 1, generator=generator, device=scores.device, dtype=torch.float64)
     if vocabulary <= _LARGE:
         cumulated = scores.exp().cumsum(-1, dtype=torch.float64)
         token = _first_above(cumulated, uniform * cumulated[:, -1:])
@@ -38,7 +40,7 @@ def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int
     weights = scores.new_zeros(num_rows, num_blocks * _BLOCK)
     torch.exp(scores, out=weights[:, :vocabulary])
     blocks = weights.view(num_rows, num_blocks, _BLOCK)
-    # In float64, or the small ones of a large vocabulary would be lost.
+    # In float32 the small probabilities of a large vocabulary would be lost.
     sums = blocks.sum(-1).double()
     cumulated = sums.cumsum(-1)
     point = uniform * cumulated[:, -1:]
@@ -50,21 +52,21 @@ def _draw(scores: Float[Tensor, "R V"], generator: torch.Generator) -> tuple[Int
 
 
 def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -> Int[Tensor, "R 1"]:
-    """The first place whose cumulated weight is above the point, so that it is one of weight above 0."""
+    """The first place whose cumulated weight is above the point, so that its own weight is above 0."""
     # Rounding may put the point at or beyond the end, where places of weight 0 could follow.
     point = torch.minimum(point, torch.nextafter(cumulated[:, -1:], torch.zeros_like(point)))
     # NaN is above everything; a run whose weights are broken is stopped with its reason, not here.
     return torch.searchsorted(cumulated, point, right=True).clamp_(max=cumulated.shape[-1] - 1)
 
 
-def _truncate(scores: Float[Tensor, "R V"], sampling: RolloutConfig) -> Float[Tensor, "R V"]:
+def _truncate(scores: Float[Tensor, "R V"], settings: RolloutConfig) -> Float[Tensor, "R V"]:
     """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
-    if 0 < sampling.top_k < scores.shape[-1]:
-        threshold = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
+    if 0 < settings.top_k < scores.shape[-1]:
+        threshold = scores.topk(settings.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < threshold, -torch.inf)
-    if sampling.top_p < 1:
+    if settings.top_p < 1:
         ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before the token already suffices
+        outside = ordered.cumsum(-1) - ordered >= settings.top_p  # the mass before the token already suffices
         outside = torch.zeros_like(outside).scatter(-1, order, outside)
         scores = scores.masked_fill(outside, -torch.inf)
     return scores

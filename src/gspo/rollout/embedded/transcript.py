@@ -1,6 +1,6 @@
-"""What the engine has sampled so far, and the responses it becomes."""
+"""What has been sampled so far, and the responses that it makes."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -8,74 +8,49 @@ from torch import Tensor
 
 from gspo.types import Experts, FinishReason
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Response:
-    """One sampled response; its log-likelihoods are those of softmax(logits / temperature) over all tokens."""
-
-    ids: Int[Tensor, "T"]  # on the CPU, as the next
-    logprobs: Float[Tensor, "T"]
-    finish_reason: FinishReason
-    experts: Experts | None  # None: not recorded
+Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], FinishReason, Experts | None]
 
 
 class Transcript:
-    """Tokens, log-likelihoods and experts of all responses; written in stretches in which the rows stay the same."""
+    """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose response each is of."""
 
-    def __init__(self, num_responses: int, max_new_tokens: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(num_responses, max_new_tokens, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(num_responses, max_new_tokens, device=device)
-        self.experts: Tensor | None = None  # responses x tokens x L x K, on the CPU, once there are any
-        self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last
-        self._stretch: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, group_size: int) -> None:
+        self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
+        self._group_size = group_size
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
         self._experts: list[Tensor] = []
 
     def add(
-        self, token: Int[Tensor, "R"], logprob: Float[Tensor, "R"], experts: Integer[Tensor, "R L K"] | None = None
+        self,
+        index: Int[Tensor, "R"],
+        token: Int[Tensor, "R"],
+        logprob: Float[Tensor, "R"],
+        experts: Integer[Tensor, "R L K"] | None = None,
     ) -> None:
-        """One more token a row, and the experts that the token before it was sent to."""
-        self._stretch.append((token, logprob))
+        """One more token for each of the responses `index`, and the experts that the token before it was sent to."""
+        self._steps.append((index, token, logprob))
         if experts is not None:
             self._experts.append(experts)
 
-    def write(self, index: Int[Tensor, "R"], sampled: Int[Tensor, "R"]) -> None:
-        """End a stretch, in which row r was response `index[r]` and after which it has `sampled[r]` tokens."""
-        if not self._stretch:
+    def responses(self, stop_ids: Sequence[int]) -> Iterator[Response]:
+        """Token ids, log-likelihoods, finish reason and experts of each response, all on the CPU.
+
+        A response ends with its first stop token; a row that was decoded on beyond it has sampled the rest for nothing.
+        """
+        if not self._steps:
             return
-        token, logprob = (torch.stack(values, dim=1) for values in zip(*self._stretch, strict=True))
-        columns = sampled[:, None] - token.shape[1] + torch.arange(token.shape[1], device=token.device)
-        self.tokens[index[:, None], columns], self.logprobs[index[:, None], columns] = token, logprob
-        if self._experts:
-            experts = torch.stack(self._experts, dim=1).cpu()
-            if self.experts is None:
-                self.experts = experts.new_zeros(*self.tokens.shape, *experts.shape[2:])
-            self.experts[index[:, None].cpu(), columns.cpu()] = experts
-        self._stretch, self._experts = [], []
-
-    def responses(self, stop_ids: Int[Tensor, "S"]) -> list[Response]:
-        """Each up to its first stop token; what a finished row sampled after it is dropped here."""
-        ends = torch.isin(self.tokens, stop_ids)
-        stopped = ends.any(-1)
-        lengths = torch.where(stopped, ends.int().argmax(-1) + 1, ends.shape[1]).tolist()
-        # Copies: what was made in inference mode may not be kept for a backward pass.
-        tokens, logprobs = self.tokens.cpu().clone(), self.logprobs.cpu().clone()
-        experts = self._experts_of(lengths)
-        return [
-            Response(
-                ids=tokens[number, :length],
-                logprobs=logprobs[number, :length],
-                finish_reason="stop" if stop else "length",
-                experts=experts[number],
-            )
-            for number, (length, stop) in enumerate(zip(lengths, stopped.tolist(), strict=True))
-        ]
-
-    def _experts_of(self, lengths: list[int]) -> list[Experts | None]:
-        if self.experts is None:
-            return [None] * len(lengths)
+        index, token, logprob = (torch.cat(column).cpu() for column in zip(*self._steps, strict=True))
+        order = index.argsort(stable=True)
+        token, logprob = token[order], logprob[order]
+        experts = torch.cat([rows.cpu() for rows in self._experts])[order] if self._experts else None
         prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
-        group_size = len(lengths) // len(prefixes)
-        return [
-            Experts(prefix=prefixes[number // group_size], row=rows[:length].clone())
-            for number, (rows, length) in enumerate(zip(self.experts.cpu(), lengths, strict=True))
-        ]
+        is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
+        start = 0
+        for number, num_sampled in enumerate(index.bincount().tolist()):
+            stopped = True in is_stop[start : start + num_sampled]
+            end = is_stop.index(True, start) + 1 if stopped else start + num_sampled
+            own = None
+            if experts is not None:
+                own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
+            yield token[start:end], logprob[start:end], "stop" if stopped else "length", own
+            start += num_sampled

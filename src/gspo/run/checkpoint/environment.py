@@ -10,14 +10,13 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.reward.functions import RewardFunction
-from gspo.rollout.embedded.one_token import decoder_of
 from gspo.run.checkpoint.snapshot import text_digest
 
 _LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "sympy")
 
 
-def environment(policy: Policy, functions: Sequence[RewardFunction]) -> dict[str, str]:
-    """Libraries, processor, threads, what was proven of the model at load, and the code of the rewards."""
+def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str]) -> dict[str, str]:
+    """Libraries, processor, threads, what was proven of the model at load, the engine and the code of the rewards."""
     device = policy.device
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
@@ -28,7 +27,7 @@ def environment(policy: Policy, functions: Sequence[RewardFunction]) -> dict[str
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.supports_packing),
-        "decoder written out": str(decoder_of(policy.trunk) is not None),
+        **engine,
         **{f"code of reward {function.name}": _code(function) for function in functions},
     }
 
