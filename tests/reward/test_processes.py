@@ -26,7 +26,7 @@ def rewards(scored: Any) -> list[float | None]:
 def workers() -> set[int]:
     """The worker processes of this process, which has no other children of that name."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return {child.pid for child in alive if "gspo.reward.worker" in child.cmdline()}
+    return {child.pid for child in alive if any("gspo.reward.worker" in word for word in child.cmdline())}
 
 
 def test_calls_are_made_in_another_process_which_is_kept(groups: Any, named: Any) -> None:
@@ -150,7 +150,7 @@ def test_functions_that_nobody_holds_leave_no_process(tmp_path: Path, monkeypatc
 def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(groups: Any, named: Any) -> None:
     source = """
         import sys
-        if "gspo.reward.worker" in sys.orig_argv:
+        if any("gspo.reward.worker" in word for word in sys.orig_argv):
             raise RuntimeError("no licence")
         def f(completions, **columns):
             return [1.0]
@@ -168,10 +168,10 @@ def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(gr
 
 
 def test_a_process_that_is_never_ready_is_refused(groups: Any, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo.reward.worker_process.START_SECONDS", 0.5)
+    monkeypatch.setattr("gspo.reward.processes.START_SECONDS", 0.5)
     source = """
         import sys, time
-        if "gspo.reward.worker" in sys.orig_argv:
+        if any("gspo.reward.worker" in word for word in sys.orig_argv):
             time.sleep(1000)
         def f(completions, **columns):
             return [1.0]
@@ -216,7 +216,7 @@ rollout = Rollout(
     response_ids=torch.zeros(1), text="a", sampler_logprobs=torch.zeros(1), finish_reason="stop", policy_version=0
 )
 query = Query(id="q:1", prompt="p", text="p", prompt_ids=(1,), columns={})
-scored = score([Group(query=query, rollouts=(rollout,))], load_functions([Reward(function=sys.argv[1])]))
+scored = score([Group(query=query, rollouts=(rollout,))], load_functions([RewardConfig(function=sys.argv[1])]))
 print(scored.scores[0].reward, flush=True)
 """
 

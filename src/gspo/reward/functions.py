@@ -7,10 +7,10 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.recipe.schema import Per, RewardConfig
-from gspo.reward.calls import Host
-from gspo.reward.named import BUILT_IN, built_in_options, find_function
+from gspo.reward.builtin import BUILT_IN, VERIFIERS
+from gspo.reward.calls import Host, Threads
+from gspo.reward.named import built_in_options, find_function
 from gspo.reward.processes import Processes
-from gspo.reward.threads import Threads
 
 Function = Callable[..., Any]
 
@@ -54,8 +54,7 @@ def load_functions(
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
     for function in functions:
-        if isinstance(function.host, Processes):
-            function.host.open()
+        function.host.open()
     names = _unique([function.name for function in functions])
     return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
 
@@ -70,7 +69,8 @@ def _given_function(function: Function) -> RewardFunction:
     if not callable(function):
         raise UserError(f"a reward is a function, not {function!r}", where="reward")
     name = getattr(function, "__name__", type(function).__name__)
-    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function)
+    host = Processes(name, is_verifier=True) if function in [BUILT_IN[name] for name in VERIFIERS] else Threads()
+    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function, host=host)
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
@@ -83,7 +83,12 @@ def _named_function(reward: RewardConfig, segment_separator: str | None) -> Rewa
         time_limit_seconds=reward.time_limit_seconds,
         options=reward.options,
         only_options=built_in_options(reward.function),
-        host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
+        host=Processes(
+            reward.function,
+            is_async=_is_async(call),
+            concurrent_calls=reward.concurrent_calls,
+            is_verifier=reward.function in VERIFIERS,
+        ),
         per=reward.per,
         segment_separator=segment_separator,
     )
