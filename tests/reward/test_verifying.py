@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from gspo.recipe.schema import RewardConfig
-from gspo.reward.builtin import exact_match, math
+from gspo.reward.builtin import exact_match
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
+from gspo.reward.math import math
 from gspo.reward.processes import LOADER_VARIABLES, MARK, Processes
 from gspo.reward.score import score
 
@@ -30,9 +31,9 @@ def verifier(tmp_path: Path) -> Iterator[Callable[..., RewardFunction]]:
     def build(judge: str) -> RewardFunction:
         source = """
             import ctypes, os, signal, time
-            from gspo.reward.builtin import _within
+            from gspo.reward.builtin import within_cpu_limit
             def f(completions):
-                return [_within(0.3, judge, text) for text in completions]
+                return [within_cpu_limit(0.3, judge, text) for text in completions]
         """
         (tmp_path / "verifier.py").write_text(textwrap.dedent(source) + textwrap.dedent(judge))
         host = Processes(f"{tmp_path}/verifier.py:f", concurrent_calls=1, is_verifier=True)

@@ -1,4 +1,4 @@
-"""Built-in reward functions: math, exact_match, format, reasoning_gym."""
+"""Built-in reward functions but for math, and what they share: texts, right answers, a limit of CPU time."""
 
 import contextlib
 import json
@@ -19,36 +19,6 @@ TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 GRACE_SECONDS = 2  # of CPU time, after which a computation that does not heed its limit ends its process
 
 
-def math(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    answer_column: str = "answer",
-    seconds_per_answer: float = 2.0,
-    **columns: Any,
-) -> list[float | None]:
-    """1.0 where the completion's last answer equals the column's, 0.0 where not or where it takes more CPU seconds.
-
-    None where the column is empty.
-    """
-    from gspo.reward.final_answer import final_answer
-    from gspo.reward.mathematics import read, same
-
-    def score(gold: Any, completion: Any) -> float:
-        right = read(gold)
-        try:
-            answer = final_answer(_text(completion))
-            return float(answer is not None and same(right, read(answer)))
-        except Exception:  # sympy raises on some texts; such an answer is wrong
-            return 0.0
-
-    golds = [None if _is_blank(gold) else str(gold) for gold in _golds(columns, answer_column, function="math")]
-    return [
-        None if gold is None else _within(seconds_per_answer, score, gold, completion)
-        for gold, completion in zip(golds, completions, strict=True)
-    ]
-
-
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], *, answer_column: str = "answer", **columns: Any
 ) -> list[float | None]:
@@ -56,7 +26,7 @@ def exact_match(
 
     Of a list in the column any entry is right; a whole number that is stored as 42.0 may be written 42 too.
     """
-    golds = _golds(columns, answer_column, function="exact_match")
+    golds = gold_answers(columns, answer_column, function="exact_match")
     return [
         float(_answer(completion) in right) if (right := _right_texts(gold)) else None
         for completion, gold in zip(completions, golds, strict=True)
@@ -76,7 +46,7 @@ def format_match(
         what = f"not a regular expression: {error}: {pattern!r}"
         raise UserError(what, where="reward function format", fix="fix its option pattern") from None
     match = compiled.fullmatch if full_match else compiled.search
-    return [float(match(_text(completion)) is not None) for completion in completions]
+    return [float(match(completion_text(completion)) is not None) for completion in completions]
 
 
 def reasoning_gym(
@@ -97,37 +67,28 @@ def reasoning_gym(
 
     options = [json.dumps(option or {}, sort_keys=True) for option in task_options or [None] * len(task)]
     rows = zip(task, options, entry, map(_answer, completions), strict=True)
-    return [_within(seconds_per_answer, score, *row) for row in rows]
+    return [within_cpu_limit(seconds_per_answer, score, *row) for row in rows]
 
 
-BUILT_IN: Mapping[str, Callable[..., Any]] = {
-    "exact_match": exact_match,
-    "format": format_match,
-    "math": math,
-    "reasoning_gym": reasoning_gym,
-}
-VERIFIERS = ("math", "reasoning_gym")  # they compute what others have written
-
-
-def _text(completion: Any) -> str:
+def completion_text(completion: Any) -> str:
     """A completion's text: itself, or the content of its last message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def _answer(completion: Any) -> str:
     """The stripped text in the last <answer>…</answer>; the whole stripped completion where there is no tag."""
-    text = _text(completion)
+    text = completion_text(completion)
     return (TAGGED.findall(text) or [text])[-1].strip()
 
 
-def _is_blank(gold: Any) -> bool:
+def is_blank(gold: Any) -> bool:
     """Whether a column's cell holds no answer: nothing, white space, NaN (an empty cell of Parquet), an empty list."""
     if isinstance(gold, float):
         return arithmetic.isnan(gold)
     return gold is None or (isinstance(gold, str) and not gold.strip()) or gold in ([], ())
 
 
-def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
+def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
     """The column of right answers; UserError where there is none, naming the columns there are."""
     if name not in columns:
         there = ", ".join(column for column in columns if column != "completion_ids") or "none"
@@ -137,7 +98,7 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
 
 
 def _right_texts(gold: Any) -> set[str]:
-    if _is_blank(gold):
+    if is_blank(gold):
         return set()
     if isinstance(gold, list | tuple):
         return {text for entry in gold for text in _right_texts(entry)}
@@ -149,7 +110,7 @@ class _OutOfTime(BaseException):
     """No Exception: the verifiers catch those."""
 
 
-def _within(seconds: float, score: Callable[..., float], *arguments: Any) -> float:
+def within_cpu_limit(seconds: float, score: Callable[..., float], *arguments: Any) -> float:
     """The score, 0.0 where it takes more than the seconds of CPU time, which a busy machine does not change."""
     try:
         with _cpu_limit(seconds):

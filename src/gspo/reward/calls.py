@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -20,22 +20,19 @@ LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
 
 
 class Host(Protocol):
-    """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads)."""
+    """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
-    num_places: int  # at most so many threads call `make` at once
-    takes_all: bool  # whether `make` is to have all the calls that wait, not one
+    `num_places` threads call `make` at once, with all calls that wait, or with one. `stop` ends or abandons what runs,
+    so that they return, and `open` begins anew; `close` ends the processes too.
+    """
 
-    def open(self) -> None:
-        """Get ready to make calls."""
+    num_places: int
+    takes_all: bool
 
-    def make(self, calls: Sequence["Call"]) -> Sequence[Reply | None]:
-        """Make the calls, each within its limit; None for one that must be made again, with no other beside it."""
-
-    def stop(self) -> None:
-        """End or abandon what runs: whoever waits in `make` returns, and nothing starts until `open`."""
-
-    def close(self) -> None:
-        """End the host's processes too; `open` starts new ones."""
+    def open(self) -> None: ...
+    def make(self, calls: Sequence["Call"]) -> Sequence[Reply]: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +50,6 @@ class Call:
     arguments: Mapping[str, Any]
     size: int
     time_limit_seconds: float
-    alone: bool = False  # with no other call in its process
 
     def timed_out(self) -> Reply:
         """The reply in place of one that does not come in time."""
@@ -75,21 +71,20 @@ def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
     left running: close the generator where an exception may end that loop.
     """
     pools = {call.host: ThreadPoolExecutor(call.host.num_places, "reward") for call in waiting}
-    finished: SimpleQueue[Future[Sequence[tuple[Call, Reply | None, float]]]] = SimpleQueue()
+    finished: SimpleQueue[Future[list[Finished]]] = SimpleQueue()
     num_running = 0
     try:
         for host in pools:
             host.open()
         while waiting or num_running:
-            for calls in _batches(waiting):
+            batches: dict[Host | Call, list[Call]] = {}
+            for call in waiting:
+                batches.setdefault(call.host if call.host.takes_all else call, []).append(call)
+            waiting.clear()
+            for calls in batches.values():
                 pools[calls[0].host].submit(_make, calls).add_done_callback(finished.put)
                 num_running += 1
-            waiting.clear()
-            for call, reply, seconds in finished.get().result():
-                if reply is None:
-                    waiting.append(replace(call, alone=True))
-                else:
-                    yield Finished(call, reply, seconds)
+            yield from finished.get().result()
             num_running -= 1
     finally:
         for pool in pools.values():
@@ -98,19 +93,11 @@ def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
             host.stop()
 
 
-def _batches(waiting: Sequence[Call]) -> Sequence[Sequence[Call]]:
-    """The calls that are to be made together."""
-    batches: dict[Any, list[Call]] = {}
-    for number, call in enumerate(waiting):
-        batches.setdefault(call.host if call.host.takes_all and not call.alone else number, []).append(call)
-    return list(batches.values())
-
-
-def _make(calls: Sequence[Call]) -> Sequence[tuple[Call, Reply | None, float]]:
+def _make(calls: Sequence[Call]) -> list[Finished]:
     started = time.monotonic()
     replies = calls[0].host.make(calls)
     seconds = (time.monotonic() - started) / len(calls)
-    return [(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]
+    return [Finished(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]
 
 
 class Threads:
@@ -131,7 +118,7 @@ class Threads:
         """Get ready to make calls."""
         self._is_stopped = False
 
-    def make(self, calls: Sequence[Call]) -> Sequence[Reply | None]:
+    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         (call,) = calls
         make, future = partial(call.function, **call.arguments), Future[Reply]()
@@ -143,9 +130,8 @@ class Threads:
             threading.Thread(target=work, name="reward call", daemon=True).start()
         self._running.add(future)
         try:
-            return [
-                future.result(timeout=0 if self._is_stopped else min(call.time_limit_seconds, LONGEST_WAIT_SECONDS))
-            ]
+            limit = 0 if self._is_stopped else min(call.time_limit_seconds, LONGEST_WAIT_SECONDS)
+            return [future.result(timeout=limit)]
         except (TimeoutError, CancelledError):
             return [call.timed_out()]
         finally:
@@ -158,8 +144,7 @@ class Threads:
         for future in list(self._running):
             future.cancel()
 
-    def close(self) -> None:
-        """Nothing more: there is no process to end."""
+    close = stop
 
 
 def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
@@ -167,18 +152,17 @@ def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
         future.set_result(work())
 
 
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
+_loops_lock = threading.Lock()
 
 
 def _responsive_loop() -> asyncio.AbstractEventLoop:
     """The event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
-    global _loop  # noqa: PLW0603 - clients that a reward function keeps between steps belong to one loop
-    with _loop_lock:
+    with _loops_lock:
         answered = threading.Event()
-        if _loop:
-            _loop.call_soon_threadsafe(answered.set)
-        if _loop is None or not answered.wait(LOOP_ANSWER_SECONDS):
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="reward event loop", daemon=True).start()
-        return _loop
+        for loop in _loops[-1:]:
+            loop.call_soon_threadsafe(answered.set)
+        if not _loops or not answered.wait(LOOP_ANSWER_SECONDS):
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[-1].run_forever, name="reward event loop", daemon=True).start()
+        return _loops[-1]

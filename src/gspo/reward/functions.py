@@ -7,9 +7,8 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.recipe.schema import Per, RewardConfig
-from gspo.reward.builtin import BUILT_IN, VERIFIERS
 from gspo.reward.calls import Host, Threads
-from gspo.reward.named import built_in_options, find_function
+from gspo.reward.named import BUILT_IN, VERIFIERS, built_in_options, find_function
 from gspo.reward.processes import Processes
 
 Function = Callable[..., Any]

@@ -2,12 +2,21 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gspo.errors import UserError
 from gspo.recipe.callables import load_callable
-from gspo.reward.builtin import BUILT_IN, math
+from gspo.reward.builtin import exact_match, format_match, reasoning_gym
+from gspo.reward.math import math
+
+BUILT_IN: Mapping[str, Callable[..., Any]] = {
+    "exact_match": exact_match,
+    "format": format_match,
+    "math": math,
+    "reasoning_gym": reasoning_gym,
+}
+VERIFIERS = ("math", "reasoning_gym")  # they compute what others have written
 
 # What built-ins take of the data by a parameter's name; their other keyword arguments are options, the recipe's alone.
 _DATA = {"reasoning_gym": ("task", "entry", "task_options")}

@@ -60,9 +60,14 @@ class Processes:
         self.takes_all = is_async
         self._where = f"reward function {function}"
         path = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # noqa: PTH100
-        self._setup: dict[str, Any] = {"name": function, "is_async": is_async, "is_verifier": is_verifier, "path": path}
-        self._setup["home"] = str(Path(gspo.__file__).parents[1])
-        self._setup["num_coroutines"] = concurrent_calls or MAX_COROUTINES
+        self._setup: dict[str, Any] = {
+            "name": function,
+            "is_async": is_async,
+            "num_coroutines": concurrent_calls or MAX_COROUTINES,
+            "is_verifier": is_verifier,
+            "home": str(Path(gspo.__file__).parents[1]),
+            "path": path,
+        }
         self._directory = Path("/") if is_verifier else Path.cwd()
         self._lock = threading.Lock()
         self._is_stopped = False
@@ -71,9 +76,10 @@ class Processes:
 
     def open(self) -> None:
         """Start the first process, so that it imports its function while other things are done."""
-        self._is_stopped = False
-        if not self._workers:
-            self._free_worker().is_busy = False
+        with self._lock:
+            self._is_stopped = False
+            if not self._workers:
+                self._free_worker()
 
     def stop(self) -> None:
         """Kill the processes that are in the midst of calls."""
@@ -87,30 +93,33 @@ class Processes:
         """Kill all processes."""
         _end_all(self._workers)
 
-    def make(self, calls: Sequence[Call]) -> Sequence[Reply | None]:
+    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
         """Make the calls in a free process; UserError where the processes cannot start."""
         request = [(call.size, self._pickled(call), call.time_limit_seconds) for call in calls]
         seconds = max(call.time_limit_seconds for call in calls)
         if self.takes_all:
             seconds = (seconds + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
-        worker = self._free_worker()
+        with self._lock:
+            if self._is_stopped:
+                return [Reply()] * len(calls)
+            worker = self._free_worker()
+            worker.is_busy = True
         try:
             worker.wait_until_ready(self._where)
             started = time.monotonic()
-            replies = worker.ask(request, seconds)
-            if replies is not None:
+            if (replies := worker.ask(request, seconds)) is not None:
                 pairs = zip(replies, calls, strict=True)
                 return [call.timed_out() if fields is None else read_reply(fields, call.size) for fields, call in pairs]
-            status = worker.end()
-            if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
-                return [None] * len(calls)
-            if time.monotonic() - started >= seconds:
-                return [calls[0].timed_out()]
-            if self._setup["is_verifier"] and status in ANSWERS_FAULT and calls[0].size == 1:
-                return [Reply(values=[0.0])]
-            return [Reply(kind="crashed", what=worker.garbled or how_it_ended(status))]
+            is_late, status = time.monotonic() - started >= seconds, worker.end()
         finally:
             worker.is_busy = False
+        if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
+            return [reply for call in calls for reply in self.make([call])]
+        if is_late:
+            return [calls[0].timed_out()]
+        if self._setup["is_verifier"] and status in ANSWERS_FAULT and calls[0].size == 1:
+            return [Reply(values=[0.0])]
+        return [Reply(kind="crashed", what=worker.garbled or how_it_ended(status))]
 
     def _pickled(self, call: Call) -> bytes:
         try:
@@ -121,19 +130,16 @@ class Processes:
             raise UserError(what, where=self._where, fix=fix) from None
 
     def _free_worker(self) -> "_Worker":
-        with self._lock:
-            for worker in [worker for worker in self._workers if not worker.is_busy]:
-                if worker.is_alive():
-                    break
-                worker.end()
-                self._workers.remove(worker)
-            else:
-                worker = _Worker(self._setup, self._directory)
-                self._workers.append(worker)
-            worker.is_busy = True
-        if self._is_stopped:
+        for worker in [worker for worker in self._workers if not worker.is_busy]:
+            if worker.is_alive():
+                return worker
             worker.end()
-        return worker
+            self._workers.remove(worker)
+        try:
+            self._workers.append(_Worker(self._setup, self._directory))
+        except OSError as error:
+            raise UserError(f"its process cannot be started: {error}", where=self._where) from None
+        return self._workers[-1]
 
 
 def _end_all(workers: list["_Worker"]) -> None:
