@@ -45,16 +45,17 @@ _CLAUSE = re.compile(  # where a clause or what its verb says begins
 )
 _DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\s+(?:be|equal(?:\s+to)?|in))?[\s$:*(]*$")
 
+_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
+_ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers
+
 
 def final_answer(completion: str) -> str | None:
     """The text of the answer; None where it is missing, cut off, denied, taken back or one of several."""
     if "<answer>" in completion:
         tags = list(TAGGED.finditer(completion))
-        return (
-            _kept(tags[-1][1].strip(), completion[tags[-1].end() :])
-            if tags and not _BULLET.match(tags[-1][1])
-            else None
-        )
+        if not tags or _BULLET.match(tags[-1][1]):
+            return None
+        return _kept(tags[-1][1].strip(), completion[tags[-1].end() :])
     if boxes := list(_BOX.finditer(completion)):
         return _boxed_alone(completion, boxes[-1])
     if marks := list(_MARKED.finditer(completion)):
@@ -128,7 +129,3 @@ def _last_value(sentence: str) -> str | None:
     if is_beside or _HEDGED.search(behind) or _HEDGED.search(" ".join([*clause.split()[-3:], values[-1][0]])):
         return None
     return values[-1][0]
-
-
-_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
-_ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers

@@ -11,9 +11,14 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
+from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no limit of time; the reward has
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
 
 MAX_CHARACTERS = 2_000  # longer texts are compared as words
 MIN_DIGITS = 6  # that a decimal number must have to stand for a number that it only rounds
@@ -30,8 +35,8 @@ _COMMANDS = (
 _MATHEMATICS = re.compile(rf"(?:[0-9.,;=<>+\-*/^_!'(){{}}\[\]|&\s]|{_LETTER}|(?<=\s)(?:and|or)(?=\s)|{_COMMANDS})+")
 # What the library would read as something else than it says, or would compute for ever.
 _MISREAD = re.compile(
-    r"[0-9]\s+[0-9]|[0-9][_']|\.[0-9]*\.|(?<![\\A-Za-z])[A-Za-z]\s*[0-9]|--|\+\+|-\s*\(\s*-|!!|[0-9]{3,}!|[)}]!|/\s*0(?![.0-9])"
-    r"|\^\s*(?:[^\s{}+*/=,;-]*|\{[^{}]*[0-9)]\s*)\^|\^\s*\{?-?\(?[0-9]{4,}|[0-9]{400,}|[-+*/^=<>]\s*$|^\s*[*/^=<>!]|^\s*\[[^,]*\]\s*$"
+    r"[0-9]\s+[0-9]|(?:[)}]|\\pi|\\infty)\s*[0-9]|[0-9}]\s*\\frac\{[0-9]|[0-9]\s*[_']|(?<![\\A-Za-z])[A-Za-z]\s*[0-9]"
+    r"|--|\+\+|-\s*\(\s*-|!!|[0-9]{3,}!|[)}]!|/\s*0(?![.0-9])|\^\s*(?:[^\s{}+*/=,;-]*|\{[^{}]*[0-9)]\s*)\^|\^\s*\{?-?\(?[0-9]{4,}|[0-9]{400,}|[-+*/^=<>]\s*$|^\s*[*/^=<>!]|^\s*\[[^,]*\]\s*$"
 )
 _LABEL = re.compile(  # the x of x = 5
     r"(?:(?:m?\s*\\?(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?'*(?:\s*\([A-Za-z0-9, ]*\))?"
@@ -46,34 +51,28 @@ _LEAD = re.compile(
     r"(?i)(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:(?:the|my|our)\s+)?(?:(?:final|correct|right)\s+)?"
     r"(?:(?:answer|result|value|solution|total|sum)\s*(?:is|equals|[:=])|(?:it|this|that)\s+(?:is|equals)|=)\s*:?\s*"
 )
-# One spelling for the many that a piece of mathematics has: what comes later reads what comes before has left.
+# One spelling for the many that a piece of mathematics has: characters, then patterns, each of what is left by then.
+_CHARACTERS = dict(zip("·×∗⋅÷−–﹣－", "****/----", strict=True)) | {"²": "^2", "³": "^3", "½": " 1/2", "π": r"\pi "}
+_CHARACTERS |= {"∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "≤": r"\le ", "≥": r"\ge ", "°": " degrees"}
 _SPELLINGS = r"""
 \\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z]) ⟶
 \{,\}|,\\!|(?<=[0-9])(?:\\[,;: ]|[\u2009\u202f\u00a0])(?=[0-9]{3}(?![0-9])) ⟶ ,
 (?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z]))|(?<=\S)~(?=\S)|[\u2009\u202f\u00a0] ⟶ \x20
 \\[dtc]frac(?![A-Za-z]) ⟶ \\frac
 \\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed|fbox)\s*\{([^{}]*)\} ⟶ \x20\1\x20
-\\(?:cdot|times)(?![A-Za-z])|[·×∗⋅] ⟶ *
-\\div(?![A-Za-z])|÷ ⟶ /
-[−–﹣－] ⟶ -
+\\(?:cdot|times)(?![A-Za-z]) ⟶ *
+\\div(?![A-Za-z]) ⟶ /
 \*\*|\s*\^\s* ⟶ ^
-\^\{?\\circ\s*\}?|° ⟶ \x20degrees
-² ⟶ ^2
-³ ⟶ ^3
-½ ⟶ \x201/2
-π ⟶ \\pi\x20
+\^\{?\\circ\s*\}? ⟶ \x20degrees
 √\s*([0-9A-Za-z]+) ⟶ \\sqrt{\1}
 √ ⟶ \\sqrt
-∞|(?<!\\)\binfinity\b ⟶ \\infty\x20
-± ⟶ \\pm\x20
-∪ ⟶ \\cup\x20
-∈ ⟶ \\in\x20
-≤|<= ⟶ \\le\x20
-≥|>= ⟶ \\ge\x20
+\binfinity\b ⟶ \\infty
+<= ⟶ \\le\x20
+>= ⟶ \\ge\x20
 (?<![A-Za-z\\])(sqrt|sin|cos|tan|ln|log|exp|pi)(?![A-Za-z]) ⟶ \\\1\x20
 \\sqrt\s*\(([^()]*)\) ⟶ \\sqrt{\1}
 \\sqrt\s*([0-9A-Za-z]) ⟶ \\sqrt{\1}
-\\log_([0-9a-z])\s* ⟶ \\log_{\1}
+\\log_\{?([0-9a-z])\}?\s*([0-9a-z]+) ⟶ \\log_{\1}{\2}
 \\frac\s*([0-9])\s*([0-9]) ⟶ \\frac{\1}{\2}
 \\frac(\{[^{}]*\})\s*([0-9]) ⟶ \\frac\1{\2}
 (?<=[0-9])\s*\*\s*(?=[A-Za-z\\(]) ⟶
@@ -86,23 +85,16 @@ _SPELLING_RULES = [
 ]
 _MIXED = re.compile(r"([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)|\s*\\frac\{([0-9]+)\}\{([0-9]+)\})")  # 1 1/2
 _CURRENCY = re.compile(r"(-?)\s*(US\$|USD|[$€£])\s*([0-9.].*)")
-_WITH_UNIT = re.compile(r"(.*[0-9)}%])(\s*)((?:[A-Za-z]+[ .^0-9/{}]*)+)")
-_UNITS = {
-    name: re.compile(pattern)
-    for name, pattern in re.findall(
-        r"(\w+)=(\S+)",
-        r"""dollar=\$|US\$|USD|dollars? euro=€|euros? pound=£|pounds? cent=cents? deg=degrees? m=met(er|re)s?|m
-        cm=centimet(er|re)s?|cm mm=millimet(er|re)s?|mm km=kilomet(er|re)s?|km in=inch(es)? ft=foot|feet|ft
-        s=seconds?|sec|s min=minutes?|min h=hours?|h kg=kilograms?|kg g=grams?|g l=lit(er|re)s?|[lL] mi=miles?
-        day=days? people=people""",
-    )
-}
+_WITH_UNIT = re.compile(r"(.*[0-9)}%])(\s*)((?:[A-Za-z]+(?:\^?\{?-?[1-4]\}?)?[ ./]*)+)")
+_UNITS = {"$": "dollar", "US$": "dollar", "USD": "dollar", "€": "euro", "£": "pound", "metre": "m", "meter": "m"}
+_UNITS |= {"feet": "ft", "foot": "ft", "centimeter": "cm", "centimetre": "cm"}
+_KNOWN_UNITS = {*_UNITS.values(), "/", *re.findall(r"\w+", "sq mm km kg g s h hour min l mi mile in degree people")}
 # Plurals, and what stands before one, that make another number or no answer of it.
 _NO_UNITS = {
     *re.findall(
         r"\w+",
-        "halves thirds fourths quarters fifths sixths tenths hundredths thousands millions billions dozens tens its "
-        "this plus minus times less versus guess cases steps choices options answers percents squares was and not",
+        "halves thirds fourths quarters fifths sixths tenths hundredths thousands millions billions dozens tens its or "
+        "is this plus minus times less versus guess cases steps choices options answers percents squares was and not",
     )
 }
 
@@ -151,7 +143,9 @@ def same(gold: Reading, answer: Reading) -> bool:
         return True
     if gold.value is None or answer.value is None or not _open_operations(answer.value) <= _open_operations(gold.value):
         return False
-    if any(first and second and first != second for first, second in zip(_names(gold), _names(answer), strict=True)):
+    if (gold.label and answer.label and gold.label != answer.label) or (
+        gold.unit and answer.unit and gold.unit != answer.unit
+    ):
         return False
     if _is_number(gold.value) and _is_number(answer.value):
         return _equal_numbers(gold.value, answer.value) or _is_rounded(gold, answer)
@@ -178,6 +172,7 @@ def _plain(text: str) -> str:
             shorter = shorter[lead.end() :]
         elif wrapping := _WRAPPING.fullmatch(shorter):
             shorter = next(inner for name, inner in wrapping.groupdict().items() if inner is not None)
+    text = "".join(_CHARACTERS.get(character, character) for character in text)
     for pattern, replacement in _SPELLING_RULES:
         text = pattern.sub(replacement, text)
     return _MIXED.sub(_improper, text).strip()
@@ -204,14 +199,18 @@ def _without_unit(text: str) -> tuple[str, str | None]:
     words = amount[3].replace("per ", "/").replace("/", " / ").split()
     if len(words) > 4 or _NO_UNITS.intersection(words) or (not amount[2] and len(words[0]) < 2):
         return text, None
-    is_counted = len(words) < 3 and re.fullmatch("[a-z]{3,}s", words[-1]) and len(words[0]) > 2
-    is_unit = is_counted or _unit_name(words[-1]) is not None
-    return (amount[1], " ".join(_unit_name(word) or word for word in words)) if is_unit else (text, None)
+    names = [_unit_name(word) for word in words]
+    is_known = [re.sub(r"\^[1-4]$", "", name) in _KNOWN_UNITS for name in names]
+    is_counted = len(words) < 3 and re.fullmatch("[a-z]{3,}s", words[-1])
+    are_words = all(len(name) > 2 or known for name, known in zip(names, is_known, strict=True))
+    return (amount[1], " ".join(names)) if are_words and (is_counted or is_known[-1]) else (text, None)
 
 
-def _unit_name(word: str) -> str | None:
-    base = re.sub(r"\^\{?[1-4]\}?$", "", word)
-    return next((name + word[len(base) :].strip("{}") for name, unit in _UNITS.items() if unit.fullmatch(base)), None)
+def _unit_name(word: str) -> str:
+    """One name for a unit's spellings: the singular, and the short form of the commonest."""
+    word = re.sub(r"[{}]|\.$", "", word)
+    singular = word.removesuffix("s") if len(word) > 2 else word
+    return _UNITS.get(singular, singular)
 
 
 def _verify(gold: Any, answer: Any) -> bool:
@@ -219,10 +218,12 @@ def _verify(gold: Any, answer: Any) -> bool:
 
 
 def _value(text: str) -> Any:
+    if re.search(r"\.[0-9]*\.|%\s*[0-9]|[0-9]\s+\.", text):  # 1..5, 5%5, 0 .5: what is left once the amounts are exact
+        return None
     text = _AMOUNT.sub(_exact, text)
     if not text.strip() or _MISREAD.search(text) or not _MATHEMATICS.fullmatch(text):
         return None
-    config = LatexExtractionConfig(boxed_match_priority=-1)
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_NORMALIZATION)
     values = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
     return values[0] if values else None
 
@@ -274,10 +275,6 @@ def _open_operations(value: Any) -> set[str]:
 
 def _is_power_of_ten(node: Any) -> bool:
     return bool(node.is_Pow and (node.base == 10 or _is_power_of_ten(node.base)) and node.exp.is_Integer)
-
-
-def _names(reading: Reading) -> tuple[str | None, str | None]:
-    return reading.label, reading.unit
 
 
 def _kind(value: Any) -> str:
