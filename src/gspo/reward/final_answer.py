@@ -119,7 +119,7 @@ def _last_claim(completion: str) -> str | None:
 
 def _last_value(sentence: str) -> str | None:
     """The last formula or number of a sentence that commits itself to it: no other value beside it, no doubt."""
-    values = [found for found in _FORMULA.finditer(sentence) if read(found[0]).value is not None]
+    values = [match for match in _FORMULA.finditer(sentence) if read(match[0]).value is not None]
     values = sorted([*values, *_NUMBER.finditer(sentence)], key=re.Match.end)
     if not values or _DOUBTED.search(sentence) or re.search("[0-9]", sentence[values[-1].end() :]):
         return None

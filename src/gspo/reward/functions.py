@@ -103,12 +103,12 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
     parameters = inspect.signature(call).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [name for name in named if name not in ("prompts", "completions")]
+    accepted = [name for name in named if name not in ("prompts", "completions")]
     if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
-        takes_any, known = False, list(built_in_options(reward.function))
+        takes_any, accepted = False, list(built_in_options(reward.function))
     for option in reward.options:
-        if option not in known and not (takes_any and option not in named):
-            fix = f"it takes: {', '.join(known)}" if known else "it takes none"
+        if option not in accepted and not (takes_any and option not in named):
+            fix = f"it takes: {', '.join(accepted)}" if accepted else "it takes none"
             raise UserError(
                 f"reward function {reward.function} has no option {option!r}", where="reward.options", fix=fix
             )

@@ -185,8 +185,8 @@ def _truth(answer: str, entry: Mapping[str, Any]) -> str | None:
 def _assignments(answer: str, entry: Mapping[str, Any]) -> str | None:
     """Theirs leaves out words that are no names; here a name may only be joined to a role, by is, a and and."""
     words = re.findall(r"[^\W_]+", answer.lower())
-    known = {*re.findall(r"[^\W_]+", str(entry["answer"]).lower()), *VALID_ROLES, "is", "a", "an", "and"}
-    return answer if known.issuperset(words) else None
+    words_allowed = {*re.findall(r"[^\W_]+", str(entry["answer"]).lower()), *VALID_ROLES, "is", "a", "an", "and"}
+    return answer if words_allowed.issuperset(words) else None
 
 
 # The answer as the verifier may see it; None: it is wrong.

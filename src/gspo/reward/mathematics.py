@@ -202,7 +202,7 @@ def _without_unit(text: str) -> tuple[str, str | None]:
     names = [_unit_name(word) for word in words]
     is_known = [re.sub(r"\^[1-4]$", "", name) in _KNOWN_UNITS for name in names]
     is_counted = len(words) < 3 and re.fullmatch("[a-z]{3,}s", words[-1])
-    are_words = all(len(name) > 2 or known for name, known in zip(names, is_known, strict=True))
+    are_words = all(len(name) > 2 or is_unit for name, is_unit in zip(names, is_known, strict=True))
     return (amount[1], " ".join(names)) if are_words and (is_counted or is_known[-1]) else (text, None)
 
 

@@ -36,8 +36,8 @@ def find_function(name: str) -> Callable[..., Any]:
     if ":" in name:
         return load_callable(name, where="reward.function")
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
-    known = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
-    fix = f"{known} A function of your own is module:name or file.py:name"
+    suggestion = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
+    fix = f"{suggestion} A function of your own is module:name or file.py:name"
     if name.endswith(".py"):
         fix = f"name the function in the file: {name}:function"
     raise UserError(f"no built-in reward {name!r}", where="reward.function", fix=fix)
