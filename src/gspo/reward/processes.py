@@ -110,7 +110,8 @@ class Processes:
             if (replies := worker.ask(request, seconds)) is not None:
                 pairs = zip(replies, calls, strict=True)
                 return [call.timed_out() if fields is None else read_reply(fields, call.size) for fields, call in pairs]
-            is_late, status = time.monotonic() - started >= seconds, worker.end()
+            status = worker.end()
+            is_late = status == -signal.SIGKILL and time.monotonic() - started >= seconds
         finally:
             worker.is_busy = False
         if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
