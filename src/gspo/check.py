@@ -15,8 +15,7 @@ from gspo.queries.source import RowSet, load_demonstrations, load_rows, render_r
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.origin import check_origin
-from gspo.reward.probe import JUNK, probe
+from gspo.reward.probe import JUNK, check_origin, probe
 from gspo.run.directory import check_absent
 from gspo.run.prepare import fitting_texts, quiet_transformers
 from gspo.run.summary import arithmetic, objective

@@ -103,8 +103,8 @@ RIGHT_TAGGED: dict[str, tuple[str, ...]] = {
     "0.5": (r"1/2", r"\frac{1}{2}", r".5", r"0.500", r"50\%"),
     "3/2": (r"1 1/2", r"1\frac{1}{2}", r"1 \frac12", r"1½", r"1.5", r"\frac{3}{2}", r"1\dfrac{1}{2}"),
     "-3/2": (r"-1 1/2", r"-1\frac{1}{2}", r"-1.5", r"-\frac{3}{2}", r"\frac{3}{-2}"),
-    "1/3": (r"0.333333", r"0.3333333333", r"0.\overline{3}", r"\frac{2}{6}", r"0.\bar{3}"),
-    "1/6": (r"0.166667", r"0.1\overline{6}", r"\frac16"),
+    "1/3": (r"0.333333", r"0.3333333333", r"\frac{2}{6}"),
+    "1/6": (r"0.166667", r"\frac16"),
     "0.30000000000000004": (r"0.3", r"\frac{3}{10}"),
     "3.14159265": (r"\pi", r"3.141593", r"pi"),
     "0.0000001": (r"10^{-7}", r"1e-7", r"1 \times 10^{-7}", r"0.0000001", r"\frac{1}{10^7}"),
@@ -174,6 +174,9 @@ RIGHT_TAGGED: dict[str, tuple[str, ...]] = {
     "2^{100}": (r"2^{100}", r"2^100", r"1267650600228229401496703205376"),
     "1024": (r"1024", r"1,024"),
     r"\log_2 3": (r"\log_2 3", r"\log_{2}(3)", r"\frac{\ln 3}{\ln 2}"),
+    "x^3+x^2-1": (r"x^2 + x^3 - 1", r"x^2(x+1)-1", r"x^{3}+x^{2}-1"),
+    "x^2+y^2=1": (r"x^2+y^2-1=0", r"y^2 + x^2 = 1"),
+    "e^{x^2}": (r"e^{x^2}", r"\exp(x^2)"),
     r"\sin x": (r"\sin x", r"sin(x)", r"\sin(x)"),
     "e^{2x}": (r"e^{2x}", r"exp(2x)", r"e^(2x)"),
 }
@@ -222,16 +225,13 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("20", "The answer is not 10. The answer is 20."),
     ("12", "The difference between their ages is 12."),
     ("33", "The area between the curves is $33$."),
-    ("33", "The distance around the track is \\(33\\) meters."),
     ("12", "So Jim could buy 12 apples."),
-    ("8", "Since $x$ cannot be negative, $x = 8$."),
     ("8", "We get x=8 or x=-8, but x is positive, so x = 8."),
     ("4", "He is not hungry, so he eats 4."),
     ("600", "The total cost over 5 years is $600."),
     ("12", "Answer: She could buy 12 apples"),
     ("12", "Answer: the difference between them is 12"),
     ("12", "The answer is the difference between 20 and 8, which is 12."),
-    ("12", "Thus $x+y=12$."),
     ("18", "Janet makes **18 dollars** a day."),
     ("C", "The correct option is C."),
     ("C", "The answer is (C)."),
@@ -268,6 +268,16 @@ RIGHT: tuple[tuple[str, str], ...] = (
     ("9", "The number of dogs or cats is 9."),
     ("15", "If the speed is not changed, it takes 15 hours."),
     ("64", "Let's see. 8 * 8 = 64, so he has 64 apples in the 2 boxes together: \\boxed{64}"),
+)
+
+# Right, and yet the reward does not take them: each line says why.
+RIGHT_BUT_NOT_READ: tuple[tuple[str, str], ...] = (
+    ("1/3", "<answer>0.\\overline{3}</answer>"),  # the library has no repeating decimals
+    ("1/3", "<answer>0.\\bar{3}</answer>"),
+    ("1/6", "<answer>0.1\\overline{6}</answer>"),
+    ("33", "The distance around the track is \\(33\\) meters."),  # "around" hedges where it stands near the number
+    ("8", "Since $x$ cannot be negative, $x = 8$."),  # so does a negation
+    ("12", "Thus $x+y=12$."),  # an equation of two unknowns is no number
 )
 
 WRONG_TAGGED: dict[str, tuple[str, ...]] = {
@@ -481,7 +491,7 @@ WRONG_TAGGED: dict[str, tuple[str, ...]] = {
     "6.02e23": (r"6.03e23", r"6.02e22", r"6.02", r"6.02 + 10^{23}"),
     "3.14": (r"\pi", r"3.1416", r"22/7", r"3.1"),
     r"\pi": (r"3.14", r"3.1416", r"22/7", r"pie", r"p i", r"3"),
-    r"\sqrt{2}": (r"1.41", r"1.414", r"2", r"-\sqrt{2}", r"\sqrt{3}", r"2^{1/3}"),
+    r"\sqrt{2}": (r"2^{1/2}1", r"1.41", r"1.414", r"2", r"-\sqrt{2}", r"\sqrt{3}", r"2^{1/3}"),
     "east": (
         r"seat",
         r"eats",
@@ -500,8 +510,16 @@ WRONG_TAGGED: dict[str, tuple[str, ...]] = {
     "5 cm": (r"5 m", r"5 km", r"5 cm^2", r"6 cm", r"5 inches", r"5\text{ m}", r"5 kg"),
     "5 m": (r"5 cm", r"5 mm", r"5 m^2", r"5 seconds"),
     r"\$18": (r"18 cents", r"€18", r"1.8", r"18%", r"-18", r"\$81"),
-    "50%": (r"50", r"5%", r"0.05", r"500%"),
+    "50%": (r"50", r"0 .5", r"5%", r"0.05", r"500%"),
     "50": (r"50%", r"50\%", r"0.5"),
+    "14": (r"14 or sq ft", r"14 or 15", r"1 4", r"14c", r"14 c", r"14g5"),
+    "1024": (r"1,0%24", r"10 24", r"10..24", r"2^{10}"),
+    "18": (r"18..0", r"1.8.0", r"18 _ 2"),
+    "1.5e3": (r"1.5 3", r"1500000", r"1.5^3"),
+    "1e-7": (r"10^{-7}1", r"1e-71", r"10^{-}7"),
+    "1,2": (r"(1,2)", r"1,2,3", r"1.2", r"12"),
+    "x^3+x^2": (r"x^3-x^2", r"x^5", r"x^3+X^2"),
+    "x^2+y^2=1": (r"x^2+y^2", r"x^2-y^2=1", r"x+y=1", r"1"),
     "x^2": (r"x", r"2x", r"x^3", r"y^2", r"x2", r"2^x", r"X^2"),
     "x^2+1": (r"x^2-1", r"x^2", r"(x+1)^2", r"x^2+1+1", r"x^2+y", r"y^2+1"),
     "x": (r"|x|", r"\sqrt{x^2}", r"y", r"-x", r"X"),
@@ -515,7 +533,7 @@ WRONG_TAGGED: dict[str, tuple[str, ...]] = {
     r"1 \pm \sqrt{19}": (r"1 + \sqrt{19}", r"\pm\sqrt{19}", r"1"),
     "6-5i": (r"6+5i", r"6-5", r"6 - 5j", r"5i"),
     "52_8": (r"52", r"42", r"52_9", r"528"),
-    r"\infty": (r"-\infty", r"nan", r"1e1000", r"8"),
+    r"\infty": (r"-\infty", r"∞9", r"nan", r"1e1000", r"8"),
     "2:3": (r"3:2", r"2/3", r"23"),
     "(-\\infty, 3)": (r"x > 3", r"x \le 3", r"(-\infty, 3]", r"(3, \infty)", r"3"),
 }

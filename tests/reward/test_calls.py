@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
+from gspo.reward.calls import Threads
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
-from gspo.reward.threads import Threads
 
 
 def rewards(scored: Any) -> list[float | None]:

@@ -12,8 +12,8 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 from gspo.reward import gym
 from gspo.reward.builtin import reasoning_gym as reward
-from gspo.reward.expression import integer_value, parse_expression
-from gspo.reward.origin import EVALUATING_TASKS
+from gspo.reward.gym import integer_value, parse_expression
+from gspo.reward.probe import EVALUATING_TASKS
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs others
 # Smaller than they come, for they take seconds to make.
@@ -38,11 +38,6 @@ JUNK = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    gym.warm_up()
-
-
 @cache
 def rows(task: str, number: int = 2) -> tuple[Any, list[dict[str, Any]]]:
     data = create_dataset(task, seed=3, size=number, **SMALL.get(task, {}))
@@ -50,8 +45,7 @@ def rows(task: str, number: int = 2) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def scores(task: str, entry: dict[str, Any], *answers: str) -> list[float]:
-    judge = gym.judge(task, json.dumps(SMALL.get(task, {})), entry)
-    return [judge(answer) for answer in answers]
+    return [gym.score(task, json.dumps(SMALL.get(task, {})), entry, answer) for answer in answers]
 
 
 @pytest.mark.parametrize("task", TASKS)

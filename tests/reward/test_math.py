@@ -3,26 +3,30 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.reward.math_pairs import RIGHT_PAIRS, WRONG_PAIRS
+from tests.reward.math_pairs import RIGHT_BUT_NOT_READ, RIGHT_PAIRS, WRONG_PAIRS
 
 from gspo.reward.math import math
-from gspo.reward.mathematics.verdict import judge
 
 
 @pytest.mark.parametrize(("gold", "completion"), RIGHT_PAIRS)
 def test_right_answers_are_right_however_they_are_written(gold: str, completion: str) -> None:
-    assert judge(gold)(completion) == 1.0
+    assert math(["q"], [completion], answer=[gold]) == [1.0]
+
+
+@pytest.mark.parametrize(("gold", "completion"), RIGHT_BUT_NOT_READ)
+def test_what_is_known_not_to_be_read_earns_nothing(gold: str, completion: str) -> None:
+    assert math(["q"], [completion], answer=[gold]) == [0.0]
 
 
 @pytest.mark.parametrize(("gold", "completion"), WRONG_PAIRS)
 def test_what_is_not_the_one_right_answer_is_wrong(gold: str, completion: str) -> None:
-    assert judge(gold)(completion) == 0.0
+    assert math(["q"], [completion], answer=[gold]) == [0.0]
 
 
 @pytest.mark.parametrize("gold", sorted({gold for gold, _ in (*RIGHT_PAIRS, *WRONG_PAIRS)}))
 def test_every_gold_answer_is_its_own(gold: str) -> None:
     for completion in (f"<answer>{gold}</answer>", f"\\boxed{{{gold}}}", f"so\n\\[\\boxed{{{gold}}}\\]"):
-        assert judge(gold)(completion) == 1.0
+        assert math(["q"], [completion], answer=[gold]) == [1.0]
 
 
 @pytest.mark.parametrize("gold", [None, "", " \n", float("nan"), []])

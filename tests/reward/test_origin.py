@@ -11,7 +11,7 @@ from gspo.errors import UserError
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe
 from gspo.reward.functions import load_functions
-from gspo.reward.origin import EVALUATING_TASKS, check_origin
+from gspo.reward.probe import EVALUATING_TASKS, check_origin
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

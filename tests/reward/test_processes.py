@@ -27,7 +27,7 @@ def rewards(scored: Any) -> list[float | None]:
 def workers() -> set[int]:
     """The worker processes of this process, which has no other children of that name."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return {child.pid for child in alive if "gspo.reward.worker" in child.cmdline()}
+    return {child.pid for child in alive if any("gspo.reward.worker" in word for word in child.cmdline())}
 
 
 def test_calls_are_made_in_another_process_which_is_kept(groups: Any, named: Any) -> None:
@@ -151,7 +151,7 @@ def test_functions_that_nobody_holds_leave_no_process(tmp_path: Path, monkeypatc
 def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(groups: Any, named: Any) -> None:
     source = """
         import sys
-        if "gspo.reward.worker" in sys.orig_argv:
+        if any("gspo.reward.worker" in word for word in sys.orig_argv):
             raise RuntimeError("no licence")
         def f(completions, **columns):
             return [1.0]
@@ -169,10 +169,10 @@ def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(gr
 
 
 def test_a_process_that_is_never_ready_is_refused(groups: Any, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gspo.reward.worker_process.START_SECONDS", 0.5)
+    monkeypatch.setattr("gspo.reward.processes.START_SECONDS", 0.5)
     source = """
         import sys, time
-        if "gspo.reward.worker" in sys.orig_argv:
+        if any("gspo.reward.worker" in word for word in sys.orig_argv):
             time.sleep(1000)
         def f(completions, **columns):
             return [1.0]
@@ -223,7 +223,7 @@ sample = Sample(
     sampler_logprobs=torch.zeros(1),
     versions=((0, 1),),
 )
-scored = score([Group(samples=(sample,))], load_functions([Reward(function=sys.argv[1])]))
+scored = score([Group(samples=(sample,))], load_functions([RewardConfig(function=sys.argv[1])]))
 print(scored.samples[0].reward, flush=True)
 """
 

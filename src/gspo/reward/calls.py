@@ -1,52 +1,47 @@
 """Many calls at once, each with a time limit that a stuck one cannot make others pay for."""
 
+import asyncio
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from gspo.reward.reply import Reply
+from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
 
-LONGEST_WAIT_SECONDS = 3600.0  # a queue takes no timeout of any length
+MAX_CONCURRENT_CALLS = 32
+LOOP_ANSWER_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
 
 
 class Host(Protocol):
-    """Where a function's calls are made; all its methods are called by one thread."""
+    """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
-    def begin(self, events: "Events") -> None:
-        """End what an interrupted step has left running; from now on events go to this queue."""
+    `num_places` threads call `make` at once, with all calls that wait, or with one. `stop` ends or abandons what runs,
+    so that they return, and `open` begins anew; `close` ends the processes too.
+    """
 
-    def start(self, number: int, call: "Call") -> bool:
-        """Start a call under a number of its own; False where there is no place for it now."""
+    num_places: int
+    takes_all: bool
 
-    def grow(self, num_waiting: int) -> None:
-        """Make places, as far as may be, for calls that wait; an event tells when one is there."""
-
-    def settle(self, event: Any) -> Sequence[tuple[int, Reply | None]]:
-        """The calls that an event of this host ends; None for one that must be made again, with no other beside it."""
-
-    def cancel(self, number: int) -> float:
-        """End a call; the seconds within which an event says that it is over, 0 where it is over now."""
-
-    def kill(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
-        """End a call that cancelling has not ended, and those beside it: the calls at fault, and the others."""
-
-    def end(self) -> None:
-        """End whatever runs; no events come any more."""
-
-    def close(self) -> None:
-        """End the host's processes too; a later call starts new ones."""
-
-
-Events = SimpleQueue[tuple[Host, Any]]
+    def open(self) -> None: ...
+    def make(self, calls: Sequence["Call"]) -> Sequence[Reply]: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """A call to be made, of a function for `size` completions."""
+    """A call to be made, of a function for `size` completions.
+
+    Example: Call(key=job, host=host, function=f, is_async=False, arguments={"completions": ["4"]}, size=1,
+    time_limit_seconds=60.0)
+    """
 
     key: Any  # what its maker knows it by
     host: Host
@@ -55,28 +50,18 @@ class Call:
     arguments: Mapping[str, Any]
     size: int
     time_limit_seconds: float
-    alone: bool = False  # with no other call in its process
+
+    def timed_out(self) -> Reply:
+        """The reply in place of one that does not come in time."""
+        return Reply(kind="timed_out", what=f"it ran over its time limit of {self.time_limit_seconds:g} s")
 
 
 class Finished(NamedTuple):
-    """A call, what came of it, and the seconds it ran."""
+    """A call, what came of it, and the seconds it took: of calls that were made together, an equal share."""
 
     call: Call
     reply: Reply
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Running:
-    call: Call
-    started: float
-    deadline: float
-    cancelled: bool = False
-
-    def finished(self, reply: Reply) -> Finished:
-        limit = self.call.time_limit_seconds
-        late = Reply(kind="timed_out", what=f"it ran over its time limit of {limit:g} s")
-        return Finished(self.call, late if self.cancelled else reply, time.monotonic() - self.started)
 
 
 def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
@@ -85,68 +70,99 @@ def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
     More calls of the same hosts may be put in the queue while it goes on. However the loop over it ends, nothing is
     left running: close the generator where an exception may end that loop.
     """
-    hosts = list(dict.fromkeys(call.host for call in waiting))
-    events: Events = SimpleQueue()
-    running: dict[int, _Running] = {}
-    numbers = count()
+    pools = {call.host: ThreadPoolExecutor(call.host.num_places, "reward") for call in waiting}
+    finished: SimpleQueue[Future[list[Finished]]] = SimpleQueue()
+    num_running = 0
     try:
-        for host in hosts:
-            host.begin(events)
-        while waiting or running:
-            _start(waiting, running, numbers, len(hosts))
-            yield from _settle(waiting, running, events)
+        for host in pools:
+            host.open()
+        while waiting or num_running:
+            batches: dict[Host | Call, list[Call]] = {}
+            for call in waiting:
+                batches.setdefault(call.host if call.host.takes_all else call, []).append(call)
+            waiting.clear()
+            for calls in batches.values():
+                pools[calls[0].host].submit(_make, calls).add_done_callback(finished.put)
+                num_running += 1
+            yield from finished.get().result()
+            num_running -= 1
     finally:
-        for host in hosts:
-            host.end()
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        for host in pools:
+            host.stop()
 
 
-def _start(waiting: deque[Call], running: dict[int, _Running], numbers: Iterator[int], num_hosts: int) -> None:
-    """Start every waiting call that finds a place, each host's in their order."""
-    full: set[Host] = set()
-    for call in tuple(waiting):
-        if len(full) == num_hosts:
-            return
-        if call.host in full:
-            continue
-        number = next(numbers)
-        if call.host.start(number, call):
-            waiting.remove(call)
-            now = time.monotonic()
-            running[number] = _Running(call=call, started=now, deadline=now + call.time_limit_seconds)
+def _make(calls: Sequence[Call]) -> list[Finished]:
+    started = time.monotonic()
+    replies = calls[0].host.make(calls)
+    seconds = (time.monotonic() - started) / len(calls)
+    return [Finished(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]
+
+
+class Threads:
+    """A host for functions from Python, which may close over anything: they run in the trainer's own process.
+
+    Each call has a daemon thread; coroutines share an event loop. A stuck thread cannot be ended; it is abandoned,
+    and neither holds a place nor keeps the program from ending.
+    """
+
+    takes_all = False
+
+    def __init__(self, *, concurrent_calls: int = MAX_CONCURRENT_CALLS) -> None:
+        self.num_places = concurrent_calls
+        self._running: set[Future[Reply]] = set()
+        self._is_stopped = False
+
+    def open(self) -> None:
+        """Get ready to make calls."""
+        self._is_stopped = False
+
+    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
+        """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
+        (call,) = calls
+        make, future = partial(call.function, **call.arguments), Future[Reply]()
+        if call.is_async:
+            coroutine = reply_of_coroutine(make, call.function, call.size)
+            future = asyncio.run_coroutine_threadsafe(coroutine, _responsive_loop())
         else:
-            full.add(call.host)
-            call.host.grow(sum(other.host is call.host for other in waiting))
+            work = partial(_deliver, future, partial(reply_of, make, call.function, call.size))
+            threading.Thread(target=work, name="reward call", daemon=True).start()
+        self._running.add(future)
+        try:
+            limit = 0 if self._is_stopped else min(call.time_limit_seconds, LONGEST_WAIT_SECONDS)
+            return [future.result(timeout=limit)]
+        except (TimeoutError, CancelledError):
+            return [call.timed_out()]
+        finally:
+            future.cancel()
+            self._running.discard(future)
+
+    def stop(self) -> None:
+        """Cancel or abandon whatever runs."""
+        self._is_stopped = True
+        for future in list(self._running):
+            future.cancel()
+
+    close = stop
 
 
-def _settle(waiting: deque[Call], running: dict[int, _Running], events: Events) -> Iterator[Finished]:
-    """Wait for the next event, or for the next call to pass its deadline, and take what is over out of the running."""
-    nearest = min((entry.deadline for entry in running.values()), default=float("inf"))
-    try:
-        host, event = events.get(timeout=min(max(0.0, nearest - time.monotonic()), LONGEST_WAIT_SECONDS))
-    except Empty:
-        yield from _give_up(waiting, running)
-        return
-    for number, reply in host.settle(event):
-        if (entry := running.pop(number, None)) is None:
-            continue
-        if reply is None and not entry.cancelled:
-            waiting.appendleft(replace(entry.call, alone=True))
-        else:
-            yield entry.finished(reply or Reply())
+def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
+    with suppress(InvalidStateError):  # it was abandoned before
+        future.set_result(work())
 
 
-def _give_up(waiting: deque[Call], running: dict[int, _Running]) -> Iterator[Finished]:
-    """Cancel the calls that have passed their deadline, or kill those that do not answer to that."""
-    now = time.monotonic()
-    for number in [number for number, entry in running.items() if entry.deadline <= now]:
-        if (entry := running.get(number)) is None:
-            continue  # ended with another
-        at_fault, others = [number], list[int]()
-        if entry.cancelled:
-            at_fault, others = map(list, entry.call.host.kill(number))
-        elif seconds := entry.call.host.cancel(number):
-            running[number] = replace(entry, deadline=now + seconds, cancelled=True)
-            continue
-        waiting.extendleft(running.pop(other).call for other in others)
-        for late in [running.pop(late) for late in at_fault]:
-            yield replace(late, cancelled=True).finished(Reply())
+_loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
+_loops_lock = threading.Lock()
+
+
+def _responsive_loop() -> asyncio.AbstractEventLoop:
+    """The event loop for coroutines; a new one where a coroutine that blocks has made the old one deaf."""
+    with _loops_lock:
+        answered = threading.Event()
+        for loop in _loops[-1:]:
+            loop.call_soon_threadsafe(answered.set)
+        if not _loops or not answered.wait(LOOP_ANSWER_SECONDS):
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[-1].run_forever, name="reward event loop", daemon=True).start()
+        return _loops[-1]

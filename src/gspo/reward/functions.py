@@ -7,10 +7,9 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.recipe.schema import Per, RewardConfig
-from gspo.reward.calls import Host
-from gspo.reward.named import BUILT_IN, built_in_options, find_function
+from gspo.reward.calls import Host, Threads
+from gspo.reward.named import BUILT_IN, VERIFIERS, built_in_options, find_function
 from gspo.reward.processes import Processes
-from gspo.reward.threads import Threads
 
 Function = Callable[..., Any]
 
@@ -54,8 +53,7 @@ def load_functions(
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
     for function in functions:
-        if isinstance(function.host, Processes):
-            function.host.open()
+        function.host.open()
     names = _unique([function.name for function in functions])
     return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
 
@@ -70,7 +68,8 @@ def _given_function(function: Function) -> RewardFunction:
     if not callable(function):
         raise UserError(f"a reward is a function, not {function!r}", where="reward")
     name = getattr(function, "__name__", type(function).__name__)
-    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function)
+    host = Processes(name, is_verifier=True) if function in [BUILT_IN[name] for name in VERIFIERS] else Threads()
+    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function, host=host)
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
@@ -83,7 +82,12 @@ def _named_function(reward: RewardConfig, segment_separator: str | None) -> Rewa
         time_limit_seconds=reward.time_limit_seconds,
         options=reward.options,
         only_options=built_in_options(reward.function),
-        host=Processes(reward.function, is_async=_is_async(call), concurrent_calls=reward.concurrent_calls),
+        host=Processes(
+            reward.function,
+            is_async=_is_async(call),
+            concurrent_calls=reward.concurrent_calls,
+            is_verifier=reward.function in VERIFIERS,
+        ),
         per=reward.per,
         segment_separator=segment_separator,
     )
@@ -99,12 +103,12 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
     parameters = inspect.signature(call).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [name for name in named if name not in ("prompts", "completions")]
+    accepted = [name for name in named if name not in ("prompts", "completions")]
     if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
-        takes_any, known = False, list(built_in_options(reward.function))
+        takes_any, accepted = False, list(built_in_options(reward.function))
     for option in reward.options:
-        if option not in known and not (takes_any and option not in named):
-            fix = f"it takes: {', '.join(known)}" if known else "it takes none"
+        if option not in accepted and not (takes_any and option not in named):
+            fix = f"it takes: {', '.join(accepted)}" if accepted else "it takes none"
             raise UserError(
                 f"reward function {reward.function} has no option {option!r}", where="reward.options", fix=fix
             )

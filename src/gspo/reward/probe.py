@@ -1,16 +1,44 @@
-"""Reward functions tried out before a run: on a row's own answer, where there is one, and on junk."""
+"""What is checked of the reward before a run: where tasks come from, and every function on two completions."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from gspo.errors import UserError
+from gspo.queries.row import Row
+from gspo.reward.builtin import reasoning_gym
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import check_columns, score
 from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Sample, Score
 
 JUNK = "I do not know."
+# By what their verifiers evaluate as Python: the answer, something in the entry, or whatever another task's does.
+EVALUATING_TASKS = frozenset(
+    re.findall(
+        r"\w+",
+        "binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting "
+        "polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion",
+    )
+)
+
+
+def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
+    """UserError for a row of data whose task's verifier evaluates text, which would be the data's; calls nothing."""
+    functions = [function for function in functions if function.call is reasoning_gym]
+    for row in rows if functions else ():
+        task = row.columns.get("task")
+        tasks = task if isinstance(task, list | tuple) else [task]
+        named = EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
+        if named and not row.is_procedural:
+            what = (
+                f"task {min(named)}: reasoning-gym's verifier of it evaluates text as Python or sympy, and in data "
+                "that text could be any program"
+            )
+            fix = "give queries.procedural.task instead of data, or use a task whose verifier only reads"
+            raise UserError(what, where=f"reward function {functions[0].name}, row {row.id}", fix=fix)
 
 
 def probe(

@@ -1,131 +1,126 @@
 """Calls in worker processes: for functions named in the recipe, which a process can import for itself."""
 
+import contextlib
+import json
+import math
 import os
 import pickle
+import signal
+import subprocess
 import sys
+import threading
+import time
+import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
-from gspo.reward.calls import Call, Events
-from gspo.reward.reply import Reply, read_reply
-from gspo.reward.worker_process import WorkerProcess, how_it_ended
+import psutil
 
+import gspo
+from gspo.errors import UserError
+from gspo.reward.calls import LONGEST_WAIT_SECONDS, Call
+from gspo.reward.reply import Reply, read_reply
+
+START_SECONDS = 120.0
 MAX_PROCESSES = 8
 MAX_COROUTINES = 32
-LOOP_ANSWER_SECONDS = 1.0
+MAX_REPLY_BYTES = 2**28
+CANCEL_SECONDS = 1.0  # within which a coroutine that is cancelled must end
+MARK = "GSPO_REWARD_WORKER"  # an environment variable that a worker's descendants inherit
+# Without these the interpreter itself may not start; they are the loader's, and say nothing of the user.
+LOADER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+# How an answer ends the process that verifies it: out of CPU time, of memory or of stack.
+ANSWERS_FAULT = {-number for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)}
+
+_PROGRAM = """
+import sys
+from multiprocessing.connection import Connection
+link = Connection(int(sys.argv[1]))
+setup = link.recv()
+sys.path[:] = [setup["home"], *sys.path, *setup["path"]]
+from gspo.reward.worker import main
+main(link, setup, sys.argv[2])
+"""
 
 
 class Processes:
-    """A host with worker processes of one function: a call a process, or all of them in one for an async function."""
+    """A host with worker processes of one function: a call a process, or all of them in one for an async function.
 
-    def __init__(self, function: str, *, is_async: bool, concurrent_calls: int | None = None) -> None:
-        self._function = function
-        self._is_async = is_async
-        self._calls_a_worker = (concurrent_calls or MAX_COROUTINES) if is_async else 1
-        self._max_workers = 1 if is_async else concurrent_calls or min(MAX_PROCESSES, os.cpu_count() or 1)
-        environment = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        self._setup = {"name": function, "is_async": is_async, "path": path, "environment": environment}
-        self._directory = Path.cwd()
-        self._workers: list[WorkerProcess] = []
-        self._mailbox = _Mailbox()
+    The processes of a verifier have no environment, and limits; an answer that ends one is wrong.
+    """
+
+    def __init__(
+        self, function: str, *, is_async: bool = False, concurrent_calls: int | None = None, is_verifier: bool = False
+    ) -> None:
+        self.num_places = 1 if is_async else concurrent_calls or min(MAX_PROCESSES, os.cpu_count() or 1)
+        self.takes_all = is_async
+        self._where = f"reward function {function}"
+        path = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # noqa: PTH100
+        self._setup: dict[str, Any] = {
+            "name": function,
+            "is_async": is_async,
+            "num_coroutines": concurrent_calls or MAX_COROUTINES,
+            "is_verifier": is_verifier,
+            "home": str(Path(gspo.__file__).parents[1]),
+            "path": path,
+        }
+        self._directory = Path("/") if is_verifier else Path.cwd()
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
 
     def open(self) -> None:
         """Start the first process, so that it imports its function while other things are done."""
-        if not self._workers:
-            self._start_worker()
+        with self._lock:
+            self._is_stopped = False
+            if not self._workers:
+                self._free_worker()
 
-    def begin(self, events: Events) -> None:
-        """End what an interrupted step has left running; from now on events go to this queue."""
-        self.end()
-        self._mailbox.open(self, events)
-
-    def start(self, number: int, call: Call) -> bool:
-        """Hand a call to a process that has a place; UserError where the processes cannot start."""
-        for worker in list(self._workers):
-            if not self._has_place(worker, call):
-                continue
-            self._check(worker)
-            if worker in self._workers and worker.ready and not worker.ended:
-                request = ("call", number, call.size, self._pickled(call), call.time_limit_seconds)
-                worker.running[number] = call
-                worker.ask(*request)
-                return True
-        return False
-
-    def grow(self, num_waiting: int) -> None:
-        """Start processes for calls that wait while all others are busy, as many as may be."""
-        num_starting = sum(not worker.ready for worker in self._workers)
-        while len(self._workers) < self._max_workers and num_starting < num_waiting:
-            self._start_worker()
-            num_starting += 1
-
-    def settle(self, event: tuple[WorkerProcess, Any]) -> Sequence[tuple[int, Reply | None]]:
-        """What a process has said, or that it has ended in the midst of calls."""
-        worker, done = event
-        if done is not None:
-            number, fields = done
-            call = worker.running.pop(number, None)
-            return [(number, read_reply(fields, call.size))] if call else []
-        if worker not in self._workers or not worker.ended or not worker.running:
-            return []
-        lost, status = list(worker.running), self._drop(worker)
-        reply = Reply(kind="crashed", what=worker.garbled or how_it_ended(status))
-        # One of several has ended the process, and nothing says which.
-        return [(number, reply if len(lost) == 1 else None) for number in lost]
-
-    def cancel(self, number: int) -> float:
-        """Kill the call's process at once, or ask an event loop to cancel it."""
-        if not self._is_async:
-            self.kill(number)
-            return 0.0
-        worker = self._holder(number)
-        worker.cancelled.add(number)
-        worker.ask("cancel", number)
-        return LOOP_ANSWER_SECONDS
-
-    def kill(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Kill the call's process; the calls at fault, and the others that were in it."""
-        worker = self._holder(number)
-        self._drop(worker)
-        blocker = worker.blocked_by
-        at_fault = {blocker} if blocker in worker.running else {number} | worker.cancelled & worker.running.keys()
-        return [*at_fault], [other for other in worker.running if other not in at_fault]
-
-    def end(self) -> None:
+    def stop(self) -> None:
         """Kill the processes that are in the midst of calls."""
-        self._mailbox.close()
-        for worker in list(self._workers):
-            if worker.running:
-                self._drop(worker)
+        with self._lock:
+            self._is_stopped = True
+            busy = [worker for worker in self._workers if worker.is_busy]
+        for worker in busy:
+            worker.end()
 
     def close(self) -> None:
         """Kill all processes."""
-        self._mailbox.close()
         _end_all(self._workers)
 
-    def _start_worker(self) -> None:
-        worker = WorkerProcess(self._setup, self._directory, self._mailbox.put)
-        self._workers.append(worker)
-        worker.listen()
-
-    def _check(self, worker: WorkerProcess) -> None:
-        """Drop a worker that has ended idle; UserError for one that could not start."""
-        if worker.refusal is None and (worker.running or worker.is_alive()):
-            return
-        status = self._drop(worker)
-        if not worker.ready:
-            refusal = worker.refusal or UserError(f"{how_it_ended(status)} while it started")
-            raise UserError(refusal.what, where=f"reward function {self._function}", fix=refusal.fix)
-
-    def _has_place(self, worker: WorkerProcess, call: Call) -> bool:
-        if call.alone or any(other.alone for other in worker.running.values()):
-            return not worker.running
-        return len(worker.running) < self._calls_a_worker
+    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
+        """Make the calls in a free process; UserError where the processes cannot start."""
+        request = [(call.size, self._pickled(call), call.time_limit_seconds) for call in calls]
+        seconds = max(call.time_limit_seconds for call in calls)
+        if self.takes_all:
+            seconds = (seconds + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
+        with self._lock:
+            if self._is_stopped:
+                return [Reply()] * len(calls)
+            worker = self._free_worker()
+            worker.is_busy = True
+        try:
+            worker.wait_until_ready(self._where)
+            started = time.monotonic()
+            if (replies := worker.ask(request, seconds)) is not None:
+                pairs = zip(replies, calls, strict=True)
+                return [call.timed_out() if fields is None else read_reply(fields, call.size) for fields, call in pairs]
+            status = worker.end()
+            is_late = status == -signal.SIGKILL and time.monotonic() - started >= seconds
+        finally:
+            worker.is_busy = False
+        if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
+            return [reply for call in calls for reply in self.make([call])]
+        if is_late:
+            return [calls[0].timed_out()]
+        if self._setup["is_verifier"] and status in ANSWERS_FAULT and calls[0].size == 1:
+            return [Reply(values=[0.0])]
+        return [Reply(kind="crashed", what=worker.garbled or how_it_ended(status))]
 
     def _pickled(self, call: Call) -> bytes:
         try:
@@ -133,36 +128,132 @@ class Processes:
         except Exception as error:
             what = f"its arguments cannot be handed to another process: {type(error).__name__}: {error}"
             fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
-            raise UserError(what, where=f"reward function {self._function}", fix=fix) from None
+            raise UserError(what, where=self._where, fix=fix) from None
 
-    def _holder(self, number: int) -> WorkerProcess:
-        return next(worker for worker in self._workers if number in worker.running)
-
-    def _drop(self, worker: WorkerProcess) -> int:
-        status = worker.end()
-        self._workers.remove(worker)
-        return status
-
-
-class _Mailbox:
-    """Where listening threads put their events; it knows the host during a step only, so that a host can be freed."""
-
-    def __init__(self) -> None:
-        self._to: tuple[Processes, Events] | None = None
-
-    def open(self, host: Processes, events: Events) -> None:
-        self._to = host, events
-
-    def close(self) -> None:
-        self._to = None
-
-    def put(self, worker: WorkerProcess, done: Any) -> None:
-        if (to := self._to) is not None:
-            host, events = to
-            events.put((host, (worker, done)))
+    def _free_worker(self) -> "_Worker":
+        for worker in [worker for worker in self._workers if not worker.is_busy]:
+            if worker.is_alive():
+                return worker
+            worker.end()
+            self._workers.remove(worker)
+        try:
+            self._workers.append(_Worker(self._setup, self._directory))
+        except OSError as error:
+            raise UserError(f"its process cannot be started: {error}", where=self._where) from None
+        return self._workers[-1]
 
 
-def _end_all(workers: list[WorkerProcess]) -> None:
+def _end_all(workers: list["_Worker"]) -> None:
     while workers:
-        workers[-1].end()
-        workers.pop()
+        workers.pop().end()
+
+
+class _Worker:
+    """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
+
+    def __init__(self, setup: Mapping[str, Any], directory: Path) -> None:
+        self.is_busy = self._is_ready = False
+        self.garbled = ""  # what it said last, where that is no message
+        self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
+        self._link, theirs = Pipe()
+        names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: a file in the working directory that bears a standard module's name must not stand in for it.
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), self._mark],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a function prints is seen, and passes for nothing else
+                cwd=directory,
+                env={**{name: os.environ[name] for name in names if name in os.environ}, MARK: self._mark},
+                start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
+            )
+        self._link.send(setup)
+
+    def is_alive(self) -> bool:
+        """Whether the process has not ended; one that has is not waited for."""
+        try:
+            return self._process.returncode is None and psutil.Process(self._process.pid).status() != "zombie"
+        except psutil.NoSuchProcess:
+            return False
+
+    def wait_until_ready(self, where: str) -> None:
+        """Wait until the process has imported its function; UserError where it cannot."""
+        if self._is_ready:
+            return
+        started = time.monotonic()
+        answer = self.ask([None], START_SECONDS)
+        if answer is None:
+            what = f"{how_it_ended(self.end())} while it started"
+            if time.monotonic() - started >= START_SECONDS:
+                what = f"its process is not ready after {START_SECONDS:g} s"
+            raise UserError(what, where=where)
+        if refusal := answer[0]:
+            raise UserError(refusal[0], where=where, fix=refusal[1])
+        self._is_ready = True
+
+    def ask(self, requests: Sequence[Any], seconds: float) -> Sequence[Any] | None:
+        """A reply to each request; None where the process ends before, or is ended as the time is over."""
+        timer = threading.Timer(min(seconds, LONGEST_WAIT_SECONDS), self.end)
+        timer.daemon = True
+        timer.start()
+        message = b""
+        try:
+            number = next(self._numbers)
+            self._link.send((number, requests, seconds))
+            message = self._link.recv_bytes(MAX_REPLY_BYTES)
+            answered, replies = json.loads(message)
+            if answered == number and isinstance(replies, list) and len(replies) == len(requests):
+                return replies
+        except (EOFError, OSError):
+            return None
+        except (ValueError, TypeError, RecursionError):
+            pass
+        finally:
+            timer.cancel()
+        self.garbled = f"its process says what is no message: {message[:80]!r}"  # the function may have written it
+        return None
+
+    def end(self) -> int:
+        """Kill the process with all that it has started; its exit status, as subprocess has it."""
+        with self._ending:
+            if self._process.returncode is None:
+                end_tree(self._process.pid, self._mark)
+            return self._process.wait()
+
+
+def how_it_ended(status: int) -> str:
+    """A process's end in words, from its exit status."""
+    if status >= 0:
+        return f"its process ended with exit status {status}"
+    name = {int(number): f" ({number.name})" for number in signal.Signals}.get(-status, "")
+    return f"its process was ended by signal {-status}{name}"
+
+
+def end_tree(leader: int, mark: str) -> None:
+    """Kill the leader of a process group, its group, its descendants and all processes that bear its mark.
+
+    The leader must not have been waited for yet: its number could be another's. This process itself goes last.
+    """
+    stopped: dict[int, psutil.Process] = {}
+    # All are stopped before any is killed: none has time to start others, and no orphan gets lost.
+    while new := {p.pid: p for p in _members(leader, mark) if p.pid not in stopped and p.pid != os.getpid()}:
+        stopped |= new
+        for process in new.values():
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+    for process in stopped.values():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _members(leader: int, mark: str) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(leader)
+        yield from [root, *root.children(recursive=True)]
+    for process in psutil.process_iter():  # a daemon, or a child of one that has crashed, is no descendant any more
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                yield process

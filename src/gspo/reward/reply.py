@@ -29,14 +29,10 @@ def read_reply(fields: Any, size: int) -> Reply:
         kinds = [type(text) for text in reply.user_error or ()]
         is_error = len(kinds) in (0, 3) and set(kinds) <= {str, type(None)}
         if is_error and reply.kind in (None, "raised", "invalid") and isinstance(reply.what, str):
-            return reply if reply.kind or reply.user_error else _returned(reply.values, size, read=_sent_score)
+            return reply if reply.kind or reply.user_error else _returned(reply.values, size, is_sent=True)
     except (TypeError, OverflowError):
         pass
     return Reply(kind="invalid", what=f"its process says what is no reply: {repr(fields)[:80]}")
-
-
-def _sent_score(value: Any) -> float | list[float] | str | None:
-    return value if isinstance(value, str) else _score(value)  # a text says what the function has returned
 
 
 def reply_of(call: Callable[[], Any], function: Callable[..., Any], size: int) -> Reply:
@@ -55,28 +51,27 @@ async def reply_of_coroutine(call: Callable[[], Awaitable[Any]], function: Calla
         return _raised(error, function)
 
 
-def _returned(returned: Any, size: int, read: Callable[[Any], Any] | None = None) -> Reply:
+def _returned(returned: Any, size: int, *, is_sent: bool = False) -> Reply:
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple) or len(values) != size:
         count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
         return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
-    return Reply(values=[(read or _score)(value) for value in values])
+    # A text that a process sends says why what its function has returned is no score.
+    return Reply(values=[value if is_sent and isinstance(value, str) else _score(value) for value in values])
 
 
 def _score(value: Any) -> float | list[float] | str | None:
     if value is None:
         return None
     plain = _plain(value)
-    numbers = [_number(_plain(entry)) for entry in plain] if isinstance(plain, list | tuple) else _number(plain)
-    if numbers is None:
-        return f"it returns {repr(value)[:80]} for a completion"
-    if isinstance(numbers, float):
-        return numbers
-    found = [number for number in numbers if number is not None]
-    if len(found) < len(numbers):
+    if not isinstance(plain, list | tuple):
+        number = _number(plain)
+        return f"it returns {repr(value)[:80]} for a completion" if number is None else number
+    numbers = [_number(_plain(entry)) for entry in plain]
+    if None in numbers:
         place = numbers.index(None)
         return f"it returns {repr(plain[place])[:80]} as number {place + 1} of {len(numbers)} for a completion"
-    return found
+    return [number for number in numbers if number is not None]
 
 
 def _plain(value: Any) -> Any:

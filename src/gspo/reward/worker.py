@@ -1,153 +1,98 @@
-"""The process in which a reward function runs: `python -m gspo.reward.worker <connection> <mark>`.
-
-Requests come pickled, for arguments may be anything; replies go as JSON, which the trainer can read without trust.
-"""
+"""The process in which a reward function runs; `processes` starts it, and it ends when the trainer does."""
 
 import asyncio
-import contextlib
 import faulthandler
 import json
 import os
 import pickle
+import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.reward.named import find_function
-from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
-from gspo.reward.verifier_process import VERIFIERS
+from gspo.reward.named import find_function, prepare
+from gspo.reward.processes import end_tree
+from gspo.reward.reply import reply_of, reply_of_coroutine
 
-Function = Callable[..., Any]
-Request = tuple[Any, ...]  # ("call", number, size, pickled arguments, time limit in seconds) or ("cancel", number)
-
+MAX_VERIFIER_BYTES = 4 * 2**30
 OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot any more, the process ends itself then
 LONGEST_TIMER_SECONDS = 1e9
-BLOCKED_SECONDS = 0.5  # less than the trainer waits for a loop's answer
+
+Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
+Fields = dict[str, Any] | None  # of the reply; None for a call that is over its limit
 
 
-def main(handle: int, mark: str) -> None:
-    """Import the function that the first message names, say so, and make calls until the trainer is gone."""
-    link = Connection(handle)
-    os.set_inheritable(handle, False)
+def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
+    """Import the function, say so, and make calls until the trainer is gone."""
+    os.set_inheritable(link.fileno(), False)
     os.register_at_fork(after_in_child=link.close)  # the trainer must see this process end, whoever survives it
-    try:
-        setup = link.recv()
-    except EOFError:
-        return
     sys.path[:] = setup["path"]
-    os.environ.pop("PYTHONPATH", None)
-    os.environ.update(setup["environment"])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    server = _Coroutines(link) if setup["is_async"] else _Calls(link)
-    threading.Thread(target=_read, args=(link, server.deliver, mark), daemon=True).start()
+    received: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_read, args=(link, received.put, mark), daemon=True).start()
+    if setup["is_verifier"]:
+        for limit, value in ((resource.RLIMIT_AS, MAX_VERIFIER_BYTES), (resource.RLIMIT_CORE, 0)):
+            with suppress(ValueError, OSError):  # macOS refuses the first
+                resource.setrlimit(limit, (value, value))
     try:
         function = find_function(setup["name"])
-        if setup["name"] in VERIFIERS:
-            VERIFIERS[setup["name"]].start()  # no call has to wait for it
+        prepare(setup["name"])
+        refusal = None
     except UserError as error:
-        _send(link, "refused", [error.what, error.fix])
-        return
+        refusal = [error.what, error.fix]
     except BaseException as error:
-        _send(link, "refused", [f"importing it raises {type(error).__name__}: {error}", None])
-        return
-    _send(link, "ready")
-    server.serve(function)
+        refusal = [f"importing it raises {type(error).__name__}: {error}", None]
+    number, *_ = received.get()  # the question whether it is ready
+    _send(link, [number, [refusal]])
+    loop = asyncio.new_event_loop()
+    while True:
+        number, requests, seconds = received.get()
+        # Its timer runs outside Python: a call that holds the interpreter for ever cannot stop it.
+        overtime = min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
+        faulthandler.dump_traceback_later(overtime, exit=True, file=_nowhere)
+        if setup["is_async"]:
+            replies = loop.run_until_complete(_coroutines(function, requests, setup["num_coroutines"]))
+        else:  # in the main thread, where alarms work
+            replies = [vars(reply_of(_bound(function, arguments), function, size)) for size, arguments, _ in requests]
+        faulthandler.cancel_dump_traceback_later()
+        _send(link, [number, replies])
 
 
-class _Calls:
-    """One call at a time in the main thread, where alarms work."""
-
-    def __init__(self, link: Connection) -> None:
-        self._link = link
-        self._requests: SimpleQueue[Request] = SimpleQueue()
-        self.deliver = self._requests.put
-
-    def serve(self, function: Function) -> None:
-        while True:
-            _, number, size, arguments, limit = self._requests.get()
-            _arm(limit)
-            reply = reply_of(lambda: function(**pickle.loads(arguments)), function, size)  # noqa: B023
-            faulthandler.cancel_dump_traceback_later()
-            _send(self._link, "done", [number, vars(reply)])
+def _bound(function: Callable[..., Any], arguments: bytes) -> Callable[[], Any]:
+    return lambda: function(**pickle.loads(arguments))
 
 
-class _Coroutines:
-    """Many calls at once on the main thread's event loop."""
+async def _coroutines(function: Callable[..., Any], requests: Sequence[Request], num_places: int) -> list[Fields]:
+    places = asyncio.Semaphore(num_places)
 
-    def __init__(self, link: Connection) -> None:
-        self._link = link
-        self._loop = asyncio.new_event_loop()
-        self._tasks: dict[int, asyncio.Task[Reply]] = {}
+    async def make(size: int, arguments: bytes, limit: float) -> Fields:
+        async with places:
+            task = asyncio.ensure_future(reply_of_coroutine(_bound(function, arguments), function, size))
+            await asyncio.wait({task}, timeout=limit)
+            if task.done():
+                return vars(task.result())
+            task.cancel()
+            await asyncio.wait({task})  # one that does not end holds all up, until the trainer ends the process
+            return None
 
-    def deliver(self, request: Request) -> None:
-        self._loop.call_soon_threadsafe(self._handle, request)
-        if request[0] == "cancel":
-            under_way = asyncio.current_task(self._loop)
-            timer = threading.Timer(BLOCKED_SECONDS, self._name_blocker, [under_way])
-            timer.daemon = True
-            timer.start()
-
-    def serve(self, function: Function) -> None:
-        self._function = function
-        self._loop.run_forever()
-
-    def _handle(self, request: Request) -> None:
-        kind, number, *rest = request
-        if kind == "cancel":
-            if number in self._tasks:
-                self._tasks[number].cancel()
-            return
-        size, arguments, limit = rest
-        _arm(limit)
-        function = self._function
-        work = reply_of_coroutine(lambda: function(**pickle.loads(arguments)), function, size)
-        self._tasks[number] = self._loop.create_task(work)
-        self._tasks[number].add_done_callback(lambda task: self._done(number, task))
-
-    def _name_blocker(self, task: "asyncio.Task[Any] | None") -> None:
-        # A loop that one call holds up answers for none; the time of the others is not theirs.
-        if task is not None and asyncio.current_task(self._loop) is task:
-            for number in [number for number, its in list(self._tasks.items()) if its is task]:
-                _send(self._link, "blocked", number)
-
-    def _done(self, number: int, task: "asyncio.Task[Reply]") -> None:
-        del self._tasks[number]
-        if not self._tasks:
-            faulthandler.cancel_dump_traceback_later()
-        reply = Reply() if task.cancelled() else task.result()  # cancelled before it began
-        _send(self._link, "done", [number, vars(reply)])
-
-
-def _arm(limit: float) -> None:
-    # Its timer runs outside Python: a call that holds the interpreter for ever cannot stop it.
-    seconds = min(limit + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_nowhere)
+    return await asyncio.gather(*(make(*request) for request in requests))
 
 
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
-def _read(link: Connection, deliver: Callable[[Request], Any], mark: str) -> None:
-    try:
+def _read(link: Connection, deliver: Callable[[Any], Any], mark: str) -> None:
+    with suppress(EOFError, OSError):
         while True:
             deliver(link.recv())
-    except (EOFError, OSError):  # the trainer is gone, whatever way it went
-        from gspo.reward.process_tree import end_tree
-
-        end_tree(os.getpid(), mark)
+    end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
 
-_sending = threading.Lock()
-
-
-def _send(link: Connection, kind: str, content: Any = None) -> None:
-    with _sending, contextlib.suppress(OSError):  # the reading thread sees that the trainer is gone
-        link.send_bytes(json.dumps([kind, content]).encode())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+def _send(link: Connection, message: Any) -> None:
+    with suppress(OSError):  # the reading thread sees that the trainer is gone
+        link.send_bytes(json.dumps(message).encode())

@@ -21,8 +21,7 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.origin import check_origin
-from gspo.reward.probe import probe
+from gspo.reward.probe import check_origin, probe
 from gspo.rollout.engine import Engine, make_engine
 from gspo.run.resume import Saved, check_rows, rows_digest
 

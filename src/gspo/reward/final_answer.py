@@ -1,0 +1,131 @@
+"""The one answer of a completion to a question of mathematics: tagged, boxed, announced, or at its end."""
+
+import re
+
+from gspo.reward.builtin import TAGGED
+from gspo.reward.mathematics import read, same
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BULLET = re.compile(r"\s*-\s")  # "- 17" is a list's 17 or minus 17; in a formula or a box it is minus 17
+_MARKED = re.compile(r"####[ \t]*(.+)")
+_ANNOUNCED = re.compile(
+    r"(?i)\b(?:answer|correct\s+(?:option|choice))(?:\s+(?:is|equals)\b:?|\s*[:=])\**(?!\s+(?:correct\b|right[.!,]))\s*(?=\S)"
+)
+# What makes a box a part of something: it stands for no answer alone.
+_OPENS_MORE = re.compile(
+    r"(?:[0-9\-−+/^]|(?<!_)_|[=$(\[{0-9)}]\s*[-−+*/]\s*|\\(?:cdot|times|div|pm)\s*"
+    r"|\\(?:[dtc]?frac|sqrt|binom)\s*(?:\[[^]]*\]\s*|\{[^{}]*\}\s*)?\{?\s*|\\boxed\{[^{}]*\}[ $,;]*(?:and)?[ $]*)$"
+)
+_GOES_ON = re.compile(
+    r"[!0-9]|\^(?!\s*\{?\s*\\circ)|\s*[-−+*/]\s*(?:[0-9(]|\\(?:[dtc]?frac|sqrt|pi)\b)|\s*\\(?:cdot|times|div|pm)(?![A-Za-z])"
+    r"|[\s$*]{0,20}(?:\\text\s?\{)?\s{0,20}(?:is|was)\s+(?:not|wrong|incorrect)\b"
+)
+_TAKEN_BACK = re.compile(r"(?i)[\W_]*(?:h+m+|oops|sorry|wait|actually|correction|no(?=[,.!:]|\s+wait))\b")
+_NUMBER = re.compile(
+    r"(?<![\w.,/:^*+\-−\\])(?<![0-9]\s)[-−+]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\s*%|"
+    r"\s+(?:hundred|thousand|million|billion|dozen|percent|squared|cubed|factorial)\b)?(?![\w!^({\\+\-−]|\s*[-+*/×÷=<>≈±](?=\s*[\w(\\])|[.,:][0-9])"
+)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
+# A sentence with one of these commits itself to nothing.
+_DOUBTED = re.compile(
+    r"(?i)\b(?:maybe|perhaps|possib\w+|probably|guess|un(?:sure|certain|known)|impossible|doubt|suspect|neither|"
+    r"(?:could|might|may) be)\b|(?:\bnot|n't) (?:sure|certain|know|think|believe|true|the case|clear)\b|\?"
+)
+# A value with one of these shortly before or anywhere behind it is denied, inexact or one of several.
+_HEDGED = re.compile(
+    r"(?i)\b(?:not|never|nor|cannot|either|or|and|tried|fail(?:s|ed)?|wrong|incorrect|approx\w*|about|roughly|around|almost|"
+    r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|to|"
+    r"vs|versus|then|(?:over|under|above|below|up to|exceeds?)(?=\s+\$?[0-9])|"
+    r"steps?|questions?|problems?|pages?|lines?|"
+    r"cases?|chapters?|equations?|figures?|tables?|parts?|examples?|options?|numbers?|no|attempts?|rooms?|items?|rows?|"
+    r"rounds?|year)\b|n't\b|≈|≠|#|\\(?:approx|neq?|sim|to)\b|[=-]>|→|[|<>&;≤≥(\[]"
+)
+_CLAUSE = re.compile(  # where a clause or what its verb says begins
+    r"(?i)[,;:](?=\s+[a-z])|\b(?:so|but|thus|hence|therefore|which|is|are|was|were|equals|makes|costs|has|gets|gives)\b"
+)
+_DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\s+(?:be|equal(?:\s+to)?|in))?[\s$:*(]*$")
+
+_BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
+_ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers
+
+
+def final_answer(completion: str) -> str | None:
+    """The text of the answer; None where it is missing, cut off, denied, taken back or one of several."""
+    if "<answer>" in completion:
+        tags = list(TAGGED.finditer(completion))
+        if not tags or _BULLET.match(tags[-1][1]):
+            return None
+        return _kept(tags[-1][1].strip(), completion[tags[-1].end() :])
+    if boxes := list(_BOX.finditer(completion)):
+        return _boxed_alone(completion, boxes[-1])
+    if marks := list(_MARKED.finditer(completion)):
+        answer, behind = _statement(marks[-1][1]), completion[marks[-1].end() :]
+        if read(answer).value is not None or not behind.strip():  # else it is a heading
+            return _kept(answer, behind)
+    completion = _BOLD.sub(r"\1", completion)
+    if announced := list(_ANNOUNCED.finditer(completion)):
+        before = re.split(r"[.!?]\s|\n", completion[: announced[-1].start()])[-1]  # I doubt that the answer is 42
+        line, _, below = completion[announced[-1].end() :].partition("\n")
+        sentence, *further = re.split(r"(?<=\S)\.(?=\s)", line, maxsplit=1)
+        answer = _statement(sentence)
+        if answer[:1].isalpha() and read(answer).value is None:  # the answer is that she has 64 apples
+            answer = _last_value(sentence) or answer
+        return None if _DOUBTED.search(before) else _kept(answer, "\n".join([*further, below]))
+    return _last_claim(completion)
+
+
+def _kept(answer: str, behind: str) -> str | None:
+    """The answer, unless what follows takes it back and claims another: No wait, it is 43."""
+    taken_back = _TAKEN_BACK.match(behind)
+    other = _last_claim(behind[taken_back.end() :]) if taken_back else None
+    return answer if other is None or read(other).value is None or same(read(answer), read(other)) else None
+
+
+def _boxed_alone(text: str, box: "re.Match[str]") -> str | None:
+    """What the box holds; None where it is denied, or is a part of more: 2\\boxed{18}, \\boxed{18}!."""
+    before = text[max(0, box.start() - 40) : box.start()]
+    bare = re.compile(r"[-+]?[0-9A-Za-z][0-9.,]*").match(text, box.end())
+    end, depth = (bare.end() if bare else len(text)), 0 if bare else 1
+    for mark in () if bare else re.compile(r"(?<!\\)[{}]").finditer(text, box.end() + 1):
+        depth += 1 if mark[0] == "{" else -1
+        if depth == 0:
+            end = mark.end()
+            break
+    if depth or _DENIED.search(before) or _OPENS_MORE.search(before) or _GOES_ON.match(text, end):
+        return None
+    return _kept(text[box.end() : end] if bare else text[box.end() + 1 : end - 1], text[end:])
+
+
+def _statement(text: str) -> str:
+    """Without what follows the answer: a further sentence, or a reason."""
+    text = re.split(r"(?<=\S)\.(?=\s|\*|$)", text.strip("* \t"), maxsplit=1)[0].strip("* ")
+    return re.split(r",?\s+(?:because|since|as|which|so|where)\s", text, maxsplit=1)[0]
+
+
+def _last_claim(completion: str) -> str | None:
+    """The last line, where it is an answer by itself, else the last formula or number of the last sentence with one."""
+    lines = [line for line in completion.splitlines() if line.strip()]
+    if not lines or _BULLET.match(lines[-1]) or (len(lines) > 1 and all(_ITEM.fullmatch(line) for line in lines[-2:])):
+        return None
+    if read(lines[-1]).value is not None:
+        return lines[-1]
+    for sentence in reversed(re.split(r"(?<=[.!?])(?<!\bvs\.)\s+|\n", completion.strip())):
+        if re.search(r"[0-9]|\$|\\[(\[]", sentence):
+            return _last_value(sentence)
+        if _DOUBTED.search(sentence) or _HEDGED.search(sentence):
+            return None
+    return lines[-1]
+
+
+def _last_value(sentence: str) -> str | None:
+    """The last formula or number of a sentence that commits itself to it: no other value beside it, no doubt."""
+    values = [match for match in _FORMULA.finditer(sentence) if read(match[0]).value is not None]
+    values = sorted([*values, *_NUMBER.finditer(sentence)], key=re.Match.end)
+    if not values or _DOUBTED.search(sentence) or re.search("[0-9]", sentence[values[-1].end() :]):
+        return None
+    before, behind = sentence[: values[-1].start()], sentence[values[-1].end() :]
+    clause = _CLAUSE.split(re.sub(r"[^\s=]{1,40}\s{0,20}=\s{0,20}$", "", before))[-1]  # without the x = of x = 5
+    is_beside = re.search(r"[0-9]\S{0,20}?[,;]\s*$|[0-9]\s\(?[A-Z][).:]\s*$|^\s*\$?[0-9][0-9.,]*\s*=\s*$", before)
+    if is_beside or _HEDGED.search(behind) or _HEDGED.search(" ".join([*clause.split()[-3:], values[-1][0]])):
+        return None
+    return values[-1][0]
