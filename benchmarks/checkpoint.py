@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
+from gspo.run.checkpoint.writer import Writer
 
 from gspo.learner.item import Item
 from gspo.learner.loss import Denominators
@@ -26,9 +28,7 @@ from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
 from gspo.run.checkpoint.store import Store
-from gspo.run.checkpoint.writer import Writer
 from gspo.run.prepare import quiet_transformers
 from gspo.run.progress import InHand, Progress
 

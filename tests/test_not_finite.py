@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from gspo.run.checkpoint.writer import Writer
+from gspo.run.record import record_step
 
 from gspo import cli
 from gspo.errors import RunError
@@ -19,13 +21,11 @@ from gspo.recipe.load import load_recipe
 from gspo.reward.score import Scored
 from gspo.rollout.source import sample_groups
 from gspo.run.checkpoint.store import Store
-from gspo.run.checkpoint.writer import Writer
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
 from gspo.run.prepare import Prepared, prepare
 from gspo.run.progress import Progress
-from gspo.run.record import record_step
 from gspo.run.rollout_lines import rollout_lines
 from gspo.run.run import Run
 from gspo.types import Batch, Score

@@ -141,11 +141,11 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if (directory / "manifest.json").is_file():
         fix = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
-    from gspo.run.resume import home_of, not_a_run
+    from gspo.run.resume import not_a_run, working_directory_of
 
     if not (directory / "recipe.yaml").is_file():
         raise not_a_run(directory)
-    home = home_of(directory)
+    home = working_directory_of(directory)
     if home is not None and home != Path.cwd() and home.is_dir():
         _note(f"in {home}, where the run was begun")
         directory = directory.absolute()

@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from gspo.run.process_identity import process_identity
 
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles, read_run
-from gspo.run.process_identity import process_identity
 
 RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
 Writing = Callable[..., RunFiles]

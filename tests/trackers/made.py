@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from gspo.run.process_identity import process_identity
 
 HOSTILE = "<script>alert('x')</script> <em>no</em> | a `code` &amp; **b** [c](d)\n| --- |\n\x02\\ _e_ # é\t$x_1$ <b>"

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gspo.run.process_identity import process_identity
 from tests.trackers.fake import FakeWandb, process, sent
 from tests.trackers.made import NUMBERS, MadeRun
 
 from gspo.errors import RunError, UserError
 from gspo.report.run_files import read_run
-from gspo.run.process_identity import process_identity
 from gspo.trackers import follow as follow_module
 from gspo.trackers import followers, tracker
 from gspo.trackers.followers import following

@@ -1,7 +1,7 @@
 """Score the policy on queries it is not trained on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -36,14 +36,21 @@ class HeldOutScore:
 
 
 def evaluate(
-    policy: Policy, queries: Sequence[Query], functions: Sequence[RewardFunction], recipe: Recipe
+    policy: Policy,
+    queries: Sequence[Query],
+    functions: Sequence[RewardFunction],
+    recipe: Recipe,
+    *,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> HeldOutScore:
     """pass@1 and mean reward of the policy; functions that fail are counted, and never end the run."""
     num_samples = recipe.evaluation.samples
     sampling = recipe.rollout.model_copy(update={"temperature": recipe.evaluation.temperature})
-    groups = sample_groups(policy, queries, sampling, group_size=num_samples, seed=_SEED, policy_version=0)
+    groups = sample_groups(
+        policy, queries, sampling, group_size=num_samples, seed=_SEED, policy_version=0, check_stop=check_stop
+    )
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores = score(groups, functions, max_masked_fraction=1.0).scores
+    scores = score(groups, functions, max_masked_fraction=1.0, check_stop=check_stop).scores
     verdicts = [verdict(one) for one in scores]
     rows = [group.query.id for group in groups for _ in group.rollouts]
     failed = [one.value if one and isinstance(one.value, Failure) else None for one in verdicts]

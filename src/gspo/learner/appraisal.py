@@ -27,6 +27,7 @@ def appraise(
     reference: Policy | None,
     critic: Critic | None,
     temperature: float,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Appraisal:
     """Reference log-likelihoods and values of every scored rollout, where the recipe has such models."""
     rollouts = [(group.query.prompt_ids, rollout) for group in groups for rollout in group.rollouts]
@@ -42,11 +43,13 @@ def appraise(
     }
 
     def likelihood(some: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
+        check_stop()
         assert reference is not None
         own = [replace(one, experts=None) for one in some]  # its routers choose for themselves
         return response_likelihood(reference, own, temperature=temperature).logprobs
 
     def values(some: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
+        check_stop()
         assert critic is not None
         return critic.values(some, response_states(policy, some).hidden if critic.needs_policy() else None)
 

@@ -1,5 +1,6 @@
 """What is known of π_old on a rollout batch: log-likelihoods and experts, the engine's or the policy's own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,14 @@ class Old:
     experts: Experts | None  # its routers' choice
 
 
-def old_policy(policy: Policy, batch: Batch, actor: ActorConfig, *, temperature: float) -> dict[int, Old]:
+def old_policy(
+    policy: Policy,
+    batch: Batch,
+    actor: ActorConfig,
+    *,
+    temperature: float,
+    check_stop: Callable[[], None] = lambda: None,
+) -> dict[int, Old]:
     """π_old on the trainable rollouts, by rollout index: as the engine had it, or the policy itself (§5.4).
 
     The policy's own is not computed for the first mini-batch, whose forward pass in the update is π_old's. Routers
@@ -38,6 +46,7 @@ def old_policy(policy: Policy, batch: Batch, actor: ActorConfig, *, temperature:
         # Cut as the update cuts: other shapes round differently, in bfloat16 by as much as GSPO's clip range.
         indices = [index for index in members if index in sequences]
         for part in cut(policy, [sequences[index] for index in indices], actor):
+            check_stop()
             chosen = [indices[i] for i in part]
             with torch.no_grad():
                 likelihood = response_likelihood(policy, [sequences[i] for i in chosen], temperature=temperature)

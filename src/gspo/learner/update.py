@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -55,13 +54,13 @@ def update(
     max_tokens: int = 1,
     critic: Critic | None = None,
     num_done: int = 0,
-    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[MiniBatchReport]:
     """One optimiser step for each of the actor's mini-batches after `num_done`; groups stay whole within one.
 
     The loss is −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into
-    micro-batches. `max_tokens` is what length_norm: constant divides by. Within `may_stop` nothing but gradients
-    changes: there, a mini-batch may be broken off and begun again.
+    micro-batches. `max_tokens` is what length_norm: constant divides by. `check_stop` may
+    raise: it is called where nothing but gradients has changed since the last step.
     """
     items = items_of(batch, old, actor)
     for number, members in enumerate(mini_batches(batch, actor.mini_batches)):
@@ -69,20 +68,20 @@ def update(
             continue
         chosen = [items[index] for index in members if index in items]
         denominators = denominators_of(batch, members, max_tokens)
-        with may_stop():
-            # Where mini-batches follow, their own forward passes show what the step has changed.
-            sequences = [item.sequence for item in chosen] if actor.mini_batches == 1 else []
-            sample = VolatilitySample(policy, sequences, actor)
-            seen = accumulate_gradient(
-                policy,
-                chosen,
-                actor,
-                denominators,
-                number,
-                temperature=temperature,
-                critic=critic,
-                optimizer=optimizer if actor.gradient_noise else None,
-            )
+        # Where mini-batches follow, their own forward passes show what the step has changed.
+        sequences = [item.sequence for item in chosen] if actor.mini_batches == 1 else []
+        sample = VolatilitySample(policy, sequences, actor)
+        seen = accumulate_gradient(
+            policy,
+            chosen,
+            actor,
+            denominators,
+            number,
+            temperature=temperature,
+            critic=critic,
+            optimizer=optimizer if actor.gradient_noise else None,
+            check_stop=check_stop,
+        )
         finite = math.isfinite(seen.loss) and math.isfinite(seen.value_loss)
         step = optimizer.step(loss_is_finite=finite)
         critic_step = None if critic is None else critic.optimizer.step(loss_is_finite=finite and step.applied)
@@ -102,12 +101,14 @@ def accumulate_gradient(
     temperature: float,
     critic: Critic | None = None,
     optimizer: Optimizer | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Accumulated:
     """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch; the optimizer measures its noise."""
     losses, half = [], None
     sequences = [item.sequence for item in items]
     boundary = middle(sequences)
     for part in cut(policy, sequences, actor):
+        check_stop()
         if optimizer is not None and part[0] == boundary > 0:
             half = optimizer.gradient()
         chosen = [items[index] for index in part]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gspo.reward.reply import Reply
 
-LONGEST_WAIT_SECONDS = 3600.0  # a queue takes no timeout of any length
+LONGEST_WAIT_SECONDS = 0.2  # between two looks at whether the run is to stop
 
 
 class Host(Protocol):
@@ -79,7 +79,7 @@ class _Running:
         return Finished(self.call, late if self.cancelled else reply, time.monotonic() - self.started)
 
 
-def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
+def run_calls(waiting: deque[Call], check_stop: Callable[[], None] = lambda: None) -> Generator[Finished, None, None]:
     """Make the calls, which are taken out of the queue, in the order they finish; a call's clock starts when it does.
 
     More calls of the same hosts may be put in the queue while it goes on. However the loop over it ends, nothing is
@@ -93,6 +93,7 @@ def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
         for host in hosts:
             host.begin(events)
         while waiting or running:
+            check_stop()
             _start(waiting, running, numbers, len(hosts))
             yield from _settle(waiting, running, events)
     finally:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ def score(
     *,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Scored:
     """What the functions say of every rollout; a function is called once a group.
 
@@ -46,7 +47,7 @@ def score(
     ]
     waiting = deque(_call(job, groups, functions) for job in jobs)
     seconds = dict.fromkeys((function.name for function in functions), 0.0)
-    with closing(run_calls(waiting)) as finished:
+    with closing(run_calls(waiting, check_stop)) as finished:
         for call, reply, took in finished:
             job: Job = call.key
             seconds[functions[job.function].name] += took

@@ -1,6 +1,6 @@
 """Groups of rollouts from the engine: responses with their text and provenance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gspo.model.policy import Policy
@@ -19,10 +19,19 @@ def sample_groups(
     seed: int,
     policy_version: int,
     record_experts: bool = False,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[Group, ...]:
     """`group_size` rollouts of each query by the policy as it is now."""
     prompts = [query.prompt_ids for query in queries]
-    sampled = generate(policy, prompts, sampling, group_size=group_size, seed=seed, record_experts=record_experts)
+    sampled = generate(
+        policy,
+        prompts,
+        sampling,
+        group_size=group_size,
+        seed=seed,
+        record_experts=record_experts,
+        check_stop=check_stop,
+    )
     return tuple(
         Group(query=query, rollouts=tuple(_rollout(policy, one, sampling, policy_version) for one in responses))
         for query, responses in zip(queries, sampled, strict=True)

@@ -1,76 +1,65 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from gspo.learner.batch import make_batch, rewards_differ
+from gspo.queries.order import query_indices
 from gspo.recipe.schema import Recipe, RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import Scored, score
 from gspo.rollout.source import sample_groups
-from gspo.run.progress import Round
+from gspo.run.progress import Collected, Judged, Progress
 from gspo.run.run import Run
-from gspo.types import Appraisal, Batch, Group, Query, Score
-
-Judged = tuple[Group, tuple[Score, ...]]
+from gspo.types import Appraisal, Batch, Group, Query
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collected:
-    """What a step trains on, and what it has sampled besides."""
-
-    groups: tuple[Group, ...]
-    scored: Scored  # of those groups; the seconds are of all calls
-    dropped: tuple[Judged, ...] = ()  # groups of equal rewards that others have taken the place of
-
-
-def collect(run: Run, step: int, *, policy_version: int) -> Collected:
-    """The step's groups; each round goes through the stages rollout and reward, so that a resumed run takes it up."""
-    recipe, hand = run.recipe, run.progress.in_hand
+def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Collected, int]:
+    """The next step's groups, sampled and scored, and the number of rounds that were sampled."""
+    recipe, parts, check_stop = run.recipe, run.parts, run.interrupt.check_stop
+    rounds: list[tuple[Sequence[Group], Scored]] = []
     while True:
-        number = len(hand.rounds)
-        sample = partial(
-            sample_groups,
-            run.parts.policy,
-            _queries(run, step, hand.rounds),
-            recipe.rollout,
-            group_size=recipe.rollout.group_size,
-            seed=run.sampling_seed(step, number),
-            policy_version=policy_version,
-            record_experts=recipe.actor.wants_engine_experts,
-        )
-        groups = run.stage("rollout", sample)
-        scored = run.stage("reward", partial(_scored, run, groups))
-        rounds = (*hand.rounds, Round(groups=groups, scored=scored))
-        last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
-        if last or _missing(rounds, recipe.rollout) <= 0:
-            return chosen(rounds, recipe.rollout)
-        hand.rounds, hand.rollout, hand.reward = rounds, None, None
+        with run.clock.stage("rollout"):
+            groups = sample_groups(
+                parts.policy,
+                _queries(run, progress, rounds),
+                recipe.rollout,
+                group_size=recipe.rollout.group_size,
+                seed=_sampling_seed(recipe, progress.steps + 1, len(rounds)),
+                policy_version=policy_version,
+                record_experts=recipe.actor.wants_engine_experts,
+                check_stop=check_stop,
+            )
+        with run.clock.stage("reward"):
+            scored = with_overlong_penalty(
+                groups, score(groups, parts.functions, check_stop=check_stop), recipe.rollout
+            )
+        rounds.append((groups, scored))
+        is_last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
+        if is_last or _missing(rounds, recipe.rollout) <= 0:
+            return chosen(rounds, recipe.rollout), len(rounds)
 
 
-def batch_of(recipe: Recipe, found: Collected, appraisal: Appraisal) -> Batch:
+def batch_of(recipe: Recipe, collected: Collected, appraisal: Appraisal) -> Batch:
     """What was collected, with the advantages that the recipe asks for."""
     return make_batch(
-        found.groups,
-        found.scored.scores,
+        collected.groups,
+        collected.scored.scores,
         recipe.actor,
         sampling=recipe.rollout,
         critic=recipe.critic,
         appraisal=appraisal,
-        dropped=found.dropped,
+        dropped=collected.dropped,
     )
 
 
-def chosen(rounds: Sequence[Round], sampling: RolloutConfig) -> Collected:
+def chosen(rounds: Sequence[tuple[Sequence[Group], Scored]], sampling: RolloutConfig) -> Collected:
     """The first groups whose rewards differ and, where they are too few, the first of the others, in their order."""
     judged, num_groups = _judged(rounds), sampling.queries_per_step
     order = sorted(range(len(judged)), key=lambda place: not rewards_differ(*judged[place], sampling))  # stable
-    taken = sorted(order[:num_groups])
-    kept = [judged[place] for place in taken]
+    kept = [judged[place] for place in sorted(order[:num_groups])]
     seconds: dict[str, float] = {}
-    for one in rounds:
-        for name, took in one.scored.seconds.items():
+    for _, scored in rounds:
+        for name, took in scored.seconds.items():
             seconds[name] = seconds.get(name, 0.0) + took
     return Collected(
         groups=tuple(group for group, _ in kept),
@@ -79,27 +68,36 @@ def chosen(rounds: Sequence[Round], sampling: RolloutConfig) -> Collected:
     )
 
 
-def _scored(run: Run, groups: Sequence[Group]) -> Scored:
-    return with_overlong_penalty(groups, score(groups, run.parts.functions), run.recipe.rollout)
-
-
-def _queries(run: Run, step: int, rounds: Sequence[Round]) -> list[Query]:
+def _queries(run: Run, progress: Progress, rounds: Sequence[tuple[Sequence[Group], Scored]]) -> list[Query]:
     """Of the first round a batch of the order; of a later one as many as are missing, from the next batch."""
+    everything, recipe = run.parts.queries.train, run.recipe
+    indices = query_indices(
+        progress.steps + progress.extra_rounds + len(rounds),
+        num_queries=len(everything),
+        queries_per_step=recipe.rollout.queries_per_step,
+        seed=recipe.seed,
+        shuffle=recipe.queries.shuffle,
+    )
     if not rounds:
-        return run.queries(step)
-    missing = _missing(rounds, run.recipe.rollout)
+        return [everything[index] for index in indices]
     seen = {group.query.id for group, _ in _judged(rounds)}  # where an epoch ends, the next batch may have them again
-    return [query for query in run.queries(step, len(rounds)) if query.id not in seen][:missing]
+    others = [everything[index] for index in indices if everything[index].id not in seen]
+    return others[: _missing(rounds, recipe.rollout)]
 
 
-def _missing(rounds: Sequence[Round], sampling: RolloutConfig) -> int:
+def _sampling_seed(recipe: Recipe, step: int, round_number: int) -> int:
+    """The sampler's seed of a step's round: far apart for neighbouring recipe seeds, and for rounds."""
+    return (recipe.seed * 1_000_003 + step + round_number * 1_000_000_007) % 2**63
+
+
+def _missing(rounds: Sequence[tuple[Sequence[Group], Scored]], sampling: RolloutConfig) -> int:
     """Groups with something to learn from that the batch still lacks."""
-    return sampling.queries_per_step - sum(rewards_differ(*one, sampling) for one in _judged(rounds))
+    return sampling.queries_per_step - sum(rewards_differ(*pair, sampling) for pair in _judged(rounds))
 
 
-def _judged(rounds: Sequence[Round]) -> list[Judged]:
-    found = []
-    for one in rounds:
-        scores = iter(one.scored.scores)
-        found += [(group, tuple(next(scores) for _ in group.rollouts)) for group in one.groups]
-    return found
+def _judged(rounds: Sequence[tuple[Sequence[Group], Scored]]) -> list[Judged]:
+    judged = []
+    for groups, scored in rounds:
+        scores = iter(scored.scores)
+        judged += [(group, tuple(next(scores) for _ in group.rollouts)) for group in groups]
+    return judged

@@ -8,6 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.evaluation.notes import evaluation_notes
 from gspo.learner.sft import encode_demonstrations
 from gspo.model.architecture import load_config
@@ -24,6 +25,8 @@ from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
+from gspo.run.checkpoint.files import DamagedError, verified
+from gspo.run.directory import COLD_START
 from gspo.run.resume import Saved, check_rows, rows_digest
 
 
@@ -70,7 +73,7 @@ def prepare(
             stop_tokens=recipe.rollout.stop_tokens,
             weights=None if saved is None else saved.path / "model",
         )
-        reference, value_trunk = _load_companions(recipe, tokenizer, saved)
+        reference, value_trunk = _load_auxiliary_models(recipe, tokenizer, saved)
     check_routing(recipe.actor, policy)
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
@@ -90,28 +93,42 @@ def prepare(
     )
 
 
-def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
+def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
     """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do.
 
-    Those that are to take the policy's weights are made from the same files as it, on a resume too.
+    Those that are to take the policy's weights are made from the same files as it. The reference of a resumed run is
+    the policy as reinforcement learning started: what the cold start ended with, else the model of the recipe.
     """
-    kl, reference, value_trunk = recipe.actor.kl, None, None
+    kl, settings, reference, value_trunk = recipe.actor.kl, recipe.model, None, None
 
-    def like(model: ModelConfig, weights: Path | None) -> Policy:
+    def load(model: ModelConfig, weights: Path | None) -> Policy:
         stop_tokens = recipe.rollout.stop_tokens
         return load_policy(model, tokenizer, seed=recipe.seed, stop_tokens=stop_tokens, weights=weights)
 
-    weights = None if saved is None else saved.path / "model"
     if kl.coefficient and kl.reference is not None:
         other = {"path": kl.reference, "architecture": None, "tokenizer": None}
-        reference = like(recipe.model.model_copy(update=other), None)
+        reference = load(settings.model_copy(update=other), None)
     elif kl.coefficient:
-        reference = like(recipe.model, weights)
+        reference = load(settings, _cold_started_model(recipe, saved))
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
-        value_trunk = like(recipe.model, weights)
+        value_trunk = load(settings, None if saved is None else saved.path / "model")
         if recipe.actor.gradient_checkpointing:
             checkpoint_gradients(value_trunk)
     return reference, value_trunk
+
+
+def _cold_started_model(recipe: Recipe, saved: Saved | None) -> Path | None:
+    """Where a run resumed in reinforcement learning has the model of its cold start, verified; None: there is none."""
+    if saved is None or saved.is_cold_start or not recipe.cold_start.steps:
+        return None
+    path = recipe.run_dir / COLD_START
+    try:
+        verified(path)
+    except DamagedError as damage:
+        fix = "restore it from a copy: every update so far was made against it"
+        what = f"the reference model, which the cold start ended with, is not whole: {damage}"
+        raise UserError(what, where=str(path), fix=fix) from None
+    return path / "model"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """How far a run has come: all that a checkpoint holds besides weights, optimiser and random states."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,62 +8,73 @@ from typing import Any
 from gspo.learner.old_policy import Old
 from gspo.learner.update import MiniBatchReport
 from gspo.reward.score import Scored
-from gspo.run.checkpoint.position import Position, position_in_step
-from gspo.types import Appraisal, Group
+from gspo.types import Appraisal, Group, Score
+
+Judged = tuple[Group, tuple[Score, ...]]
+_NAME = re.compile(r"step_(\d+)(?:_batch|_update_(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """How far a phase of a run has come; it names and orders the checkpoints.
+
+    Example: Position(12, 3) is `step_000012_update_2`. 12 steps are finished, step 13 has its batch and has made two of
+    its optimiser steps.
+    """
+
+    steps: int  # that are finished
+    stage: int = 0  # 1 once the next step's batch is sampled and scored, and one more for each optimiser step on it
+
+    @property
+    def name(self) -> str:
+        """The name of a checkpoint made here: `step_000012`, `step_000012_batch` or `step_000012_update_2`."""
+        return f"step_{self.steps:06d}" + ("", "_batch", f"_update_{self.stage - 1}")[min(self.stage, 2)]
+
+    def __str__(self) -> str:
+        within = ("", ", batch", f", update {self.stage - 1}")[min(self.stage, 2)]
+        return f"step {self.steps + bool(self.stage)}{within}"
+
+
+def position_of(name: str) -> Position | None:
+    """The position of a checkpoint's name; None for any other name, such as `step_99`."""
+    if (match := _NAME.fullmatch(name)) is None:
+        return None
+    position = Position(int(match[1]), 1 + int(match[2]) if match[2] else int(name.endswith("_batch")))
+    return position if position.name == name else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
-    """Groups sampled together, and their scores."""
+class Collected:
+    """What a step trains on, and what it has sampled besides."""
 
     groups: tuple[Group, ...]
-    scored: Scored
+    scored: Scored  # of those groups; the seconds are of all calls
+    dropped: tuple[Judged, ...] = ()  # groups of equal rewards that others have taken the place of
 
 
-@dataclass(kw_only=True)
-class InHand:
-    """The step under way: what its stages have given so far, under the stages' names."""
-
-    rounds: tuple[Round, ...] = ()  # of sampling and scoring, that are over; the next two are of the one under way
-    rollout: tuple[Group, ...] | None = None
-    reward: Scored | None = None
-    appraisal: Appraisal | None = None
-    likelihood: Mapping[int, Old] | None = None  # π_old by rollout
-    reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches trained on
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
-
-
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Counters and records that a resumed run takes up where they were."""
+    """Counters and records of a phase, and what the stages of the step under way have given so far.
 
-    num_cold_steps: int  # of the cold start's, how many there are to be
-    cold_steps: int = 0  # finished
-    steps: int = 0  # of reinforcement learning, finished
+    Example: Progress(steps=12, collected=…, old=…, reports=(first,)) has made one optimiser step of step 13.
+    """
+
+    steps: int = 0  # that are finished
     extra_rounds: int = 0  # of sampling, beyond one a step: so far has the order of the queries moved on
     skipped_in_a_row: int = 0  # updates
-    seconds: float = 0.0  # the run took before this process took it up
-    diagnoses: Mapping[str, str] = field(default_factory=dict)  # every one named so far
+    seconds: float = 0.0  # that the run took up to here
+    diagnoses: Mapping[str, str] = field(default_factory=dict)  # every sentence so far, by the diagnosis's name
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
-    reference_sha256: str | None = None  # of the reference model's weights; None: not settled yet
+    reference_sha256: str | None = None  # of the reference model's weights, where there is one
     clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
-    in_hand: InHand = field(default_factory=InHand)
-
-    @property
-    def in_cold_start(self) -> bool:
-        """Whether supervised steps are left."""
-        return self.cold_steps < self.num_cold_steps
+    # The step under way:
+    collected: Collected | None = None  # None: it is not sampled and scored yet
+    appraisal: Appraisal = field(default_factory=Appraisal)  # computed before the first mini-batch, as the next
+    old: Mapping[int, Old] = field(default_factory=dict)
+    reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches that are trained on
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
         """What a checkpoint made now is named by."""
-        if self.in_cold_start:
-            return Position(-1, self.cold_steps)
-        hand = self.in_hand
-        return position_in_step(
-            self.steps,
-            sampled=hand.rollout is not None,
-            scored=hand.reward is not None,
-            num_updates=None if hand.likelihood is None else len(hand.reports),
-            rounds=len(hand.rounds),
-        )
+        return Position(self.steps, 0 if self.collected is None else 1 + len(self.reports))

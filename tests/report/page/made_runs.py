@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from gspo.run.process_identity import process_identity
 
 Line = dict[str, Any]

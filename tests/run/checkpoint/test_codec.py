@@ -24,7 +24,7 @@ from gspo.learner.volatility import Activation
 from gspo.reward.score import Scored
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.run.checkpoint.files import write_tensors
-from gspo.run.progress import InHand, Progress, Round
+from gspo.run.progress import Collected, Progress
 from gspo.types import Appraisal, Experts, Failure, Group, Query, Rollout, Score
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
@@ -80,26 +80,20 @@ REPORTS = tuple(
     for number in NUMBERS
 )
 PROGRESS = Progress(
-    num_cold_steps=5,
-    cold_steps=5,
     steps=2**33,
     skipped_in_a_row=4,
     seconds=1.5,
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
-    in_hand=InHand(
-        rounds=(Round(groups=GROUPS, scored=SCORED),),
-        rollout=GROUPS,
-        reward=SCORED,
-        appraisal=Appraisal(reference_logprobs={2**31: torch.tensor(NUMBERS)}, values={0: torch.empty(0)}),
-        likelihood={
-            7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
-            0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),
-            2**31: Old(logprobs=torch.tensor([1.0, 2.0]), experts=experts(PREFIX.short() + 300, 2)),
-        },
-        reports=REPORTS,
-        seconds={"rollout": 0.1, "update": 2.0},
-    ),
+    collected=Collected(groups=GROUPS, scored=SCORED, dropped=((GROUPS[0], (FAILED, FAILED)),)),
+    appraisal=Appraisal(reference_logprobs={2**31: torch.tensor(NUMBERS)}, values={0: torch.empty(0)}),
+    old={
+        7: Old(logprobs=torch.tensor(NUMBERS), experts=None),
+        0: Old(logprobs=torch.empty(0), experts=experts(PREFIX, 0)),
+        2**31: Old(logprobs=torch.tensor([1.0, 2.0]), experts=experts(PREFIX.short() + 300, 2)),
+    },
+    reports=REPORTS,
+    stage_seconds={"rollout": 0.1, "update": 2.0},
 )
 
 
@@ -129,7 +123,7 @@ def same(one: Any, two: Any) -> bool:
 
 @pytest.mark.parametrize(
     "value",
-    [PROGRESS, Progress(num_cold_steps=0), GROUPS[0], SCORED, FAILED, *REPORTS[:3]],
+    [PROGRESS, Progress(), GROUPS[0], SCORED, FAILED, *REPORTS[:3]],
     ids=lambda value: type(value).__name__,
 )
 def test_a_record_comes_back_bit_by_bit(value: Any, tmp_path: Path) -> None:

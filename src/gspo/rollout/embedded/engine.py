@@ -1,6 +1,6 @@
 """The embedded engine: decodes with the policy's own weights, in the process that trains them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,7 @@ def generate(
     group_size: int,
     seed: int,
     record_experts: bool = False,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> list[list[Response]]:
     """Sample `group_size` responses to each prompt; the same inputs and seed give the same responses.
 
@@ -48,6 +49,7 @@ def generate(
             generator=torch.Generator(policy.device).manual_seed(seed),
             transcript=Transcript(len(prompts) * group_size, sampling.max_new_tokens, policy.device),
             stop_ids=torch.tensor(policy.stop_ids, device=policy.device),
+            check_stop=check_stop,
         )
         rows: _Rows | None = None
         num_read = 0
@@ -116,6 +118,7 @@ class _Engine:
     generator: torch.Generator
     transcript: Transcript
     stop_ids: Int[Tensor, "S"]
+    check_stop: Callable[[], None]  # may raise, between two tokens
 
 
 def _has_room(engine: _Engine, rows: _Rows | None) -> bool:
@@ -133,6 +136,7 @@ def _decode(engine: _Engine, rows: _Rows, *, others_wait: bool) -> _Rows | None:
     while True:
         until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), left)
         for step in range(until_look):
+            engine.check_stop()
             token, logprob = sample(rows.logits, engine.sampling, engine.generator)
             transcript.add(token, logprob, rows.experts)
             rows.sampled += 1
