@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,10 @@ from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.score import Scored
+from gspo.run.clock import Clock
 from gspo.run.collect import Collected, collect
-from gspo.run.progress import InHand, Progress
-from gspo.run.run import Run
+from gspo.run.interrupt import Interrupt
+from gspo.run.progress import Progress
 from gspo.types import Group, Query, Rollout, Score
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -52,7 +54,7 @@ class Stub:
             self.calls.append(([number(query) for query in queries], seed))
             return tuple(Group(query=query, rollouts=rollouts()) for query in queries)
 
-        def scored(groups: Sequence[Group], functions: Any) -> Scored:
+        def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Scored:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
             scores = tuple(Score(reward=reward, parts={}) for pair in pairs for reward in pair)
             return Scored(scores=scores, seconds={"f": 1.0})
@@ -61,24 +63,18 @@ class Stub:
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
         self.parts = SimpleNamespace(policy=None, functions=(), queries=SimpleNamespace(train=train))
-        self.progress = Progress(num_cold_steps=0)
+        self.progress = Progress()
 
     def collect(self, *overrides: str, step: int = 1) -> Collected:
-        self.recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress)
-        run.queries, run.sampling_seed = partial(Run.queries, run), partial(Run.sampling_seed, run)
-
-        def stage(name: str, compute: Callable[[], Any]) -> Any:
-            if getattr(self.progress.in_hand, name) is None:
-                setattr(self.progress.in_hand, name, compute())
-            return getattr(self.progress.in_hand, name)
-
-        run.stage = stage
-        return collect(run, step, policy_version=7)
+        recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
+        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, clock=Clock(), interrupt=Interrupt(print))
+        self.progress = replace(self.progress, steps=step - 1)
+        collected, self.num_rounds = collect(run, self.progress, policy_version=7)
+        assert {*run.clock.seconds} == {"rollout", "reward"}
+        return collected
 
     def next_step(self) -> None:
-        self.progress.extra_rounds += len(self.progress.in_hand.rounds)
-        self.progress.in_hand = InHand()
+        self.progress = replace(self.progress, extra_rounds=self.progress.extra_rounds + self.num_rounds - 1)
 
 
 def number(query: Query) -> int:
@@ -108,7 +104,7 @@ def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(s
     assert [number(group.query) for group, _ in found.dropped] == [first[1], first[2]]
     assert all([score.reward for score in scores] == [1.0, 1.0] for _, scores in found.dropped)
     seeds = [seed for _, seed in run.calls]
-    assert len(set(seeds)) == 2 and len(run.progress.in_hand.rounds) == 1
+    assert len(set(seeds)) == 2 and run.num_rounds == 2
 
 
 def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
@@ -116,7 +112,7 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
         run = stub(flat=flat)
         found = run.collect(*overrides)
         assert numbers(found) == order(0, 40) and found.dropped == () and found.scored.seconds == {"f": 1.0}
-        assert len(run.calls) == 1 and run.progress.in_hand.rounds == ()
+        assert len(run.calls) == 1 and run.num_rounds == 1
         assert run.calls[0][1] == 1  # the seed of step 1, as it ever was
 
 
@@ -137,7 +133,7 @@ def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: 
     first, second = order(0, 40), order(1, 40)
     run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
 
-    def scored(groups: Sequence[Group], functions: Any) -> Scored:
+    def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Scored:
         pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
         return Scored(scores=tuple(Score(reward=one, parts={}) for pair in pairs for one in pair), seconds={})
 

@@ -11,8 +11,7 @@ from gspo.errors import UserError
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.report.shapes import event, is_step
-from gspo.run.directory import rollout_files
-from gspo.run.json_lines import read_json_lines
+from gspo.run.json_lines import read_json_lines, rollout_files
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_plain
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.writable import writable
 from gspo.run.checkpoint.files import move_into_place, sha256
-from gspo.run.json_lines import read_json_lines
+from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START
+from gspo.run.json_lines import read_json_lines, rollout_files
 from gspo.run.lock import Lock
 from gspo.run.plain_files import clear, for_writing, is_unfinished, replace_text, sync
 
-CHECKPOINTS, COLD_CHECKPOINTS, COLD_START = "checkpoints", "cold_start_checkpoints", "cold_start"
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
-_ROLLOUTS = re.compile(r"step_([0-9]{6,15})\.jsonl")
 
 
 class RunDirectory:
@@ -34,9 +32,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints = path / CHECKPOINTS  # of reinforcement learning
-        self.cold_checkpoints = path / COLD_CHECKPOINTS  # while the cold start is under way
-        self.cold_start = path / COLD_START  # what the cold start ends with: a checkpoint with its model
+        self.checkpoints, self.cold_checkpoints = path / CHECKPOINTS, path / COLD_CHECKPOINTS
+        self.cold_start = path / COLD_START
         self.model = path / "model"  # the final one
         self.rollouts = path / "rollouts"
         self.recipe_text = ""
@@ -154,16 +151,6 @@ class RunDirectory:
         except (OSError, SafetensorError) as error:
             fix = "make room or the directory writable"
             raise RunError(f"{path} could not be written: {error}\n  fix: {fix}") from error
-
-
-def rollout_files(run: Path) -> dict[int, Path]:
-    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    files = {}
-    for path in (run / "rollouts").glob("step_*.jsonl"):
-        name = _ROLLOUTS.fullmatch(path.name)
-        if name and path.name == f"step_{int(name[1]):06d}.jsonl" and os.path.isfile(path):  # noqa: PTH113 - Path's raises
-            files[int(name[1])] = path
-    return dict(sorted(files.items()))
 
 
 def is_unused(directory: Path) -> bool:

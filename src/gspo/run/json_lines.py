@@ -1,11 +1,15 @@
-"""Logs of a line a step, read while a run may still be writing them."""
+"""Logs of a line a step, and files of a line a rollout, read while a run may still be writing them."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
 from gspo.run.plain_files import read_plain
+
+_ROLLOUTS = re.compile(r"step_([0-9]{6,15})\.jsonl")
 
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -37,3 +41,13 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def rollout_files(run: Path) -> dict[int, Path]:
+    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
+    files = {}
+    for path in (run / "rollouts").glob("step_*.jsonl"):
+        name = _ROLLOUTS.fullmatch(path.name)
+        if name and path.name == f"step_{int(name[1]):06d}.jsonl" and os.path.isfile(path):  # noqa: PTH113 - Path's raises
+            files[int(name[1])] = path
+    return dict(sorted(files.items()))

@@ -26,7 +26,7 @@ from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
 from gspo.run.checkpoint.files import DamagedError, verified
-from gspo.run.directory import COLD_START
+from gspo.run.checkpoint.position import COLD_START
 from gspo.run.resume import Saved, check_rows, rows_digest
 
 

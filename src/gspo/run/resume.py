@@ -24,10 +24,11 @@ from gspo.run.checkpoint.changes import changes
 from gspo.run.checkpoint.checkpointer import digest_of, group
 from gspo.run.checkpoint.codec import decode
 from gspo.run.checkpoint.files import MANIFEST, DamagedError, verified
+from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, Position
 from gspo.run.checkpoint.store import RECIPE, STATE, TENSORS, Checkpoint, Store
-from gspo.run.directory import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RunDirectory, is_unused
+from gspo.run.directory import RunDirectory, is_unused
 from gspo.run.plain_files import clear
-from gspo.run.progress import Position, Progress
+from gspo.run.progress import Progress
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
 Note = Callable[[str], object]

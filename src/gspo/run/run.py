@@ -49,8 +49,10 @@ class Run:
             trainee.restore(saved.tensors)
             restore_random_state(group(saved.tensors, "random"))
         self.clock.seconds = dict(self.progress.stage_seconds)
-        store = Store(self.directory.cold_checkpoints if cold_start else self.directory.checkpoints)
-        self.checkpointer = Checkpointer(store, self.recipe.checkpoint, trainee, self.directory, self.clock, self.about)
+        root, settings = self.directory.checkpoints, self.recipe.checkpoint
+        if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
+            root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
+        self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
         self.checkpointer.note(self.progress)
         return self.progress
 

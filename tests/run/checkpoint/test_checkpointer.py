@@ -22,11 +22,12 @@ from gspo.reward.score import Scored
 from gspo.run.checkpoint import checkpointer as module
 from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot, Trainee, digest_of
 from gspo.run.checkpoint.files import seal, verified
+from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.random_state import random_state
 from gspo.run.checkpoint.store import STATE, TENSORS, Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
-from gspo.run.progress import Collected, Position, Progress
+from gspo.run.progress import Collected, Progress
 
 NewPolicy = Callable[..., Policy]
 BATCH = Position(2, 1)
@@ -238,9 +239,9 @@ def test_new_files_of_rollouts_are_on_the_disk_before_a_checkpoint_counts(
     trained: Any, checkpointer_of: Any, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    sync = module.sync
-    monkeypatch.setattr(module, "sync", lambda path: (synced.append(path), sync(path)))
-    checkpointer, files = checkpointer_of(*trained()), {}
+    monkeypatch.setattr(module, "sync", synced.append)
+    checkpointer = checkpointer_of(*trained())
+    files: dict[str, Any] = {}
     for step in (1, 2):
         path = directory.write_rollouts(step, [{}])
         files = {**files, path.name: (0, "")}

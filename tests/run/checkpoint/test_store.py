@@ -9,8 +9,8 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.run.checkpoint import store as store_module
+from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.store import Store
-from gspo.run.progress import Position
 
 Put = Callable[[Position], Path]
 

@@ -31,12 +31,13 @@ from gspo.run.checkpoint.files import (
     write_tensors,
     write_text,
 )
+from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.random_state import random_state
 from gspo.run.checkpoint.store import RECIPE, STATE, TENSORS, Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.plain_files import clear, sync
-from gspo.run.progress import Position, Progress
+from gspo.run.progress import Progress
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 

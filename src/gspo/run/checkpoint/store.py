@@ -7,8 +7,8 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.run.checkpoint.files import DamagedError, move_into_place, remove, verified
+from gspo.run.checkpoint.position import Position, position_of
 from gspo.run.plain_files import clear
-from gspo.run.progress import Position, position_of
 
 STATE, TENSORS, RECIPE = "state.json", "state.safetensors", "recipe.yaml"
 _UNFINISHED, _DAMAGED = "unfinished_", "damaged_"

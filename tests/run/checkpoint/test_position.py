@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gspo.reward.score import Scored
-from gspo.run.progress import Collected, Position, Progress, position_of
+from gspo.run.checkpoint.position import Position, position_of
+from gspo.run.progress import Collected, Progress
 
 IN_ORDER = [  # as a run comes through them
     *(Position(0), Position(0, 1), Position(0, 2), Position(0, 10), Position(0, 11)),
