@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     option("--step", type=int, metavar="N", help="default: the last one that has it")
     option("--query", metavar="ID", help="default: the step's first one")
     option("--json", action="store_true", help="one line a response, as rollouts/ has it")
-    option = add("track", _track, "send what a run has written to its trackers, from where they are", "RUN_DIR", type=Path)
+    option = add(
+        "track", _track, "send what a run has written to its trackers, from where they are", "RUN_DIR", type=Path
+    )
     text = "tensorboard, trackio or wandb, once or more; default: the recipe's report.trackers"
     option("--to", action="append", metavar="TRACKER", help=text)
     option("--follow", action="store_true", help="until the run has ended")
@@ -106,7 +108,8 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
     if (directory / "manifest.json").is_file():
-        fix = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
+        run = next(path for path in directory.parents if (path / "history.jsonl").exists() or path == path.parent)
+        fix = f"gspo resume {run}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
     from gspo.run.resume import not_a_run, working_directory_of
 
@@ -135,8 +138,8 @@ def _run(recipe: "Recipe", *, resume: bool) -> int:
     display = Display()
     outcome = train(recipe, display=display, resume=resume)
     report = _write_report(recipe.run_dir, display.note)
-    told = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
-    display.note(summary(*told, signal=outcome.signal, report=report))
+    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
+    display.note(summary(*results, signal=outcome.signal, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 

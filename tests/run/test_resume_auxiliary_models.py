@@ -116,7 +116,7 @@ def test_a_reference_that_is_not_the_runs_is_refused_and_the_run_goes_on_with_it
         name = "model.layers.0.mlp.down_proj.weight"
         loaded[name] = loaded[name] * (1 + 1e-6) if damage == "another" else loaded[name][:-1].clone()
         save_file(loaded, weights, {"format": "pt"})
-    with pytest.raises(gspo.UserError, match="the reference model") as caught:
+    with pytest.raises(gspo.UserError, match="reference model") as caught:
         train(recipe, resume=True)
     assert "runs/broken/cold_start" in str(caught.value) and "restore it from a copy" in str(caught.value)
     assert [path.read_bytes() for path in checkpoints] == before

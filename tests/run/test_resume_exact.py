@@ -156,3 +156,29 @@ def test_from_a_checkpoint_further_back_the_same_run_comes(tmp_path: Path) -> No
         weights.write_bytes(weights.read_bytes()[:-1])
     train(recipe, resume=True)
     assert differing(result("broken"), result("unbroken")) == []
+
+
+def test_a_run_ended_at_once_before_its_first_checkpoint_starts_again_from_its_cold_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("gspo.learner.sft")
+    micro_batches, examples = module.micro_batches, []
+
+    def drawing(rows: Any, *arguments: Any) -> Any:
+        examples.append((torch.rand(1), np.random.random()))  # as dropout would
+        return micro_batches(rows, *arguments)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "micro_batches", drawing)
+    train(recipe_of("unbroken", "steps=1"))
+    with monkeypatch.context() as patch:
+        patch.setattr("gspo.run.collect.sample_groups", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe_of("broken", "steps=1"))
+    assert {path.name for path in Path("runs/broken").iterdir() if path.is_dir()} == {"cold_start"}
+    examples.clear()
+    train(recipe_of("broken", "steps=1"), resume=True)
+    assert examples == []
+    assert differing(result("broken"), result("unbroken")) == []

@@ -30,7 +30,7 @@ def with_reference(run: Run, progress: Progress) -> Progress:
         reference.model.load_state_dict(run.parts.policy.model.state_dict())
     digest = digest_of(reference.weights())
     if progress.reference_sha256 not in (None, digest):
-        where = named or (str(run.directory.cold_start) if run.recipe.cold_start.steps else "model")
+        path = named or (str(run.directory.cold_start) if run.recipe.cold_start.steps else "model")
         fix = "restore it from a copy: every update so far was made against it"
-        raise UserError("the reference model is not the one the run began with", where=where, fix=fix)
+        raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
     return replace(progress, reference_sha256=digest)

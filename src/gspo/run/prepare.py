@@ -25,9 +25,8 @@ from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.origin import check_origin
 from gspo.reward.probe import probe
-from gspo.run.checkpoint.files import DamagedError, verified
 from gspo.run.checkpoint.position import COLD_START
-from gspo.run.resume import Saved, check_rows, rows_digest
+from gspo.run.resume import Saved, check_rows, finished_cold_start, rows_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def prepare(
 ) -> Prepared:
     """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault.
 
-    Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
+    Where a run is resumed, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
     """
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
@@ -109,7 +108,10 @@ def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) 
         other = {"path": kl.reference, "architecture": None, "tokenizer": None}
         reference = load(settings.model_copy(update=other), None)
     elif kl.coefficient:
-        reference = load(settings, _cold_started_model(recipe, saved))
+        weights = None
+        if saved is not None and not saved.is_cold_start and recipe.cold_start.steps:
+            weights = _cold_started_model(recipe.run_dir)
+        reference = load(settings, weights)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
         value_trunk = load(settings, None if saved is None else saved.path / "model")
         if recipe.actor.gradient_checkpointing:
@@ -117,18 +119,11 @@ def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) 
     return reference, value_trunk
 
 
-def _cold_started_model(recipe: Recipe, saved: Saved | None) -> Path | None:
-    """Where a run resumed in reinforcement learning has the model of its cold start, verified; None: there is none."""
-    if saved is None or saved.is_cold_start or not recipe.cold_start.steps:
-        return None
-    path = recipe.run_dir / COLD_START
-    try:
-        verified(path)
-    except DamagedError as damage:
-        fix = "restore it from a copy: every update so far was made against it"
-        what = f"the reference model, which the cold start ended with, is not whole: {damage}"
-        raise UserError(what, where=str(path), fix=fix) from None
-    return path / "model"
+def _cold_started_model(run: Path) -> Path:
+    if cold_start := finished_cold_start(run):
+        return cold_start.path / "model"
+    fix = "restore it from a copy: every update so far was made against it"
+    raise UserError("the reference model is not there", where=str(run / COLD_START), fix=fix)
 
 
 @contextlib.contextmanager

@@ -130,6 +130,16 @@ def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Saved | No
         note(f"no checkpoint in {directory.checkpoints} yet: from the start")
 
 
+def finished_cold_start(run: Path) -> Checkpoint | None:
+    """What the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
+    path = run / COLD_START
+    try:
+        return Checkpoint(path=path, manifest=verified(path)) if path.exists() else None
+    except DamagedError as damage:
+        fix = "restore it from a copy: it is the reference model too; to begin afresh, give another output_dir"
+        raise UserError(f"what the cold start ended with is not whole: {damage}", where=str(path), fix=fix) from None
+
+
 def check_rows(saved: Saved, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
     """UserError where the data is not what the run was trained on so far."""
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs):
@@ -168,20 +178,10 @@ def _read_newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved |
         if directory.model.is_dir():
             fix += f"; {_new_run(directory.path, recipe)}"
         raise UserError(f"{what}; it is not begun again over what is left of it", where=str(directory.path), fix=fix)
-    if checkpoint := _finished_cold_start(directory.cold_start) or cold_store.newest():
+    if checkpoint := finished_cold_start(directory.path) or cold_store.newest():
         return _read(checkpoint, recipe, note, is_cold_start=True)
     _check_recipe(recipe, directory.path, note)
     return None
-
-
-def _finished_cold_start(path: Path) -> Checkpoint | None:
-    if not path.exists():
-        return None
-    try:
-        return Checkpoint(path=path, manifest=verified(path))
-    except DamagedError as damage:
-        fix = "restore it from a copy; to begin afresh, give another output_dir or remove this run"
-        raise UserError(f"the cold start's result is not whole: {damage}", where=str(path), fix=fix) from None
 
 
 def _read(checkpoint: Checkpoint, recipe: Recipe, note: Note, *, is_cold_start: bool) -> Saved:
