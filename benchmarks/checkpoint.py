@@ -24,12 +24,12 @@ from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.schema import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
-from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
+from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee
 from gspo.run.checkpoint.store import Store
-from gspo.run.checkpoint.writer import Writer
+from gspo.run.clock import Clock
+from gspo.run.directory import RunDirectory
 from gspo.run.prepare import quiet_transformers
-from gspo.run.progress import InHand, Progress
+from gspo.run.progress import Progress
 
 ARCHITECTURES = {
     "1M": {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -59,23 +59,26 @@ def main() -> None:
 
 def _row(name: str, home: Path, rounds: int) -> str:
     policy, optimizer, step = _training(name)
-    writer = Writer(Store(home / "checkpoints"), CheckpointConfig(keep=1))
+    directory = RunDirectory(home)
+    directory.recipe_text = "name: benchmark\n"
+    trainee = Trainee(policy=policy, optimizer=optimizer)
+    checkpointer = Checkpointer(Store(directory.checkpoints), CheckpointConfig(keep=1), trainee, directory, Clock(), {})
     step()
     step()
     seconds = _seconds(step)
-    _write(writer, policy, optimizer, home, 0)  # memory, and the disk's first
-    writing = _seconds(writer.wait)
+    _write(checkpointer, 0)  # memory, and the disk's first
+    writing = _seconds(checkpointer.wait)
     num_steps = max(2, -(-int(1.5 * writing / seconds * 10) // 10) + 1)  # enough for the thread to end within them
     still, written, plain, loaded = [], [], [], []
     for number in range(1, rounds + 1):
         plain.append(_seconds(lambda: [step() for _ in range(num_steps)]))
         began = time.perf_counter()
-        still.append(_seconds(lambda: _write(writer, policy, optimizer, home, number)))  # noqa: B023 - called at once
+        still.append(_seconds(lambda: _write(checkpointer, number)))  # noqa: B023 - called at once
         for _ in range(num_steps):
             step()
         loaded.append(time.perf_counter() - began)
-        writer.wait()
-        written.append(_seconds(lambda: _written(writer, policy, optimizer, home, rounds + number)))  # noqa: B023
+        checkpointer.wait()
+        written.append(_seconds(lambda: _written(checkpointer, rounds + number)))  # noqa: B023
     added = [with_one - without for with_one, without in zip(loaded, plain, strict=True)]
     size = sum(path.stat().st_size for path in (home / "checkpoints").rglob("*") if path.is_file())
     return (
@@ -109,29 +112,15 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
     return policy, optimizer, step
 
 
-def _write(writer: Writer, policy: Policy, optimizer: Optimizer, home: Path, number: int) -> None:
-    progress = Progress(num_cold_steps=0, steps=number, in_hand=InHand())
-
-    def take() -> Snapshot:
-        return take_snapshot(
-            policy=policy,
-            optimizer=optimizer,
-            progress=progress,
-            random=random_state(),
-            home=home,
-            rollouts=(),
-            log_bytes={},
-            recipe="name: benchmark\n",
-            about={},
-        )
-
-    writer.save(progress.position, take)
+def _write(checkpointer: Checkpointer, number: int) -> None:
+    checkpointer.note(Progress(steps=number))
+    checkpointer.save()
 
 
-def _written(writer: Writer, policy: Policy, optimizer: Optimizer, home: Path, number: int) -> None:
+def _written(checkpointer: Checkpointer, number: int) -> None:
     """With nothing else going on."""
-    _write(writer, policy, optimizer, home, number)
-    writer.wait()
+    _write(checkpointer, number)
+    checkpointer.wait()
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ def sample_groups(
     seed: int,
     policy_version: int = 0,
     record_experts: bool = False,
-    check_stop: Callable[[], object] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[Group, ...]:
     """A group for each query, sampled by the policy as it is now."""
     engine = EmbeddedEngine(policy)

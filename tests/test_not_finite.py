@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,12 @@ from gspo.errors import RunError
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.recipe.load import load_recipe
-from gspo.run.checkpoint.store import Store
-from gspo.run.checkpoint.writer import Writer
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.interrupt import Interrupt
 from gspo.run.prepare import Prepared, prepare
-from gspo.run.progress import Progress
-from gspo.run.record import record_step
+from gspo.run.recorder import Recorder
 from gspo.run.rollout_lines import rollout_lines
-from gspo.run.run import Run
+from gspo.run.run import open_run
 from gspo.types import Batch, Score
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -73,53 +70,46 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
 
 
 @pytest.fixture
-def broken_run() -> tuple[Run, Callable[[int], None]]:
-    """A run, and a step of it in which all four updates are skipped: the weights turn to NaN after sampling."""
+def broken_run() -> Iterator[tuple[Recorder, Callable[[], None]]]:
+    """A recorder, and a step in which all four updates are skipped: the weights turn to NaN after sampling."""
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
-    parts = prepare(recipe)
-    optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
-    directory = RunDirectory.create(recipe)
-    run = Run(
-        recipe=recipe,
-        parts=parts,
-        directory=directory,
-        display=Display(quiet=True),
-        interrupt=Interrupt(print),
-        writer=Writer(Store(directory.checkpoints), recipe.checkpoint),
-        progress=Progress(num_cold_steps=0),
-    )
-    batch = varied_batch(parts, recipe)
-    poison(parts)
+    given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
+    with open_run(recipe, **given) as run:
+        parts, recorder = run.parts, Recorder(run)
+        optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
+        batch = varied_batch(parts, recipe)
+        poison(parts)
 
-    def take(step: int) -> None:
-        run.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
-        known = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
-        steps = list(updates(parts.policy, optimizer, known, recipe.actor))
-        record_step(run, step, steps[-1].batch, [step.report for step in steps])
+        def take_step() -> None:
+            run.clock.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
+            known = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+            steps = list(updates(parts.policy, optimizer, known, recipe.actor))
+            reports = tuple(step.report for step in steps)
+            run.progress = recorder.step(replace(run.progress, batch=steps[-1].batch, reports=reports))
 
-    return run, take
+        yield recorder, take_step
 
 
 def test_skipped_updates_are_counted_and_five_in_a_row_end_the_run_with_the_batch_saved(
-    broken_run: tuple[Run, Callable[[int], None]],
+    broken_run: tuple[Recorder, Callable[[], None]],
 ) -> None:
-    run, take_step = broken_run
-    take_step(1)
-    assert run.lines[-1]["policy/skipped_updates"] == 4 == MAX_SKIPPED_IN_A_ROW - 1
+    recorder, take_step = broken_run
+    take_step()
+    assert recorder.lines[-1]["policy/skipped_updates"] == 4 == MAX_SKIPPED_IN_A_ROW - 1
     with pytest.raises(RunError, match=r"5 updates in a row(.|\n)*step_000002\.jsonl"):
-        take_step(2)
-    text = (run.directory.path / "rollouts" / "step_000002.jsonl").read_text(encoding="utf-8")
+        take_step()
+    text = Path("runs/tiny/rollouts/step_000002.jsonl").read_text(encoding="utf-8")
     assert len(text.splitlines()) == 32
 
 
 def test_the_batch_that_ended_a_run_is_saved_with_all_that_is_known_of_it(
-    broken_run: tuple[Run, Callable[[int], None]],
+    broken_run: tuple[Recorder, Callable[[], None]],
 ) -> None:
-    run, take_step = broken_run
-    take_step(1)
+    _, take_step = broken_run
+    take_step()
     with pytest.raises(RunError):
-        take_step(2)
-    text = (run.directory.path / "rollouts" / "step_000002.jsonl").read_text(encoding="utf-8")
+        take_step()
+    text = Path("runs/tiny/rollouts/step_000002.jsonl").read_text(encoding="utf-8")
     assert all(json.loads(line)["clipped"] is not None for line in text.splitlines())
 
 
@@ -146,4 +136,4 @@ def test_a_learning_rate_that_wrecks_the_weights_ends_the_run_with_exit_code_1_a
     assert rate.partition("=")[0] in error
     assert "to go on: gspo resume runs/tiny" in said
     assert not Path("runs/tiny/model").exists()
-    assert not list(Path("runs/tiny").glob("checkpoints/*"))
+    assert not list(Path("runs/tiny").glob("*checkpoints/*"))

@@ -33,19 +33,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
         return int(options.command(options, overrides))
     except UserError as error:
-        return _said(f"error: {error}", 2)
+        return _failed(f"error: {error}", 2)
     except RunError as error:
-        return _said(f"failed: {error}", 1)
+        return _failed(f"failed: {error}", 1)
     except KeyboardInterrupt:
-        return _said("ended by Ctrl-C", _SIGNALLED + signal.SIGINT)
+        return _failed("ended by Ctrl-C", _SIGNALLED + signal.SIGINT)
     except SystemExit as error:  # of code that is not gspo's: an exit with 0 would say that all is done
-        return _said(f"error: code that the recipe names ended the program: SystemExit: {error}", 2)
+        return _failed(f"error: code that the recipe names ended the program: SystemExit: {error}", 2)
     except BrokenPipeError:  # whoever read along, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return _SIGNALLED + signal.SIGPIPE
 
 
-def _said(text: str, code: int) -> int:
+def _failed(text: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be gone
         print(printable(text), file=sys.stderr)
     return code
@@ -56,73 +56,42 @@ def _note(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gspo", description="Reinforcement learning of language models by Group Sequence Policy Optimization."
-    )
+    text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
+    parser = argparse.ArgumentParser(prog="gspo", description=text)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_train, _add_resume, _add_check, _add_report, _add_show, _add_track):
-        add(commands)
-    return parser
+    a_recipe, a_run = "a YAML file, such as recipes/arithmetic.yaml", "its directory, such as runs/arithmetic"
 
+    def add(name: str, command: Callable[..., int], text: str, target: str, **settings: Any) -> Callable[..., Any]:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=command, overrides=None)
+        about = a_recipe if target == "RECIPE" else a_run
+        added.add_argument("run" if settings else "target", metavar=target, help=about, **settings)
+        if not settings:
+            text = "dotted recipe keys, such as actor.clip_low=1e-3"
+            added.add_argument("overrides", nargs="*", metavar="key=value", help=text)
+        return added.add_argument
 
-def _add(commands: Any, name: str, command: Callable[..., int], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(command=command, overrides=None)
-    return parser
-
-
-def _takes_overrides(parser: argparse.ArgumentParser) -> None:
-    text = "dotted recipe keys, such as actor.clip_low=1e-3"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=text)
-
-
-_A_RECIPE = "a YAML file, such as recipes/arithmetic.yaml"
-_A_RUN = "its directory, such as runs/arithmetic"
-
-
-def _add_train(commands: Any) -> None:
-    parser = _add(commands, "train", _train, "run a recipe: cold start, reinforcement learning, evaluation")
-    parser.add_argument("target", metavar="RECIPE", help=_A_RECIPE)
-    _takes_overrides(parser)
+    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", "RECIPE")
     text = "go on with the run in the recipe's directory; from the start where there is none"
-    parser.add_argument("--resume", action="store_true", help=text)
-
-
-def _add_resume(commands: Any) -> None:
-    parser = _add(commands, "resume", _resume, "go on with a run that has ended before its time")
-    parser.add_argument("target", metavar="RUN_DIR", help=_A_RUN)
-    _takes_overrides(parser)
-
-
-def _add_check(commands: Any) -> None:
-    parser = _add(commands, "check", _check, "validate a recipe, its data, model and rewards without training")
-    parser.add_argument("target", metavar="RECIPE", help=_A_RECIPE)
-    _takes_overrides(parser)
-
-
-def _add_report(commands: Any) -> None:
-    parser = _add(commands, "report", _report, "write one HTML page with the curves and samples of one run, or several")
-    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help=_A_RUN)
+    option("--resume", action="store_true", help=text)
+    add("resume", _resume, "go on with a run that has ended before its time", "RUN_DIR")
+    add("check", _check, "validate a recipe, its data, model and rewards without training", "RECIPE")
+    text = "write one HTML page with the curves and samples of one run, or several"
+    option = add("report", _report, text, "RUN_DIR", nargs="+", type=Path)
     text = "the file to write; default: report.html in the run's directory, of several runs compared.html in this one"
-    parser.add_argument("--out", metavar="FILE", type=Path, help=text)
-    text = "write it again whenever a run has gone on, until all have ended"
-    parser.add_argument("--watch", action="store_true", help=text)
-
-
-def _add_show(commands: Any) -> None:
-    parser = _add(commands, "show", _show, "print a group's responses, with rewards and ratios")
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=_A_RUN)
-    parser.add_argument("--step", type=int, metavar="N", help="default: the last one that has it")
-    parser.add_argument("--query", metavar="ID", help="default: the step's first one")
-    parser.add_argument("--json", action="store_true", help="one line a response, as rollouts/ has it")
-
-
-def _add_track(commands: Any) -> None:
-    parser = _add(commands, "track", _track, "send what a run has written to its trackers, from where they are")
-    parser.add_argument("run", metavar="RUN_DIR", type=Path, help=_A_RUN)
+    option("--out", metavar="FILE", type=Path, help=text)
+    option("--watch", action="store_true", help="write it again whenever a run has gone on, until all have ended")
+    option = add("show", _show, "print a group's responses, with rewards and ratios", "RUN_DIR", type=Path)
+    option("--step", type=int, metavar="N", help="default: the last one that has it")
+    option("--query", metavar="ID", help="default: the step's first one")
+    option("--json", action="store_true", help="one line a response, as rollouts/ has it")
+    option = add(
+        "track", _track, "send what a run has written to its trackers, from where they are", "RUN_DIR", type=Path
+    )
     text = "tensorboard, trackio or wandb, once or more; default: the recipe's report.trackers"
-    parser.add_argument("--to", action="append", metavar="TRACKER", help=text)
-    parser.add_argument("--follow", action="store_true", help="until the run has ended")
+    option("--to", action="append", metavar="TRACKER", help=text)
+    option("--follow", action="store_true", help="until the run has ended")
+    return parser
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -139,13 +108,14 @@ def _resume(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
     if (directory / "manifest.json").is_file():
-        fix = f"gspo resume {directory.parent.parent}: it goes on from the newest whole one"
+        run = next(path for path in directory.parents if (path / "history.jsonl").exists() or path == path.parent)
+        fix = f"gspo resume {run}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
-    from gspo.run.resume import home_of, not_a_run
+    from gspo.run.resume import not_a_run, working_directory_of
 
     if not (directory / "recipe.yaml").is_file():
         raise not_a_run(directory)
-    home = home_of(directory)
+    home = working_directory_of(directory)
     if home is not None and home != Path.cwd() and home.is_dir():
         _note(f"in {home}, where the run was begun")
         directory = directory.absolute()
@@ -168,8 +138,8 @@ def _run(recipe: "Recipe", *, resume: bool) -> int:
     display = Display()
     outcome = train(recipe, display=display, resume=resume)
     report = _write_report(recipe.run_dir, display.note)
-    told = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
-    display.note(summary(*told, signal=outcome.signal, report=report))
+    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
+    display.note(summary(*results, signal=outcome.signal, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 
@@ -199,7 +169,7 @@ def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
 
     if options.watch:
         os.nice(_NICENESS)  # the cores are for the run that is watched
-    (watch if options.watch else write_report)(options.runs, options.out, note=_note)
+    (watch if options.watch else write_report)(options.run, options.out, note=_note)
     return 0
 
 

@@ -1,12 +1,10 @@
 """The loop: queries, rollout, reward, advantage, update, and back."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import DivergedError
 from gspo.learner.advantages import with_advantages
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
@@ -15,14 +13,15 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import Learner, update
 from gspo.recipe.rules import ineffective_settings
-from gspo.recipe.schema import OptimizerConfig, Recipe
-from gspo.run.begin import begun, end_recorded
+from gspo.recipe.schema import Recipe
+from gspo.run.auxiliary_models import make_critic, with_reference
+from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect
-from gspo.run.companions import begin_companions
 from gspo.run.console import Display
+from gspo.run.history import recorded
 from gspo.run.interrupt import Stopped
-from gspo.run.record import record_cold_step, record_start, record_step
-from gspo.run.run import Run
+from gspo.run.recorder import Recorder
+from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction
 from gspo.trackers.followers import following
 from gspo.trackers.tracker import check_trackers
@@ -34,7 +33,7 @@ class Outcome:
 
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     model: Path  # loads with AutoModelForCausalLM.from_pretrained
-    diagnoses: Mapping[str, str]  # by name, in words
+    diagnoses: Mapping[str, str]  # sentences, by name
     signal: int | None  # that ended the run before its last step; it can be resumed
     seconds: float  # in all, those before a resume too
 
@@ -51,48 +50,40 @@ def train(
 
     With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
     cannot be used, RunError where a run cannot go on. A first signal, and an error that leaves the state whole, leave a
-    checkpoint of the instant.
+    checkpoint of the last safe point.
     """
     display = display or Display()
-    recipe = _with_what_is_given(recipe, queries is not None, reward is not None, display)
+    recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
     for sentence in ineffective_settings(recipe):
         display.note(f"note: {sentence}", style="yellow")
     check_trackers(recipe.report.trackers, where="report.trackers")
-    with (
-        begun(recipe, queries=queries, reward=reward, display=display, resume=resume) as run,
-        following(run.directory.path, recipe.report.trackers, display.note),
-        end_recorded(run),
-    ):
-        display.note(introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions))
-        for sentence in run.parts.notes:
-            display.note(f"note: {sentence}", style="yellow")
-        try:
-            _cold_start(run)
-            record_start(run)
-            _loop(run)
-            model = run.finish()
-        except Stopped:
-            model = run.save_and_wait() / "model"
-        except DivergedError:
-            run.settle()
-            raise
-        except Exception:
-            run.save_if_whole()
-            raise
-        except KeyboardInterrupt:
-            display.note("ended at once: what has been done since the last checkpoint is not saved")
-            run.note_resume()
-            raise
+    with open_run(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
+        about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
+        with recorded(run, about), following(run.directory.path, recipe.report.trackers, display.note):
+            display.note(about)
+            for sentence in run.parts.notes:
+                display.note(f"note: {sentence}", style="yellow")
+            recorder = Recorder(run)
+            try:
+                with run.saved_on_the_way_out():
+                    _cold_start(run, recorder)
+                    _train(run, recorder)
+                    run.finish_phase()
+                    run.directory.save_model(run.parts.policy)
+                    model = run.directory.model
+            except Stopped:
+                assert run.checkpointer is not None
+                model = run.checkpointer.path / "model"
         return Outcome(
-            metrics=run.lines,
+            metrics=recorder.lines,
             model=model,
             diagnoses=run.progress.diagnoses,
             signal=run.stopped_by,
-            seconds=run.elapsed,
+            seconds=run.clock.elapsed,
         )
 
 
-def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Display) -> Recipe:
+def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Display) -> Recipe:
     """The recipe without the sources that Python stands in for, so that the run directory does not name them."""
     if queries and (recipe.queries.path or recipe.queries.procedural):
         display.note("note: queries come from Python: the recipe's own are set aside", style="yellow")
@@ -102,64 +93,72 @@ def _with_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Di
     return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
 
 
-def _loop(run: Run) -> None:
-    recipe, policy, reference, temperature = run.recipe, run.parts.policy, run.parts.reference, run.temperature
-    optimizer = _optimizer(run, recipe.actor.optimizer, recipe.steps * recipe.actor.mini_batches)
-    begin_companions(run)
-    run.display.start(recipe.actor.title, recipe.steps, done=run.progress.steps)
-    for step in range(run.progress.steps + 1, recipe.steps + 1):
-        with run.clock("total"):
-            actor = with_clip_range(recipe.actor, run.progress.clip_scale)
-            batch = collect(run, step, policy_version=optimizer.steps_taken)
-            score = partial(score_with_reference_and_critic, policy=policy, reference=reference, critic=run.critic)
-            batch = run.stage("appraisal", partial(score, batch, actor, temperature=temperature))
-            with run.clock("advantage"):
-                batch = with_advantages(batch, actor, sampling=recipe.rollout, critic=recipe.critic)
-            old_logprobs = partial(compute_old_logprobs, policy, batch, actor, temperature=temperature)
-            batch = run.stage("likelihood", old_logprobs)
+def _train(run: Run, recorder: Recorder) -> None:
+    recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
+    policy, reference = run.parts.policy, run.parts.reference
+    num_updates: int = recipe.steps * recipe.actor.mini_batches
+    settings: dict[str, Any] = {"temperature": recipe.rollout.temperature, "check_stop": check_stop}
+    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), make_critic(run)
+    progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
+    progress = with_reference(run, progress)
+    recorder.start()
+    progress = run.safe_point(progress)
+    run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
+    while progress.steps < recipe.steps:
+        check_stop()
+        with clock.stage("total"):
+            actor = with_clip_range(recipe.actor, progress.clip_scale)
+            if (batch := progress.batch) is None:
+                batch, num_rounds = collect(run, progress, policy_version=optimizer.steps_taken)
+                extra_rounds = progress.extra_rounds + num_rounds - 1
+                progress = run.safe_point(replace(progress, batch=batch, extra_rounds=extra_rounds))
+            if not progress.reports:
+                with clock.stage("appraisal"):
+                    batch = score_with_reference_and_critic(
+                        batch, actor, policy=policy, reference=reference, critic=critic, **settings
+                    )
+                with clock.stage("advantage"):
+                    batch = with_advantages(batch, actor, sampling=recipe.rollout, critic=recipe.critic)
+                with clock.stage("likelihood"):
+                    batch = compute_old_logprobs(policy, batch, actor, **settings)
             learner = Learner(
                 policy=policy,
                 optimizer=optimizer,
                 actor=actor,
-                temperature=temperature,
                 max_tokens=recipe.rollout.max_new_tokens,
-                critic=run.critic,
+                critic=critic,
+                **settings,
             )
-            num_done = len(run.progress.in_hand.reports)
-            batch, reports = run.updates(update(learner, batch, num_done=num_done, may_stop=run.interrupt.may_stop))
-        record_step(run, step, batch, reports)
+            updates = update(learner, batch, num_done=len(progress.reports))
+            for report, batch in clock.each("update", updates):
+                progress = run.safe_point(replace(progress, batch=batch, reports=(*progress.reports, report)))
+        progress = run.safe_point(recorder.step(progress))
 
 
-def _optimizer(run: Run, settings: OptimizerConfig, num_updates: int) -> Optimizer:
-    """A phase's own, begun with it or taken up; its masters start from the weights as they are now."""
-    run.optimizer = Optimizer(run.parts.policy.model, settings, total_steps=num_updates)
-    if run.optimizer_state:
-        run.optimizer.restore(run.optimizer_state)
-        run.optimizer_state = {}
-    run.steps_taken = run.optimizer.steps_taken
-    return run.optimizer
-
-
-def _cold_start(run: Run) -> None:
-    recipe, progress = run.recipe, run.progress
-    if not progress.in_cold_start:
+def _cold_start(run: Run, recorder: Recorder) -> None:
+    """Supervised learning: a phase that leaves a model, from which reinforcement learning starts."""
+    if not run.in_cold_start:
         return
-    optimizer = _optimizer(run, recipe.cold_start.optimizer, recipe.cold_start.steps)
-    run.display.start("cold start", recipe.cold_start.steps, done=progress.cold_steps)
-    for done in cold_start(
-        run.parts.policy,
+    policy, settings = run.parts.policy, run.recipe.cold_start
+    optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
+    trainee = Trainee(policy=policy, optimizer=optimizer)
+    if run.progress.steps == settings.steps:  # only its last checkpoint is yet to be made its result
+        trainee.optimizer = None
+    progress = run.start_phase(trainee, cold_start=True)
+    run.display.start("cold start", settings.steps, done=progress.steps)
+    for step in cold_start(
+        policy,
         optimizer,
         run.parts.demonstrations,
-        recipe.cold_start,
-        recipe.actor,
-        seed=recipe.seed,
-        num_done=progress.cold_steps,
-        may_stop=run.interrupt.may_stop,
+        run.recipe,
+        num_done=progress.steps,
+        check_stop=run.interrupt.check_stop,
     ):
-        record_cold_step(run, done)
-        if progress.in_cold_start:
-            run.reached()
+        progress = recorder.cold_step(step, progress)
+        if progress.steps < settings.steps:
+            run.safe_point(progress)
     optimizer.close()
-    run.optimizer = None  # the next phase has its own
+    trainee.optimizer = None  # the next phase has its own
+    run.safe_point(progress)
+    run.directory.finish_cold_start(run.finish_phase())
     run.display.stop()
-    run.reached()

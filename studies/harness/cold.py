@@ -47,7 +47,7 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
     seed_everything(recipe.seed)
     settings = recipe.cold_start
     optimizer = Optimizer(parts.policy.model, settings.optimizer, total_steps=settings.steps)
-    for step in cold_start(parts.policy, optimizer, parts.demonstrations, settings, recipe.actor, seed=recipe.seed):
+    for step in cold_start(parts.policy, optimizer, parts.demonstrations, recipe):
         if step.step % 100 == 0:
             print(f"{step.step}/{settings.steps}  loss {step.loss:.3f}", flush=True)
     optimizer.close()

@@ -18,8 +18,9 @@ from gspo.learner import loss, old_policy
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.rollout.embedded import decoding
-from gspo.run import run
-from gspo.run.checkpoint import files, snapshot, store
+from gspo.run import directory
+from gspo.run.checkpoint import checkpointer, files, store
+from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
 
 # By name: an object and its attribute, called at that place of a run.
@@ -29,8 +30,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "gradient": (loss, "response_likelihood"),
     "cold gradient": (coldstart, "response_likelihood"),
     "optimizer step": (Optimizer, "step"),
-    "snapshot": (run, "take_snapshot"),
-    "publish": (snapshot, "move_into_place"),
+    "snapshot": (Checkpointer, "_snapshot"),
+    "publish": (checkpointer, "move_into_place"),
+    "cold end": (directory, "move_into_place"),
     "cold record": (Display, "cold_step"),
 }
 
@@ -104,7 +106,7 @@ def kill_in_save(operation: int, path: str) -> None:
             point(f"after {name} {Path(arguments[target or 0]).name}")
             return result
 
-        for module in (files, snapshot, store):
+        for module in (files, checkpointer, store, directory):
             if getattr(module, name, None) is original:
                 setattr(module, name, wrapped)
         if holder is os:

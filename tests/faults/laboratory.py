@@ -125,9 +125,9 @@ class Laboratory:
         lines = [json.loads(line) for line in (self.run / name).read_text().splitlines()]
         return [{key: value for key, value in line.items() if not any(s in key for s in VARIES)} for line in lines]
 
-    def checkpoints(self, *, unfinished: bool = False) -> list[str]:
+    def checkpoints(self, *, unfinished: bool = False, folder: str = "checkpoints") -> list[str]:
         """The names of checkpoints, those set aside as damaged too."""
-        root = self.run / "checkpoints"
+        root = self.run / folder
         names = sorted(entry.name for entry in root.iterdir()) if root.exists() else []
         return names if unfinished else [name for name in names if not name.startswith("unfinished")]
 

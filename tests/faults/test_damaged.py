@@ -111,7 +111,7 @@ def test_a_full_disk_ends_the_run_with_the_room_it_needs_and_the_checkpoint_befo
 
 
 def test_a_write_that_fails_is_raised_at_the_next_safe_point(laboratory: Laboratory, unbroken: Unbroken) -> None:
-    assert laboratory.train(fault=("fail_at", {"place": "publish", "count": 2})) == 1
+    assert laboratory.train(fault=("fail_at", {"place": "publish", "count": 3})) == 1
     assert "the checkpoint of step 2 could not be written" in laboratory.said
     assert "Input/output error" in laboratory.said and "step_000001, is untouched" in laboratory.said
     assert "Traceback" not in laboratory.said

@@ -28,10 +28,10 @@ def score(completions, **columns):
         ("sampling", 40, "step_000003_update_2"),  # in the last evaluation
         ("sampling", 3, "step_000000"),  # in the evaluation before the first step
         ("gradient", 3, "step_000000_update_1"),
-        ("old likelihoods", 3, "step_000001_scored"),
-        ("cold gradient", 2, "cold_000001"),
+        ("old likelihoods", 3, "step_000001_batch"),
+        ("cold gradient", 1, "cold_start_checkpoints/step_000001"),
         ("optimizer step", 6, "step_000001_update_1"),  # the step is finished first
-        ("snapshot", 1, "step_000001"),
+        ("snapshot", 2, "step_000001"),
     ],
 )
 @pytest.mark.parametrize(
@@ -39,21 +39,23 @@ def score(completions, **columns):
     [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
     ids=["TERM", "INT", "HUP"],
 )
-def test_a_signal_saves_the_instant_it_comes_in(
+def test_a_signal_saves_the_last_safe_point(
     place: str, count: int, saved: str, number: int, status: int, laboratory: Laboratory, unbroken: Unbroken
 ) -> None:
     began = time.monotonic()
     assert laboratory.train(fault=("signal_at", {"place": place, "count": count, "number": number})) == status
     assert time.monotonic() - began < 10
-    assert laboratory.checkpoints()[-1] == saved, laboratory.said
+    folder, _, name = f"checkpoints/{saved}".rpartition("/")
+    folder = folder.rpartition("/")[2]
+    assert laboratory.checkpoints(folder=folder)[-1] == name, laboratory.said
     assert "gspo resume run" in laboratory.said
     assert not (laboratory.run / "model").exists()  # the final one only
     assert laboratory.resume() == 0, laboratory.said
-    assert f"resumed from run/checkpoints/{saved}" in laboratory.said
+    assert f"resumed from run/{folder}/{name}" in laboratory.said
     assert not differing(laboratory.result(), unbroken())
 
 
-def test_a_signal_does_not_wait_for_a_reward_and_the_responses_are_not_sampled_again(
+def test_a_signal_does_not_wait_for_a_reward_and_the_step_is_begun_again(
     laboratory: Laboratory, unbroken: Unbroken
 ) -> None:
     good = (laboratory.home / "reward.py").read_text()
@@ -62,7 +64,7 @@ def test_a_signal_does_not_wait_for_a_reward_and_the_responses_are_not_sampled_a
     laboratory.wait_for("stuck", process)
     process.send(signal.SIGTERM)
     assert process.wait() == 143
-    assert laboratory.checkpoints()[-1] == "step_000001_sampled", laboratory.said
+    assert laboratory.checkpoints()[-1] == "step_000001", laboratory.said
     laboratory.reward(good)
     assert laboratory.resume() == 0, laboratory.said
     assert not differing(laboratory.result(), unbroken())

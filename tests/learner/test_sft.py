@@ -5,7 +5,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
-from gspo.recipe.load import make_recipe
+from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
 from gspo.train import train
 
+TINY = Path(__file__).parents[1] / "tiny.yaml"
 NewPolicy = Callable[..., Policy]
 
 
@@ -33,11 +33,25 @@ def recipe_of(steps: int, rows_per_step: int, **optimizer: Any) -> ColdStartConf
     return ColdStartConfig(steps=steps, rows_per_step=rows_per_step, demonstrations="a:b", optimizer=settings)
 
 
-def learn(
-    policy: Policy, examples: Sequence[TokenSequence], recipe: ColdStartConfig, actor: ActorConfig, *, seed: int = 0
+def supervise(
+    policy: Policy,
+    optimizer: Optimizer,
+    examples: Sequence[TokenSequence],
+    settings: ColdStartConfig,
+    actor: ActorConfig,
+    *,
+    seed: int = 0,
+    **given: Any,
 ) -> Iterator[ColdStep]:
-    optimizer = Optimizer(policy.model, recipe.optimizer, total_steps=recipe.steps)
-    return cold_start(policy, optimizer, examples, recipe, actor, seed=seed)
+    recipe = load_recipe(TINY).model_copy(update={"cold_start": settings, "actor": actor, "seed": seed})
+    return cold_start(policy, optimizer, examples, recipe, **given)
+
+
+def learn(
+    policy: Policy, examples: Sequence[TokenSequence], settings: ColdStartConfig, actor: ActorConfig, *, seed: int = 0
+) -> Iterator[ColdStep]:
+    optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
+    return supervise(policy, optimizer, examples, settings, actor, seed=seed)
 
 
 def test_the_loss_falls_to_almost_nothing_on_a_few_rows(
@@ -65,7 +79,7 @@ def test_only_completion_tokens_carry_loss(
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     policy.model.zero_grad()
-    (step,) = cold_start(policy, recording_optimizer(policy.model), examples, recipe_of(1, 5), actor_of(), seed=0)
+    (step,) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 5), actor_of())
     assert step.loss == pytest.approx(loss.item(), rel=1e-5)
     (found,) = recording_optimizer.gradients
     assert (found - expected).norm() / expected.norm() <= 1e-5
@@ -81,7 +95,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_chunks(
     for micro_batch_tokens, chunk_tokens in [(10**6, 10**6), (1, 10**6), (50, 3), (10**6, 1)]:
         monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
         actor = actor_of(micro_batch_tokens=micro_batch_tokens)
-        (step,) = cold_start(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor, seed=0)
+        (step,) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor)
         losses.append(step.loss)
     whole, *others = recording_optimizer.gradients
     differences = [float((gradient - whole).norm() / whole.norm()) for gradient in others]
@@ -130,28 +144,25 @@ def test_a_cold_start_taken_up_sees_the_rows_that_were_left(
     examples = ragged_sequences(8, vocabulary=len(whole.tokenizer))
     expected = list(learn(whole, examples, recipe, actor_of()))
     optimizer = Optimizer(broken.model, recipe.optimizer, total_steps=recipe.steps)
-    found = list(cold_start(broken, optimizer, examples, recipe_of(4, 3), actor_of(), seed=0))
-    found += cold_start(broken, optimizer, examples, recipe, actor_of(), seed=0, num_done=4)
+    found = list(supervise(broken, optimizer, examples, recipe_of(4, 3), actor_of()))
+    found += supervise(broken, optimizer, examples, recipe, actor_of(), num_done=4)
     assert found == expected
     assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
 
 
-def test_the_gradient_may_be_broken_off_and_the_step_may_not(
+def test_a_stop_is_asked_for_before_each_part_of_the_gradient(
     new_policy: NewPolicy, ragged_sequences: Any, actor_of: Any, recording_optimizer: Any
 ) -> None:
-    policy, stretches = new_policy(), []
-
-    @contextmanager
-    def may_stop() -> Iterator[None]:
-        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
-        yield
-        stretches.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
-
+    policy, looks = new_policy(), []
     parameters = list(policy.model.parameters())
     examples = ragged_sequences(4, vocabulary=len(policy.tokenizer))
-    optimizer = recording_optimizer(policy.model)
-    list(cold_start(policy, optimizer, examples, recipe_of(2, 2), actor_of(), seed=0, may_stop=may_stop))
-    assert stretches == [(0, False), (0, True), (1, False), (1, True)]
+    optimizer, actor = recording_optimizer(policy.model), actor_of(micro_batch_tokens=1)
+
+    def check_stop() -> None:
+        looks.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
+
+    list(supervise(policy, optimizer, examples, recipe_of(2, 2), actor, check_stop=check_stop))
+    assert looks == [(0, False), (0, True), (1, False), (1, True)]
 
 
 def test_demonstrations_are_prompt_and_completion_closed_by_the_end_token(new_policy: NewPolicy, query_of: Any) -> None:

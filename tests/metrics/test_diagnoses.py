@@ -10,8 +10,8 @@ import pytest
 from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import ActorConfig
-from gspo.run import record
 from gspo.run.console import Display
+from gspo.run.recorder import Recorder
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 
@@ -183,10 +183,9 @@ def test_numbers_that_a_step_does_not_have_say_nothing() -> None:
 def test_a_run_is_diagnosed_as_its_own_recipe_says_and_not_of_its_evaluation_before() -> None:
     for overrides, wanted in ((["actor.surrogate=sapo"], set[str]()), ([], {"clip_inert"})):
         lines = [{"step": 0}, *({**HEALTHY, "step": step, "clip/token_fraction": 0.0} for step in (1, 2))]
-        progress = SimpleNamespace(diagnoses=dict[str, str]())
-        run: Any = SimpleNamespace(
-            recipe=load_recipe(TINY, overrides), lines=lines, progress=progress, display=Display(quiet=True)
-        )
-        record._name_diagnoses(run)
-        assert progress.diagnoses.keys() == wanted
-        assert all("in 2 steps" in sentence for sentence in progress.diagnoses.values())
+        directory = SimpleNamespace(metrics=lambda lines=lines: lines)
+        recipe = load_recipe(TINY, [*overrides, "report.tokens=false"])
+        run: Any = SimpleNamespace(recipe=recipe, directory=directory, display=Display(quiet=True))
+        sentences = Recorder(run)._diagnose({})
+        assert sentences.keys() == wanted
+        assert all("in 2 steps" in sentence for sentence in sentences.values())

@@ -4,19 +4,17 @@ import json
 import math
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles, read_run
-from gspo.run.process_identity import process_identity
+from gspo.run.lock import Lock, is_locked
 
 RECIPE = "name: mine\nsteps: 5\nmodel: {path: x}\n"
 Writing = Callable[..., RunFiles]
@@ -46,19 +44,22 @@ def text(*lines: Any) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def beginning(process: int | None = None, *, seconds_ago: float = 0.0, **changes: Any) -> dict[str, Any]:
+def beginning(*, seconds_ago: float = 0.0, **changes: Any) -> dict[str, Any]:
     time = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
-    number = os.getpid() if process is None else process
-    known = {"process": number, "process_identity": process_identity(number), "host": socket.gethostname()}
-    return {"time": time, "event": "begun", **known, **changes}
+    return {"time": time, "event": "begun", "process": os.getpid(), "host": socket.gethostname(), **changes}
+
+
+@pytest.fixture
+def lock() -> Iterator[Lock]:
+    """That of the run, which this process holds."""
+    Path("runs", "a").mkdir(parents=True)
+    lock = Lock(Path("runs", "a"))
+    yield lock
+    lock.release()
 
 
 def ending(how: str) -> dict[str, Any]:
     return {"time": "2026-01-01T00:00:00+00:00", "event": "ended", "how": how, "reason": None}
-
-
-def absent_process() -> int:
-    return next(number for number in range(4_000_000, 1, -1) if not psutil.pid_exists(number))
 
 
 def test_a_run_that_has_written_its_end_is_in_that_state(written: Writing) -> None:
@@ -66,95 +67,75 @@ def test_a_run_that_has_written_its_end_is_in_that_state(written: Writing) -> No
         assert written(history=text(beginning(), ending(how))).state == how
 
 
-def test_a_run_whose_process_is_there_is_running_and_one_whose_is_not_was_killed(written: Writing) -> None:
+def test_a_run_whose_lock_is_held_is_running_and_one_whose_is_not_was_killed(written: Writing, lock: Lock) -> None:
     assert written(history=text(beginning())).state == "running"
     assert written(history=text(beginning(event="resumed"))).state == "running"
-    assert written(history=text(beginning(absent_process()))).state == "killed"
+    lock.release()
+    assert written(history=text(beginning())).state == "killed"  # though this process is there
+    Path("runs", "a", "lock").unlink()
+    assert written(history=text(beginning())).state == "killed"
 
 
-def test_only_the_last_process_counts(written: Writing) -> None:
-    gone = beginning(absent_process())
-    assert written(history=text(gone, beginning(event="resumed"))).state == "running"
-    assert written(history=text(beginning(), ending("failed"), gone)).state == "killed"
-    again = [beginning(event="resumed"), ending("finished")]
-    assert written(history=text(gone, ending("failed"), *again)).state == "finished"
+def test_only_the_last_process_counts(written: Writing, lock: Lock) -> None:
+    assert written(history=text(beginning(), beginning(event="resumed"))).state == "running"
+    assert written(history=text(beginning(), ending("failed"))).state == "failed"
+    lock.release()
+    assert written(history=text(beginning(), ending("failed"), beginning(event="resumed"))).state == "killed"
 
 
-def test_an_end_that_is_still_being_written_is_none_yet(written: Writing) -> None:
+def test_an_end_that_is_still_being_written_is_none_yet(written: Writing, lock: Lock) -> None:
     assert written(history=text(beginning()) + text(ending("finished"))[:-1]).state == "running"
 
 
-def test_of_a_process_on_another_machine_nothing_is_known(written: Writing) -> None:
+def test_of_a_process_on_another_machine_nothing_is_known_unless_it_holds_the_lock(
+    written: Writing, lock: Lock
+) -> None:
+    assert written(history=text(beginning(host="elsewhere"))).state == "running"  # on a disk that both have
+    lock.release()
     assert written(history=text(beginning(host="elsewhere"))).state == "unknown"
     assert written(history=text(beginning(host="elsewhere"), ending("finished"))).state == "finished"
 
 
-def test_another_process_of_the_same_number_is_not_the_runs(written: Writing) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        of_other = process_identity(other.pid)
-        assert of_other is not None and of_other != process_identity(os.getpid())
-        assert written(history=text(beginning(process_identity=of_other))).state == "killed"
-        assert written(history=text(beginning(other.pid))).state == "running"
-        other.communicate(b"\n")
-    assert written(history=text(beginning(other.pid, process_identity=of_other))).state == "killed"
-
-
-def test_the_clock_has_no_say_in_whether_a_process_is_there(written: Writing) -> None:
+def test_the_clock_has_no_say_in_whether_a_run_goes_on(written: Writing, lock: Lock) -> None:
     for seconds_ago in (-(10**6), 10**8):
         assert written(history=text(beginning(seconds_ago=seconds_ago))).state == "running"
     for time in ("noon", None, 3):
         assert written(history=text(beginning(time=time))).state == "running"
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="of Linux")
-def test_a_process_is_known_by_its_boot_and_tick_and_elsewhere_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = process_identity(os.getpid())
-    boot, tick = str(found).split()
-    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    seconds = int(tick) / os.sysconf("SC_CLK_TCK")  # since boot
-    assert psutil.boot_time() + seconds == pytest.approx(psutil.Process().create_time(), abs=5)
-    with monkeypatch.context() as patch:
-        patch.setattr(psutil.Process, "create_time", lambda _: 0.0)  # the clock is set
-        assert process_identity(os.getpid()) == found
-        patch.setattr(Path, "exists", lambda _: False)
-        patch.setattr(psutil.Process, "create_time", lambda _: 1234.5678)
-        assert process_identity(os.getpid()) == "1235"
+def test_to_ask_whether_a_run_goes_on_keeps_nobody_from_its_directory(lock: Lock) -> None:
+    path = Path("runs", "a")
+    assert all(is_locked(path) for _ in range(9))
+    lock.release()
+    assert not is_locked(path)
+    asking, is_over = [], threading.Event()
 
+    def ask() -> None:
+        while not is_over.is_set():
+            asking.append(is_locked(path))
 
-def test_a_number_of_no_process_is_known_by_nothing() -> None:
-    for number in (absent_process(), -1, 10**30):
-        assert process_identity(number) is None
-
-
-def test_a_dead_process_that_nobody_has_waited_for_is_not_running(written: Writing) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    thread = threading.Thread(target=ask)
+    thread.start()
     try:
-        line = beginning(process.pid)
-        assert line["process_identity"] and written(history=text(line)).state == "running"
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead by now, and left a zombie
-        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-        assert written(history=text(line)).state == "killed"
+        for _ in range(200):
+            Lock(path).release()
     finally:
-        process.communicate()
+        is_over.set()
+        thread.join()
+    assert asking
+
+
+@pytest.mark.parametrize("place", ["a pipe", "a link to nothing", "a directory"])
+def test_what_is_no_lock_locks_nothing_and_holds_nobody_up(place: str, written: Writing) -> None:
+    path = Path("runs", "a", "lock")
+    path.parent.mkdir(parents=True)
+    {"a pipe": os.mkfifo, "a link to nothing": lambda p: p.symlink_to("x"), "a directory": Path.mkdir}[place](path)
+    assert written(history=text(beginning())).state == "killed"
 
 
 @pytest.mark.parametrize("history", [None, "", text({"event": "moved"}), text({"event": "ended", "how": "melted"})])
 def test_a_history_that_says_nothing_leaves_the_state_unknown(history: str | None, written: Writing) -> None:
     assert written(**({} if history is None else {"history": history})).state == "unknown"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"process": number} for number in ("many", None, -1, 10**30, 0.5)),
-        *({"process_identity": known} for known in (None, "", "another", 3)),
-    ],
-)
-def test_a_beginning_that_names_no_process_is_of_none_that_runs(changes: dict[str, Any], written: Writing) -> None:
-    assert written(history=text({**beginning(), **changes})).state == "killed"
 
 
 def test_a_line_that_is_being_written_is_neither_read_nor_missed(written: Writing) -> None:
@@ -163,7 +144,7 @@ def test_a_line_that_is_being_written_is_neither_read_nor_missed(written: Writin
     assert run.notes == []
 
 
-def test_lines_that_are_none_are_left_out_and_counted(written: Writing) -> None:
+def test_lines_that_are_none_are_left_out_and_counted(written: Writing, lock: Lock) -> None:
     good = [text({"step": step}) for step in (1, 2, 3)]
     bad = ["{broken\n", "[1]\n", '{"no": "step"}\n', '{"step": "2"}\n', "\n"]
     run = written(metrics=good[0] + "".join(bad) + good[1] + good[2], history="\x00\x00\n" + text(beginning()))
@@ -172,7 +153,7 @@ def test_lines_that_are_none_are_left_out_and_counted(written: Writing) -> None:
     assert run.state == "running"
 
 
-def test_values_that_are_not_what_they_should_be_are_left_out_and_counted(written: Writing) -> None:
+def test_values_that_are_not_what_they_should_be_are_left_out_and_counted(written: Writing, lock: Lock) -> None:
     deep = '{"step": 3, "x": ' + "[" * 5000 + "]" * 5000 + "}\n"
     odd = {"step": 1, "x": 1.5, "y": "?", "z": {"a": 1}, "list": [1, "x", [[[[2]]]]], "huge": 1e300, "none": math.inf}
     steps = [{"step": step} for step in (True, -1, 10**30, 1.0)]

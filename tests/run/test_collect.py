@@ -18,9 +18,10 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
+from gspo.run.clock import Clock
 from gspo.run.collect import collect
-from gspo.run.progress import InHand, Progress
-from gspo.run.run import Run
+from gspo.run.interrupt import Interrupt
+from gspo.run.progress import Progress
 from gspo.types import Batch, Group, Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -38,6 +39,7 @@ class Stub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, query_of: Any, *, flat: set[int], size: int = 40) -> None:
         self.calls: list[list[int]] = []  # the numbers of the queries sampled together
         self.keys: set[SamplingKey] = set()
+        self.num_rounds = 0
 
         def sample(queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, **_: Any) -> tuple[Group, ...]:
             engine.publish.assert_called_with(self.parts.policy, 7)
@@ -48,7 +50,7 @@ class Stub:
 
         engine = Mock(sample=sample)
 
-        def scored(groups: Sequence[Group], functions: Any) -> Batch:
+        def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Batch:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
             batch = samples.scored(groups, [reward for pair in pairs for reward in pair])
             return replace(batch, reward_seconds={"f": 1.0})
@@ -56,24 +58,18 @@ class Stub:
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
         self.parts = SimpleNamespace(policy=object(), engine=engine, functions=(), queries=SimpleNamespace(train=train))
-        self.progress = Progress(num_cold_steps=0)
+        self.progress = Progress()
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
-        self.recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        run: Any = SimpleNamespace(recipe=self.recipe, parts=self.parts, progress=self.progress, interrupt=Mock())
-        run.queries = partial(Run.queries, run)
-
-        def stage(name: str, compute: Callable[[], Any]) -> Any:
-            if getattr(self.progress.in_hand, name) is None:
-                setattr(self.progress.in_hand, name, compute())
-            return getattr(self.progress.in_hand, name)
-
-        run.stage = stage
-        return collect(run, step, policy_version=7)
+        recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
+        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, clock=Clock(), interrupt=Interrupt(print))
+        self.progress = replace(self.progress, steps=step - 1)
+        batch, self.num_rounds = collect(run, self.progress, policy_version=7)
+        assert {*run.clock.seconds} == {"rollout", "reward"}
+        return batch
 
     def next_step(self) -> None:
-        self.progress.extra_rounds += len(self.progress.in_hand.rounds)
-        self.progress.in_hand = InHand()
+        self.progress = replace(self.progress, extra_rounds=self.progress.extra_rounds + self.num_rounds - 1)
 
 
 def number(query: Query) -> int:
@@ -102,7 +98,7 @@ def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(s
     assert rewards(found) == [1.0, 0.0] * 4 and found.reward_seconds == {"f": 2.0}
     assert [number(group.query) for group in found.dropped] == [first[1], first[2]]
     assert all([sample.reward for sample in group.samples] == [1.0, 1.0] for group in found.dropped)
-    assert run.keys == {SamplingKey(seed=0, step=1)} and len(run.progress.in_hand.rounds) == 1
+    assert run.keys == {SamplingKey(seed=0, step=1)} and run.num_rounds == 2
 
 
 def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
@@ -110,7 +106,7 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
         run = stub(flat=flat)
         found = run.collect(*overrides)
         assert numbers(found) == order(0, 40) and found.dropped == () and found.reward_seconds == {"f": 1.0}
-        assert len(run.calls) == 1 and run.progress.in_hand.rounds == ()
+        assert len(run.calls) == 1 and run.num_rounds == 1
 
 
 def test_after_the_last_round_groups_of_equal_rewards_fill_the_batch_in_their_order(stub: Any) -> None:
@@ -130,7 +126,7 @@ def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: 
     first, second = order(0, 40), order(1, 40)
     run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
 
-    def scored(groups: Sequence[Group], functions: Any) -> Batch:
+    def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Batch:
         pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
         return samples.scored(groups, [reward for pair in pairs for reward in pair])
 

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,13 @@ from gspo import cli
 from gspo.errors import RunError, UserError
 from gspo.recipe.load import load_recipe
 from gspo.report.run_files import read_run
-from gspo.run import history
-from gspo.run.begin import begun, end_recorded
+from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
+from gspo.run.directory import RunDirectory
+from gspo.run.history import recorded
 from gspo.run.interrupt import Stopped
-from gspo.run.process_identity import process_identity
+from gspo.run.recorder import Recorder
+from gspo.run.run import open_run
 from gspo.train import Outcome, train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -42,14 +43,14 @@ def lines() -> list[dict[str, Any]]:
 
 def at_each_step(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
     """Do this once a step has been recorded."""
-    module = import_module("gspo.train")  # gspo.train itself is the function
-    record_step = module.record_step
+    step = Recorder.step
 
-    def recorded(*arguments: Any, **keywords: Any) -> None:
-        record_step(*arguments, **keywords)
+    def recorded(*arguments: Any, **keywords: Any) -> Any:
+        progress = step(*arguments, **keywords)
         do()
+        return progress
 
-    monkeypatch.setattr(module, "record_step", recorded)
+    monkeypatch.setattr(Recorder, "step", recorded)
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -64,7 +65,6 @@ def test_a_finished_run_has_begun_and_ended() -> None:
     begun, ended = lines()
     assert (begun["event"], begun["cold_start_step"], begun["step"]) == ("begun", 0, 0)
     assert (begun["process"], begun["host"]) == (os.getpid(), socket.gethostname())
-    assert begun["process_identity"] == process_identity(os.getpid()) and begun["process_identity"]
     assert begun["working_directory"] == str(Path.cwd())
     assert begun["introduction"].startswith("tiny: Qwen3ForCausalLM") and "torch" in begun["environment"]
     assert (ended["event"], ended["how"], ended["reason"]) == ("ended", "finished", None)
@@ -149,22 +149,20 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
     given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
-    with pytest.raises(Stopped), begun(load_recipe(TINY, SHORT), **given) as run, end_recorded(run):
+    with pytest.raises(Stopped), open_run(load_recipe(TINY, SHORT), **given) as run, recorded(run, "words"):
         signal.raise_signal(signal.SIGTERM)
-        run.interrupt.check()
+        run.interrupt.check_stop()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("stopped", "SIGTERM")
 
 
 def test_a_signal_after_the_last_step_has_stopped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gspo.run.run import Run
+    save_model = RunDirectory.save_model
 
-    finish = Run.finish
-
-    def signalled(run: Run) -> Path:
+    def signalled(directory: RunDirectory, policy: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
-        return finish(run)
+        save_model(directory, policy)
 
-    monkeypatch.setattr(Run, "finish", signalled)
+    monkeypatch.setattr(RunDirectory, "save_model", signalled)
     assert run().signal is None
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("finished", None)
 
@@ -176,16 +174,15 @@ def test_a_second_ctrl_c_interrupts_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_stop_whose_checkpoint_cannot_be_written_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gspo.run.run import Run
-
-    def refuse(_: Run) -> None:
+    def refuse(_: Checkpointer) -> None:
         raise RunError("no room")
 
-    def stop(*_: Any, **__: Any) -> None:
+    def stop(*_: Any, check_stop: Callable[[], None], **__: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
+        check_stop()
 
     monkeypatch.setattr("gspo.run.collect.score", stop)
-    monkeypatch.setattr(Run, "save_and_wait", refuse)
+    monkeypatch.setattr(Checkpointer, "save", refuse)
     with pytest.raises(RunError, match="no room"):
         run()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("failed", "no room")
@@ -250,8 +247,10 @@ def test_a_line_that_a_killed_process_has_begun_does_not_spoil_the_next(rest: st
 
 
 def test_what_is_appended_is_a_line_of_its_own_however_the_file_ends() -> None:
-    path = Path("history.jsonl")
+    Path("run").mkdir()
+    directory = RunDirectory(Path("run"))
     for content, wanted in [(b"", b""), (b"a", b"a\n"), (b"a\n", b"a\n"), (b"\n", b"\n"), (b"a\nb", b"a\nb\n")]:
-        path.write_bytes(content)
-        history._end_last_line(path)
-        assert path.read_bytes() == wanted
+        (directory.path / "log").write_bytes(content)
+        directory.append("log", {})
+        assert (directory.path / "log").read_bytes() == wanted + b"{}\n"
+    directory.close()

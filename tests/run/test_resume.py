@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.files import MANIFEST, seal, verified
 from gspo.run.console import Display
 from gspo.run.lock import Lock
+from gspo.run.progress import Progress
+from gspo.run.recorder import Recorder
 from gspo.run.resume import rows_digest
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -256,7 +257,7 @@ def test_where_there_is_nothing_to_resume_the_run_is_begun(capsys: pytest.Captur
 def test_a_run_that_ended_before_its_first_checkpoint_is_begun_again() -> None:
     train(recipe_of())
     expected = {path: content for path, (_, content) in entries().items() if path.endswith((".safetensors", "1.jsonl"))}
-    for name in ("checkpoints", "model"):
+    for name in ("checkpoints", "cold_start", "model"):
         shutil.rmtree(RUN / name)
     with (RUN / "metrics.jsonl").open("a") as file:
         file.write('{"half')
@@ -323,18 +324,18 @@ def test_a_manifest_that_is_nested_too_deep_is_damage() -> None:
 def test_of_two_runs_that_a_removed_lock_has_let_in_the_first_ends_and_no_step_is_there_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def let_in_another(*arguments: Any, **keywords: Any) -> None:
-        record_step(*arguments, **keywords)
+    def let_in_another(*arguments: Any, **keywords: Any) -> Progress:
+        progress = step(*arguments, **keywords)
         if not others:
             (RUN / "lock").unlink()
             others.append(Lock(RUN))
             before.update(entries())
+        return progress
 
     others: list[Lock] = []
     before: dict[str, Any] = {}
-    module = import_module("gspo.train")
-    record_step = module.record_step
-    monkeypatch.setattr(module, "record_step", let_in_another)
+    step = Recorder.step
+    monkeypatch.setattr(Recorder, "step", let_in_another)
     with pytest.raises(gspo.RunError, match="the lock of this run was removed, and another process is writing"):
         train(recipe_of("steps=3", "checkpoint.every=0"))
     assert entries() == before

@@ -167,9 +167,9 @@ def test_rollouts_are_json_too_where_a_ratio_is_not_finite_or_a_reward_is_none(d
 
 def test_a_directory_is_one_runs_until_that_run_has_closed_it(recipe: Recipe, directory: RunDirectory) -> None:
     with pytest.raises(UserError, match="is writing to this directory"):
-        RunDirectory.reopen(directory.path)
+        RunDirectory(directory.path)
     directory.close()
-    again = RunDirectory.reopen(directory.path)
+    again = RunDirectory(directory.path)
     assert again.path == directory.path and load_recipe(again.path / "recipe.yaml") == recipe
     again.close()
 
@@ -188,7 +188,7 @@ def test_a_directory_that_exists_is_refused_with_how_to_go_on_where_it_is_a_runs
 
 def test_the_recipe_is_replaced_by_the_one_the_run_goes_on_with(recipe: Recipe, directory: RunDirectory) -> None:
     further = recipe.model_copy(update={"steps": 7})
-    directory.rewrite_recipe(further)
+    directory.write_recipe(further)
     assert load_recipe(directory.path / "recipe.yaml") == further
     assert not list(directory.path.glob("unfinished_*"))
 
@@ -214,10 +214,15 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
     (logs / "cold_start.jsonl").write_bytes((directory.path / "cold_start.jsonl").read_bytes())
     directory.append("cold_start.jsonl", {"step": 2})
     directory.append("metrics.jsonl", {"step": 0})
+    directory.write_rollouts(1, rollout_lines(small_samples()))
+    aside = directory.cut_back(logs)
+    assert directory.log_bytes() == sizes  # metrics.jsonl was not there
+    assert aside is not None and {path.name for path in aside.iterdir()} == {"metrics.jsonl", "rollouts"}
+    (logs / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     for step in (1, 2, 10):
         directory.write_rollouts(step, rollout_lines(small_samples()))
-    directory.cut_back(steps=2, logs=logs)
-    assert directory.log_bytes() == sizes  # metrics.jsonl was not there
+    assert directory.cut_back(logs) is None
+    assert [line["step"] for line in directory.metrics()] == [1, 2]
     assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
         "step_000001.jsonl",
         "step_000002.jsonl",
@@ -236,7 +241,8 @@ def test_a_copy_beside_a_rollout_file_is_left_alone(directory: RunDirectory, tmp
         directory.write_rollouts(step, rollout_lines(small_samples()))
     for name in copies:
         (directory.path / "rollouts" / name).write_text("mine")
-    directory.cut_back(steps=1, logs=tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    directory.cut_back(tmp_path)
     assert {path.name for path in (directory.path / "rollouts").iterdir()} == {"step_000001.jsonl", *copies}
 
 
@@ -253,15 +259,14 @@ def test_nothing_is_written_through_a_link(name: str, directory: RunDirectory, t
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["unfinished_model", "replaced_model", "model", "unfinished_reference", "reference"])
+@pytest.mark.parametrize("name", ["unfinished_model", "replaced_model", "model"])
 def test_no_model_is_written_through_a_link(
     name: str, directory: RunDirectory, new_policy: Callable[..., Policy], tmp_path: Path
 ) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "config.json").write_text("precious")
     (directory.path / name).symlink_to(tmp_path / "precious")
-    save = directory.save_reference if name.endswith("reference") else directory.save_model
-    save(new_policy(seed=1))
+    directory.save_model(new_policy(seed=1))
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["config.json"]
     assert (tmp_path / "precious" / "config.json").read_text() == "precious"
     written = name.removeprefix("unfinished_").replace("replaced_", "")
@@ -283,13 +288,12 @@ def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_d
     (directory.path / "lock").unlink()
     directory.append("metrics.jsonl", {"step": 2})  # nobody has come: it is made again
     (directory.path / "lock").unlink()
-    other = RunDirectory.reopen(directory.path)
+    other = RunDirectory(directory.path)
     before = {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()}
     for write in (
         lambda: directory.append("metrics.jsonl", {"step": 3}),
         lambda: directory.write_rollouts(3, rollout_lines(small_samples())),
         lambda: directory.save_model(new_policy(seed=1)),
-        lambda: directory.save_reference(new_policy(seed=1)),
     ):
         with pytest.raises(RunError, match="the lock of this run was removed"):
             write()
@@ -299,11 +303,11 @@ def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_d
 
 
 def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirectory) -> None:
-    assert directory.set_aside() is None
+    assert directory.cut_back(None) is None
     for number in (1, 2):
         directory.append("metrics.jsonl", {"step": number})
         directory.write_rollouts(number, rollout_lines(small_samples()))
-        aside = directory.set_aside()
+        aside = directory.cut_back(None)
         assert aside == directory.path / f"set_aside_{number}"
         assert json.loads((aside / "metrics.jsonl").read_text()) == {"step": number}
         assert [path.name for path in (aside / "rollouts").iterdir()] == [f"step_00000{number}.jsonl"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gspo.run.process_identity import process_identity
+from gspo.run.lock import Lock
 
 HOSTILE = "<script>alert('x')</script> <em>no</em> | a `code` &amp; **b** [c](d)\n| --- |\n\x02\\ _e_ # é\t$x_1$ <b>"
 METRICS = {
@@ -37,6 +37,7 @@ class MadeRun:
 
     def __init__(self, path: Path, *, steps: int = 3, **recipe: Any) -> None:
         self.path = path
+        self.lock: Lock | None = None
         path.mkdir(parents=True)
         tree = {"name": path.name, "steps": steps, "model": {"path": None}, "report": {"project": "made"}, **recipe}
         (path / "recipe.yaml").write_text(yaml.safe_dump(tree))
@@ -54,8 +55,12 @@ class MadeRun:
             self.line(f"rollouts/step_{step:06d}.jsonl", row)
 
     def event(self, event: str, **more: Any) -> None:
-        if "process" in more:
-            more.setdefault("process_identity", process_identity(more["process"]))
+        """Write an event; from one with a `process`, which is this one, to its end the run is locked as it goes on."""
+        if "process" in more and self.lock is None:
+            self.lock = Lock(self.path)
+        if event == "ended" and self.lock is not None:
+            self.lock.release()
+            self.lock = None
         about = {"event": event, "time": "2126-01-01T00:00:00+00:00", "host": socket.gethostname(), **more}
         self.line("history.jsonl", about)
 

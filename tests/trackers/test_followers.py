@@ -17,7 +17,6 @@ from tests.trackers.made import NUMBERS, MadeRun
 
 from gspo.errors import RunError, UserError
 from gspo.report.run_files import read_run
-from gspo.run.process_identity import process_identity
 from gspo.trackers import follow as follow_module
 from gspo.trackers import followers, tracker
 from gspo.trackers.followers import following
@@ -114,7 +113,7 @@ def test_a_tracker_that_has_taken_the_run_for_over_is_said_in_the_end(
     made_run: Callable[..., MadeRun], fake: FakeWandb
 ) -> None:
     run = made_run(report={"trackers": ["wandb"]})
-    run.event("begun", process=os.getpid(), process_identity="another boot 1")
+    run.event("begun")
     run.step(1)
     notes: list[str] = []
     state = run.path / "trackers" / "wandb.json"
@@ -137,34 +136,30 @@ def test_a_run_without_a_step_has_nothing_that_a_tracker_lacks(
 @pytest.mark.parametrize(
     ("changes", "goes_on"),
     [
-        ({}, True),
-        ({"time": "1970-01-01T00:00:00+00:00"}, True),  # the clock was set
-        ({"process_identity": "another boot 1"}, False),
-        ({"process_identity": None}, False),
-        ({"process_identity": process_identity(1)}, False),  # the number is another's by now
+        ({"process": os.getpid()}, True),
+        ({"process": os.getpid(), "time": "1970-01-01T00:00:00+00:00"}, True),  # the clock was set
+        ({}, False),  # nobody has the lock
         ({"host": "elsewhere"}, True),  # as far as can be told
     ],
 )
-def test_whether_a_run_goes_on_is_told_by_which_process_it_is(
+def test_whether_a_run_goes_on_is_told_by_its_lock(
     changes: dict[str, Any], goes_on: bool, made_run: Callable[..., MadeRun]
 ) -> None:
     run = made_run()
-    run.event("begun", process=os.getpid(), **changes)
+    run.event("begun", **changes)
     assert is_under_way(run.path) is goes_on
     run.event("ended", how="stopped")
     assert is_under_way(run.path) is False
 
 
 def test_it_is_a_process_that_leaves_training_alone(run: MadeRun, fake: FakeWandb) -> None:
-    from gspo.run.lock import Lock
-
-    lock, standard_input, (theirs, ours) = Lock(run.path), os.dup(0), os.pipe()
+    standard_input, (theirs, ours) = os.dup(0), os.pipe()
+    assert run.lock is not None
     os.dup2(theirs, 0)
     follow(run)
     os.dup2(standard_input, 0)
     for number in (standard_input, theirs, ours):
         os.close(number)
-    lock.release()
     about = process(run.path)
     assert about["session"] and about["niceness"] >= 10
     assert str(run.path / "lock") not in about["files"] and about["input"] == "/dev/null"
@@ -204,7 +199,9 @@ def test_a_log_that_is_a_link_is_not_written_through(run: MadeRun, tmp_path: Pat
 
 _KILLED = """
 import os, sys, pathlib
+from gspo.run.lock import Lock
 from gspo.trackers.followers import following
+lock = Lock(pathlib.Path(sys.argv[1]))
 with following(pathlib.Path(sys.argv[1]), ["wandb"], print):
     sys.stdin.read()
 """
@@ -216,7 +213,7 @@ def test_it_ends_by_itself_when_training_is_killed(
     run = made_run()
     command = [sys.executable, "-c", _KILLED, str(run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as training:
-        run.event("begun", process=training.pid)
+        run.event("begun")
         run.step(1)
         wait_for(run.path / "trackers" / "fake.jsonl")
         run.step(2, rollouts=3)  # killed as it wrote them

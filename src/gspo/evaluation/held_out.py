@@ -40,17 +40,17 @@ def evaluate(
     queries: Sequence[Query],
     functions: Sequence[RewardFunction],
     recipe: Recipe,
-    check_stop: Callable[[], object] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> HeldOutScore:
     """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run.
 
-    The engine calls `check_stop` while it samples.
+    `check_stop` is called while responses are sampled and scored; it may raise.
     """
     settings = recipe.evaluation
     changed = {"temperature": settings.temperature, "group_size": settings.samples}
     sampling = recipe.rollout.model_copy(update=changed)
     groups = engine.sample(queries, sampling, SamplingKey(seed=_SEED, step=0), check_stop=check_stop)
-    batch = score(groups, functions, max_masked_fraction=1.0)
+    batch = score(groups, functions, max_masked_fraction=1.0, check_stop=check_stop)
 
     def over_questions(value_of: Callable[[Score], float | None]) -> Estimate:
         """Over the responses for which there is a value."""

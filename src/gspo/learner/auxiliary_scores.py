@@ -23,12 +23,13 @@ def score_with_reference_and_critic(
     reference: Policy | None,
     critic: Critic | None,
     temperature: float,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Batch:
     """The batch with reference log-likelihoods and values of every scored sample, where the recipe has such models."""
     samples = [sample for sample in batch.samples if sample.reward is not None]
 
     def per_sample(score_fn: Callable[[Sequence[TokenSequence]], Float[Tensor, "N"]]) -> list[Float[Tensor, "_"]]:
-        return for_each_sample(lambda part: split_tokens(score_fn(part), part), policy, samples, actor)
+        return for_each_sample(lambda part: split_tokens(score_fn(part), part), policy, samples, actor, check_stop)
 
     def logprobs(sequences: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
         assert reference is not None

@@ -66,14 +66,18 @@ def for_each_sample(
     policy: Policy,
     samples: Sequence[Sample],
     actor: ActorConfig,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> list[T]:
-    """What `compute` says of each sample, in their order, without gradients.
+    """What `compute` says of each sample, in their order, without gradients; `check_stop` may raise before each pass.
 
     The passes are cut as the update cuts its own: other shapes round differently, in bfloat16 by as much as GSPO's
     clip range.
     """
-    parts = micro_batches(policy, samples, actor)
-    return [result for part in parts for result in compute([token_sequence(sample, actor) for sample in part])]
+    results: list[T] = []
+    for part in micro_batches(policy, samples, actor):
+        check_stop()
+        results += compute([token_sequence(sample, actor) for sample in part])
+    return results
 
 
 def split_tokens(values: Float[Tensor, "N"], sequences: Sequence[TokenSequence]) -> list[Float[Tensor, "_"]]:

@@ -1,6 +1,6 @@
 """What is known of π_old on a batch: log-likelihoods and experts, the engine's or the policy's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from jaxtyping import Float
@@ -14,7 +14,14 @@ from gspo.recipe.schema import ActorConfig
 from gspo.types import Batch, Experts
 
 
-def compute_old_logprobs(policy: Policy, batch: Batch, actor: ActorConfig, *, temperature: float) -> Batch:
+def compute_old_logprobs(
+    policy: Policy,
+    batch: Batch,
+    actor: ActorConfig,
+    *,
+    temperature: float,
+    check_stop: Callable[[], None] = lambda: None,
+) -> Batch:
     """The batch with π_old of the samples that are trained on: as the engine had it, or the policy itself (§5.4).
 
     The policy's own is not computed for the first mini-batch, whose forward pass in the update is π_old's. Routers
@@ -37,7 +44,8 @@ def compute_old_logprobs(policy: Policy, batch: Batch, actor: ActorConfig, *, te
     changed = {}
     for groups in mini_batches(batch, actor.mini_batches)[1:]:
         samples = trained_samples(groups, actor)
-        for sample, (logprobs, experts) in zip(samples, for_each_sample(own, policy, samples, actor), strict=True):
+        passes = for_each_sample(own, policy, samples, actor, check_stop)
+        for sample, (logprobs, experts) in zip(samples, passes, strict=True):
             old_logprobs = sample.old_logprobs if of_engine else logprobs
             changed[sample] = replace(sample, old_logprobs=old_logprobs, old_experts=experts)
     return batch.with_changed(changed)

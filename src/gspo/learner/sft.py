@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence, micro_batches
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
-from gspo.recipe.schema import ActorConfig, ColdStartConfig
+from gspo.recipe.schema import Recipe
 from gspo.types import Query
 
 
@@ -55,39 +54,29 @@ def cold_start(
     policy: Policy,
     optimizer: Optimizer,
     examples: Sequence[TokenSequence],
-    recipe: ColdStartConfig,
-    actor: ActorConfig,
+    recipe: Recipe,
     *,
-    seed: int,
     num_done: int = 0,
-    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[ColdStep]:
     """Maximise the mean log-likelihood of the completions' tokens; yields after every optimiser step after `num_done`.
 
-    Within `may_stop` nothing but gradients changes.
+    `check_stop` may raise: it is called where nothing but gradients has changed since the last step.
     """
-    order = _epochs(len(examples), recipe.rows_per_step, random.Random(f"cold start order {seed}"))
-    for step in range(1, recipe.steps + 1):
-        indices = next(order)
+    order = _epochs(len(examples), recipe.cold_start.rows_per_step, random.Random(f"cold start order {recipe.seed}"))
+    for step in range(1, recipe.cold_start.steps + 1):
+        rows, loss = [examples[index] for index in next(order)], 0.0
         if step <= num_done:
             continue
-        with may_stop():
-            loss = _accumulate_gradient(policy, [examples[index] for index in indices], actor)
+        num_tokens = sum(len(row.response_ids) for row in rows)
+        for part in micro_batches(rows, recipe.actor.micro_batch_tokens):
+            check_stop()
+            likelihood = response_likelihood(policy, [rows[index] for index in part])
+            part_loss = -likelihood.logprobs.sum() / num_tokens
+            part_loss.backward()
+            loss += part_loss.item()
         report = optimizer.step(loss_is_finite=math.isfinite(loss))
         yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate, applied=report.applied)
-
-
-def _accumulate_gradient(policy: Policy, rows: Sequence[TokenSequence], actor: ActorConfig) -> float:
-    """Add the gradient of the mean negative log-likelihood over the rows' completion tokens; returns that mean."""
-    num_tokens = sum(len(row.response_ids) for row in rows)
-    loss = 0.0
-    for part in micro_batches(rows, actor.micro_batch_tokens):
-        chosen = [rows[index] for index in part]
-        likelihood = response_likelihood(policy, chosen)
-        part_loss = -likelihood.logprobs.sum() / num_tokens
-        part_loss.backward()
-        loss += part_loss.item()
-    return loss
 
 
 def _epochs(num_rows: int, rows_per_step: int, rng: random.Random) -> Iterator[list[int]]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +30,8 @@ class Learner:
     temperature: float  # of the distribution that the samples were drawn from
     max_tokens: int = 1  # of any response: what length_norm: constant divides by
     critic: Critic | None = None
+    # Called before each forward pass, where nothing but gradients has changed since the last step; it may raise.
+    check_stop: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,23 +63,20 @@ def update(
     batch: Batch,
     *,
     num_done: int = 0,
-    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[tuple[MiniBatchReport, Batch]]:
     """One optimiser step for each of the actor's mini-batches after `num_done`; groups stay whole within one.
 
     After each step it yields its report and the batch, in which the samples trained so far have their `stats`. The
     loss is −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
-    Within `may_stop` nothing but gradients changes: there, a mini-batch may be broken off and started again.
     """
     policy, optimizer, critic, actor = learner.policy, learner.optimizer, learner.critic, learner.actor
     for number, groups in enumerate(mini_batches(batch, actor.mini_batches)):
         if number < num_done:
             continue
         samples = trained_samples(groups, actor)
-        with may_stop():
-            # Where mini-batches follow, their own forward passes show what the step has changed.
-            watched = VolatilitySample(policy, samples if actor.mini_batches == 1 else [], actor)
-            gradient, stats = accumulate_gradient(learner, samples, denominators_of(groups, learner.max_tokens), number)
+        # Where mini-batches follow, their own forward passes show what the step has changed.
+        watched = VolatilitySample(policy, samples if actor.mini_batches == 1 else [], actor)
+        gradient, stats = accumulate_gradient(learner, samples, denominators_of(groups, learner.max_tokens), number)
         finite = math.isfinite(gradient.loss) and math.isfinite(gradient.value_loss)
         step = optimizer.step(loss_is_finite=finite)
         critic_step = None if critic is None else critic.optimizer.step(loss_is_finite=finite and step.applied)
@@ -100,6 +98,7 @@ def accumulate_gradient(
     policy, actor, losses, half = learner.policy, learner.actor, list[Loss](), None
     split = split_point(samples) if actor.gradient_noise else 0
     for part in micro_batches(policy, samples, actor):
+        learner.check_stop()
         if split and part[0] is samples[split]:
             half = learner.optimizer.gradient()
         loss = micro_batch_loss(

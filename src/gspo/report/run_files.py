@@ -12,8 +12,8 @@ from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.report.shapes import event, is_step
 from gspo.run.json_lines import read_json_lines, rollout_files
+from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_plain
-from gspo.run.process_identity import process_identity
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
@@ -80,7 +80,7 @@ def read_run(path: Path) -> RunFiles:
         lines=[by_step[step] for step in sorted(by_step)],
         cold_start=[numbers(line) for line in cold_start],
         history=[line for line, _ in history],
-        state=state_of(events),
+        state=state_of(path, events),
         notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )
 
@@ -116,19 +116,13 @@ def _runs_in(path: Path) -> list[str]:
     return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))[:8] if os.path.lexists(path) else []
 
 
-def state_of(history: Sequence[Mapping[str, Any]]) -> State:
-    """What the last line of a run's history, and the process that it names, say of it."""
+def state_of(path: Path, history: Sequence[Mapping[str, Any]]) -> State:
+    """What the last line of a run's history, and the lock that a process holds while it goes on, say of it."""
     last = history[-1] if history else {}
     if last.get("event") == "ended" and last.get("how") in ("finished", "stopped", "interrupted", "failed"):
         return last["how"]
     if last.get("event") not in ("begun", "resumed"):
         return "unknown"
-    if last.get("host") != socket.gethostname():
-        return "unknown"
-    return "running" if _is_alive(last) else "killed"
-
-
-def _is_alive(beginning: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote the line is still there, and not another under its number."""
-    number, known = beginning.get("process"), beginning.get("process_identity")
-    return isinstance(number, int) and known is not None and process_identity(number) == known
+    if is_locked(path):
+        return "running"
+    return "killed" if last.get("host") == socket.gethostname() else "unknown"

@@ -86,7 +86,7 @@ def _plain(value: Any, depth: int = DEPTH) -> Any:
 
 
 _EVENT: Mapping[str, Shape] = {
-    **dict.fromkeys(("event", "time", "how", "reason", "process_identity", "host", "working_directory"), _text),
+    **dict.fromkeys(("event", "time", "how", "reason", "host", "working_directory"), _text),
     **dict.fromkeys(("process", "cold_start_step", "step"), _whole),
     **{"introduction": _text, "seconds": _number, "environment": _mapping_of(_plain)},
 }

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError, Thread
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
@@ -17,6 +17,7 @@ from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
 MAX_CONCURRENT_CALLS = 32
 LOOP_ANSWER_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
+LOOK_SECONDS = 0.2  # between two looks at whether the run is to stop
 
 
 class Host(Protocol):
@@ -64,7 +65,7 @@ class Finished(NamedTuple):
     seconds: float
 
 
-def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
+def run_calls(waiting: deque[Call], check_stop: Callable[[], None] = lambda: None) -> Generator[Finished, None, None]:
     """Make the calls, which are taken out of the queue, in the order they finish; a call's clock starts when it does.
 
     More calls of the same hosts may be put in the queue while it goes on. However the loop over it ends, nothing is
@@ -84,7 +85,11 @@ def run_calls(waiting: deque[Call]) -> Generator[Finished, None, None]:
             for calls in batches.values():
                 pools[calls[0].host].submit(_make, calls).add_done_callback(finished.put)
                 num_running += 1
-            yield from finished.get().result()
+            while True:
+                check_stop()
+                with suppress(Empty):
+                    yield from finished.get(timeout=LOOK_SECONDS).result()
+                    break
             num_running -= 1
     finally:
         for pool in pools.values():

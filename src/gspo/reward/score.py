@@ -2,7 +2,7 @@
 
 import inspect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ def score(
     *,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Batch:
     """The groups with what the functions say of every sample; a function is called once a group.
 
@@ -34,7 +35,7 @@ def score(
     jobs = [Job(samples=group.samples, function=function) for group in groups for function in functions]
     waiting = deque(map(_call, jobs))
     seconds = dict.fromkeys((function.name for function in functions), 0.0)
-    with closing(run_calls(waiting)) as finished:
+    with closing(run_calls(waiting, check_stop)) as finished:
         for call, reply, took in finished:
             job: Job = call.key
             seconds[job.function.name] += took

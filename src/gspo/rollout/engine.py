@@ -21,7 +21,7 @@ class Engine(Protocol):
         key: SamplingKey,
         *,
         record_experts: bool = False,
-        check_stop: Callable[[], object] = lambda: None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> tuple[Group, ...]:
         """A group of `settings.group_size` responses to each query, in the order of the queries.
 

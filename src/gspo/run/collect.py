@@ -1,28 +1,39 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from gspo.learner.advantages import rewards_differ
+from gspo.queries.order import query_indices
 from gspo.recipe.schema import RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import score
 from gspo.rollout.random_numbers import SamplingKey
+from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.types import Batch, Group, Query
 
 
-def collect(run: Run, step: int, *, policy_version: int) -> Batch:
-    """The step's groups; each round goes through the stages rollout and reward, so that a resumed run takes it up."""
-    recipe, hand = run.recipe, run.progress.in_hand
+def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch, int]:
+    """The next step's groups, sampled and scored, and the number of rounds that were sampled."""
+    recipe, parts, check_stop = run.recipe, run.parts, run.interrupt.check_stop
+    parts.engine.publish(parts.policy, policy_version)
+    rounds: list[Batch] = []
     while True:
-        sample = partial(_sample, run, step, hand.rounds, policy_version)
-        groups = run.stage("rollout", sample)
-        rounds = (*hand.rounds, run.stage("reward", partial(_scored, run, groups)))
-        last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
-        if last or _missing(rounds, recipe.rollout) <= 0:
-            return choose_groups(rounds, recipe.rollout)
-        hand.rounds, hand.rollout, hand.reward = rounds, None, None
+        with run.clock.stage("rollout"):
+            groups = parts.engine.sample(
+                _queries(run, progress, rounds),
+                recipe.rollout,
+                # No query comes twice in a step, so that no two rounds draw the same random numbers.
+                SamplingKey(seed=recipe.seed, step=progress.steps + 1),
+                record_experts=recipe.actor.wants_engine_experts,
+                check_stop=check_stop,
+            )
+        with run.clock.stage("reward"):
+            batch = score(groups, parts.functions, check_stop=check_stop)
+            rounds.append(with_overlong_penalty(batch, recipe.rollout))
+        is_last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
+        if is_last or _missing(rounds, recipe.rollout) <= 0:
+            return choose_groups(rounds, recipe.rollout), len(rounds)
 
 
 def choose_groups(rounds: Sequence[Batch], sampling: RolloutConfig) -> Batch:
@@ -33,34 +44,25 @@ def choose_groups(rounds: Sequence[Batch], sampling: RolloutConfig) -> Batch:
     return Batch(
         groups=tuple(groups[number] for number in sorted(order[:size])),
         dropped=tuple(groups[number] for number in sorted(order[size:])),
-        reward_seconds={name: sum(scored.reward_seconds[name] for scored in rounds) for name in names},
+        reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in names},
     )
 
 
-def _sample(run: Run, step: int, rounds: Sequence[Batch], policy_version: int) -> tuple[Group, ...]:
-    """A round's groups; no query comes twice in a step, so that no two rounds draw the same random numbers."""
-    engine, recipe = run.parts.engine, run.recipe
-    engine.publish(run.parts.policy, policy_version)
-    return engine.sample(
-        _queries(run, step, rounds),
-        recipe.rollout,
-        SamplingKey(seed=recipe.seed, step=step),
-        record_experts=recipe.actor.wants_engine_experts,
-        check_stop=run.interrupt.check,
-    )
-
-
-def _scored(run: Run, groups: Sequence[Group]) -> Batch:
-    return with_overlong_penalty(score(groups, run.parts.functions), run.recipe.rollout)
-
-
-def _queries(run: Run, step: int, rounds: Sequence[Batch]) -> list[Query]:
+def _queries(run: Run, progress: Progress, rounds: Sequence[Batch]) -> list[Query]:
     """Of the first round a batch of the order; of a later one as many as are missing, from the next batch."""
+    everything, recipe = run.parts.queries.train, run.recipe
+    indices = query_indices(
+        progress.steps + progress.extra_rounds + len(rounds),
+        num_queries=len(everything),
+        queries_per_step=recipe.rollout.queries_per_step,
+        seed=recipe.seed,
+        shuffle=recipe.queries.shuffle,
+    )
     if not rounds:
-        return run.queries(step)
-    missing = _missing(rounds, run.recipe.rollout)
+        return [everything[index] for index in indices]
     seen = {group.query.id for group in _groups(rounds)}  # where an epoch ends, the next batch may have them again
-    return [query for query in run.queries(step, len(rounds)) if query.id not in seen][:missing]
+    others = [everything[index] for index in indices if everything[index].id not in seen]
+    return others[: _missing(rounds, recipe.rollout)]
 
 
 def _missing(rounds: Sequence[Batch], sampling: RolloutConfig) -> int:
@@ -69,4 +71,4 @@ def _missing(rounds: Sequence[Batch], sampling: RolloutConfig) -> int:
 
 
 def _groups(rounds: Sequence[Batch]) -> list[Group]:
-    return [group for scored in rounds for group in scored.groups]
+    return [group for batch in rounds for group in batch.groups]

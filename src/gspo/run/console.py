@@ -24,17 +24,17 @@ class _Output:
     """Standard output, for as long as somebody reads it: a terminal that is closed must not end a run."""
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream().write(text)
-        except OSError:
-            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the program
-            return len(text)
+        self._call("write", text)
+        return len(text)
 
     def flush(self) -> None:
+        self._call("flush")
+
+    def _call(self, method: str, *arguments: str) -> None:
         try:
-            self._stream().flush()
+            getattr(self._stream(), method)(*arguments)
         except OSError:
-            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+            sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the program
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream(), name)
@@ -49,7 +49,7 @@ class Display:
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self.console = console or Console(file=cast(IO[str], _Output()), quiet=quiet, highlight=False)
         self._live: Live | None = None
-        self._rows: list[Sequence[str]] = []
+        self._rows: list[Mapping[str, str]] = []
         self._progress = _bar()
         self._task: Any = None
         self._phase = ""
@@ -85,13 +85,13 @@ class Display:
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
         """Show one step of reinforcement learning."""
-        row = _row(step, line)
+        row = _cells(step, line)
         if self._live is not None:
             self._rows = [*self._rows, row][-_ROWS:]
             self._progress.update(self._task, completed=step, description=self._phase)
             self._live.update(Group(_table(self._rows, self.console.width), self._progress))
         elif self._is_due(step):
-            cells = "  ".join(f"{name} {cell}" for name, cell in zip(_COLUMNS[1:], row[1:], strict=True))
+            cells = "  ".join(f"{name} {cell}" for name, cell in row.items() if name != "step")
             self.note(f"step {step}/{self._total}  {cells}  {self._time_left(step)}")
 
     def stop(self) -> None:
@@ -108,48 +108,39 @@ class Display:
         return f"left {int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
-_COLUMNS = ["step", "reward", "clipped", "equal groups", "tokens", "cut", "s min…max", "roll+reward+update s", "tok/s"]
-
-
-def _row(step: int, line: Mapping[str, Any]) -> Sequence[str]:
+def _cells(step: int, line: Mapping[str, Any]) -> Mapping[str, str]:
+    """What is shown of a step, by the column's heading, the first ones first."""
     seconds = [line[f"time/{name}_seconds"] for name in ("rollout", "reward", "update")]
     seconds[2] += line["time/likelihood_seconds"]
     low, high = line["ratio/sequence_min"], line["ratio/sequence_max"]
-    return [
-        str(step),
-        f"{line['reward/mean']:.3f}",
-        f"{line['clip/token_fraction']:.1%}",
-        f"{line['group/zero_variance_fraction']:.0%}",
-        f"{line['response/mean_tokens']:.1f}",
-        f"{line['response/truncated_fraction']:.0%}",
-        "none trained" if math.isnan(low) else f"{low:.4f}…{high:.4f}",
-        "+".join(f"{value:.2f}" for value in seconds),
-        f"{line['throughput/generated_tokens_per_second']:,.0f}",
-    ]
+    return {
+        "step": str(step),
+        "reward": f"{line['reward/mean']:.3f}",
+        "clipped": f"{line['clip/token_fraction']:.1%}",
+        "equal groups": f"{line['group/zero_variance_fraction']:.0%}",
+        "tokens": f"{line['response/mean_tokens']:.1f}",
+        "cut": f"{line['response/truncated_fraction']:.0%}",
+        "s min…max": "none trained" if math.isnan(low) else f"{low:.4f}…{high:.4f}",
+        "roll+reward+update s": "+".join(f"{value:.2f}" for value in seconds),
+        "tok/s": f"{line['throughput/generated_tokens_per_second']:,.0f}",
+    }
 
 
-def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
+def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     """The rows with as many columns, the first ones first, as fit the width whole."""
-    shown, used = 0, 0
-    for name, *cells in zip(_COLUMNS, *rows, strict=True):
-        used += max(len(text) for text in (name, *cells)) + 2
-        if used - 2 > width:
+    table, used = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0)), -2
+    shown = []
+    for name in rows[0]:
+        used += max(len(text) for text in (name, *(row[name] for row in rows))) + 2
+        if used > width:
             break
-        shown += 1
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in _COLUMNS[:shown]:
+        shown.append(name)
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row[:shown])
+        table.add_row(*(row[name] for name in shown))
     return table
 
 
 def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    return Progress(*columns, TextColumn("left"), TimeRemainingColumn())

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,84 +18,68 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.writable import writable
-from gspo.run.checkpoint.files import clear, move_into_place, sha256
+from gspo.run.checkpoint.files import move_into_place, sha256
+from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START
 from gspo.run.json_lines import read_json_lines, rollout_files
 from gspo.run.lock import Lock
-from gspo.run.plain_files import for_writing, is_unfinished, replace_text, sync
+from gspo.run.plain_files import clear, for_writing, is_unfinished, replace_text, sync
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 
 
 class RunDirectory:
-    """Writes recipe, metrics, cold start, rollouts and final model of one run; locked against any other."""
+    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed."""
 
-    def __init__(self, path: Path, lock: Lock) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = lock
+        self.checkpoints, self.cold_checkpoints = path / CHECKPOINTS, path / COLD_CHECKPOINTS
+        self.cold_start = path / COLD_START
+        self.model = path / "model"  # the final one
+        self.rollouts = path / "rollouts"
+        self.recipe_text = ""
+        self._lock = Lock(path)
+        self.close, self.check_lock = self._lock.release, self._lock.check
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunDirectory":
         """Make the recipe's directory; UserError where it exists, for a run never overwrites another."""
         check_absent(recipe)
         path = recipe.run_dir
+        directory: RunDirectory | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            directory = cls(path, Lock(path))
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
-        try:
-            replace_text(path / "recipe.yaml", dump_recipe(recipe))
+            directory = cls(path)
+            directory.write_recipe(recipe)
             sync(path.parent)
         except OSError as error:
-            directory.close()
+            if directory is not None:
+                directory.close()
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix="set output_dir") from None
         return directory
 
-    @classmethod
-    def reopen(cls, path: Path) -> "RunDirectory":
-        """Lock the directory of a run that is to be taken up."""
-        return cls(path, Lock(path))
-
-    def close(self) -> None:
-        """Let another process have the directory."""
-        self._lock.release()
-
-    def check_lock(self) -> None:
-        """RunError where another process has the directory after all, its lock having been removed."""
-        self._lock.check()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """Where the final model and tokenizer lie."""
-        return self.path / "model"
-
-    @property
-    def reference(self) -> Path:
-        """Where the reference model lies, if the policy's weights as RL began are that."""
-        return self.path / "reference"
-
-    @property
-    def _rollouts(self) -> Path:
-        return self.path / "rollouts"
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write recipe.yaml, or replace it by the recipe that the run goes on with."""
+        self.recipe_text = dump_recipe(recipe)
+        replace_text(self.path / "recipe.yaml", self.recipe_text)
 
     def append(self, file_name: str, line: Mapping[str, Any]) -> None:
-        """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null."""
+        """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null.
+
+        What a process that was killed as it wrote has left of a line becomes a line of its own.
+        """
         path = self.path / file_name
-        with self._writing(path), open(path, "a", encoding="utf-8", opener=for_writing) as file:
-            file.write(_json(line))
+        with self._writing(path), open(path, "ab+", opener=for_writing) as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+            file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + _json(line).encode())
 
     def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> Path:
         """The step's file with a line a rollout; where it lies."""
-        path = self._rollouts / f"step_{step:06d}.jsonl"
+        path = self.rollouts / f"step_{step:06d}.jsonl"
         with self._writing(path):
             path.parent.mkdir(exist_ok=True)
-        with self._writing(path), open(path, "w", encoding="utf-8", opener=for_writing) as file:
-            file.writelines(_json(line, separators=(",", ":")) for line in lines)
+            with open(path, "w", encoding="utf-8", opener=for_writing) as file:
+                file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 
     def save_model(self, policy: Policy) -> None:
@@ -109,41 +94,37 @@ class RunDirectory:
             unfinished.rename(self.model)
             clear(replaced, ignore_errors=True)
 
-    def save_reference(self, policy: Policy) -> None:
-        """Write the reference model, in place of what a beginning that no checkpoint knows has left."""
-        unfinished = self.path / "unfinished_reference"
-        with self._writing(self.reference):
-            for rest in (unfinished, self.reference):
-                clear(rest, ignore_errors=True)
-            policy.save(unfinished)
-            move_into_place(unfinished, self.reference)
+    def finish_cold_start(self, checkpoint: Path) -> None:
+        """Make the last checkpoint of the cold start what that ends with, and remove the others."""
+        with self._writing(self.cold_start):
+            clear(self.cold_start)  # a link, or what else lies in its place
+            move_into_place(checkpoint, self.cold_start)
+            shutil.rmtree(self.cold_checkpoints)
 
-    def rewrite_recipe(self, recipe: Recipe) -> None:
-        """Replace recipe.yaml by the recipe that the run goes on with."""
-        replace_text(self.path / "recipe.yaml", dump_recipe(recipe))
+    def cut_back(self, checkpoint: Path | None) -> Path | None:
+        """Take the logs back to their copies in a checkpoint, and rollouts to its steps; None: back to the start.
 
-    def set_aside(self) -> Path | None:
-        """Move metrics, cold start and rollouts out of the way of a new beginning; where to, if there were any."""
-        found = [path for path in (*(self.path / name for name in LOGS), self._rollouts) if path.exists()]
-        if not found:
+        What it has no copy of is set aside, and not lost: where to, if there was anything.
+        """
+        copies = {name: checkpoint / name for name in LOGS if checkpoint is not None and (checkpoint / name).is_file()}
+        for name, copy in copies.items():
+            replace_text(self.path / name, copy.read_text(encoding="utf-8"))
+        later = [self.path / name for name in LOGS if name not in copies]
+        if LOGS[0] in copies:
+            steps = [line["step"] for line in self.metrics()]
+            for step, path in rollout_files(self.path).items():
+                if step > max(steps, default=0):
+                    path.unlink()
+        else:
+            later.append(self.rollouts)
+        if not (later := [path for path in later if path.exists()]):
             return None
         number = next(number for number in itertools.count(1) if not (self.path / f"set_aside_{number}").exists())
-        target = self.path / f"set_aside_{number}"
-        target.mkdir()
-        for path in found:
-            path.rename(target / path.name)
-        return target
-
-    def cut_back(self, *, steps: int, logs: Path) -> None:
-        """Take metrics and cold start back to their copies in `logs`, and remove the rollouts of later steps."""
-        for name in LOGS:
-            if (logs / name).is_file():
-                replace_text(self.path / name, (logs / name).read_text(encoding="utf-8"))
-            else:
-                (self.path / name).unlink(missing_ok=True)
-        for step, path in rollout_files(self.path).items():
-            if step > steps:
-                path.unlink()
+        aside = self.path / f"set_aside_{number}"
+        aside.mkdir()
+        for path in later:
+            path.rename(aside / path.name)
+        return aside
 
     def log_bytes(self) -> dict[str, int]:
         """How long metrics and cold start are by now."""
@@ -151,7 +132,15 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
-        return [numbers(line) for line in read_json_lines(self.path / "metrics.jsonl")[0]]
+        return [numbers(line) for line in read_json_lines(self.path / LOGS[0])[0]]
+
+    def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
+        """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
+
+        def is_whole(path: Path, size: int, digest: str) -> bool:
+            return path.is_file() and path.stat().st_size == size and sha256(path) == digest
+
+        return [name for name, (size, digest) in files.items() if not is_whole(self.rollouts / name, size, digest)]
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -162,15 +151,6 @@ class RunDirectory:
         except (OSError, SafetensorError) as error:
             fix = "make room or the directory writable"
             raise RunError(f"{path} could not be written: {error}\n  fix: {fix}") from error
-
-    def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
-        """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
-
-        def is_whole(name: str, size: int, digest: str) -> bool:
-            path = self._rollouts / name
-            return path.is_file() and path.stat().st_size == size and sha256(path) == digest
-
-        return [name for name, (size, digest) in files.items() if not is_whole(name, size, digest)]
 
 
 def is_unused(directory: Path) -> bool:

@@ -2,67 +2,58 @@
 
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
 from gspo.errors import RunError, UserError
 from gspo.run.interrupt import Stopped
-from gspo.run.plain_files import for_writing
-from gspo.run.process_identity import process_identity
 from gspo.run.run import Run
-from gspo.run.summary import introduction
 
 HISTORY = "history.jsonl"
 
 
-def record_beginning(run: Run, *, resumed: bool) -> None:
-    """A line for a process that begins the run or takes it up: who, where, with what, and at which step."""
-    parts = run.parts
+@contextmanager
+def recorded(run: Run, introduction: str) -> Iterator[None]:
+    """A line for a process that begins the run or resumes it, and one for how the process leaves it.
+
+    That is `finished`, `stopped` by a signal, `interrupted` at once, or `failed`.
+    """
     _append(
         run,
-        {
-            "event": "resumed" if resumed else "begun",
-            "process": os.getpid(),
-            "process_identity": process_identity(os.getpid()),
-            "seconds": run.elapsed,
-            "host": socket.gethostname(),
-            "working_directory": run.about["working_directory"],
-            "introduction": introduction(run.recipe, parts.policy, parts.queries, parts.functions),
-            "environment": run.about["environment"],
-        },
+        event="resumed" if run.is_resumed else "begun",
+        process=os.getpid(),
+        host=socket.gethostname(),
+        working_directory=run.about["working_directory"],
+        introduction=introduction,
+        environment=run.about["environment"],
     )
+    try:
+        yield
+    except BaseException as error:
+        _append_end(run, error)
+        raise
+    _append_end(run, None)
 
 
-def record_end(run: Run, error: BaseException | None = None) -> None:
-    """A line for how the process left the run: `finished`, `stopped` by a signal, `interrupted` at once, `failed`."""
+def _append_end(run: Run, error: BaseException | None) -> None:
     how, reason = "finished", None
-    if run.stopped_by is not None:
-        how, reason = "stopped", Signals(run.stopped_by).name
     if isinstance(error, KeyboardInterrupt):
-        how, reason = "interrupted", None
+        how = "interrupted"
     elif error is not None and not isinstance(error, Stopped):
         # A message may quote what has no encoding, such as half a character of a file's name.
-        said = str(error).encode("utf-8", "backslashreplace").decode()
-        how, reason = "failed", said or type(error).__name__
+        message = str(error).encode("utf-8", "backslashreplace").decode()
+        how, reason = "failed", message or type(error).__name__
+    elif run.stopped_by is not None:
+        how, reason = "stopped", Signals(run.stopped_by).name
     with suppress(RunError, UserError):  # the disk may be what it has ended of
-        _append(run, {"event": "ended", "how": how, "reason": reason, "seconds": run.elapsed})
+        _append(run, event="ended", how=how, reason=reason)
 
 
-def _append(run: Run, line: dict[str, Any]) -> None:
-    progress = run.progress
-    place = {"cold_start_step": progress.cold_steps, "step": progress.steps}
-    _end_last_line(run.directory.path / HISTORY)
-    run.directory.append(HISTORY, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line, **place})
-
-
-def _end_last_line(path: Path) -> None:
-    """After a process that was killed as it wrote: or the next line would be lost with that one."""
-    # A file that cannot be written is named with the line to come.
-    with suppress(OSError), open(path, "ab+", opener=for_writing) as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+def _append(run: Run, **line: Any) -> None:
+    steps, num_cold = run.progress.steps, run.recipe.cold_start.steps
+    place = {"cold_start_step": steps if run.in_cold_start else num_cold, "step": 0 if run.in_cold_start else steps}
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    run.directory.append(HISTORY, {"time": time, **line, "seconds": run.clock.elapsed, **place})

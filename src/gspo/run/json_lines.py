@@ -1,4 +1,4 @@
-"""Logs of a line a step, read while a run may still be writing them."""
+"""Logs of a line a step, and files of a line a rollout, read while a run may still be writing them."""
 
 import json
 import os
@@ -45,9 +45,9 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def rollout_files(run: Path) -> dict[int, Path]:
     """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    found = {}
+    files = {}
     for path in (run / "rollouts").glob("step_*.jsonl"):
         name = _ROLLOUTS.fullmatch(path.name)
-        if name and os.path.isfile(path):  # noqa: PTH113 - Path's raises where nothing can be known
-            found[int(name[1])] = path
-    return {step: found[step] for step in sorted(found) if found[step].name == f"step_{step:06d}.jsonl"}
+        if name and path.name == f"step_{int(name[1]):06d}.jsonl" and os.path.isfile(path):  # noqa: PTH113 - Path's raises
+            files[int(name[1])] = path
+    return dict(sorted(files.items()))

@@ -3,11 +3,14 @@
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from gspo.errors import RunError, UserError
-from gspo.run.plain_files import for_writing
+from gspo.run.plain_files import for_reading, for_writing
+
+_PATIENCE_SECONDS = 0.05  # with whoever merely asks whether a directory is locked, which takes microseconds
 
 
 class Lock:
@@ -43,6 +46,18 @@ class Lock:
             self._descriptor = None
 
 
+def is_locked(directory: Path) -> bool:
+    """Whether a process on this machine has the directory's lock, that is, whether its run goes on."""
+    try:
+        with open(directory / "lock", opener=for_reading) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or none that may be read
+        return False
+    return False
+
+
 def _locked(path: Path) -> int:
     """A descriptor of the file, locked and with this process named in it."""
     try:
@@ -50,11 +65,8 @@ def _locked(path: Path) -> int:
     except OSError as error:
         fix = "make the directory writable, or set output_dir"
         raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), fix=fix) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_at(descriptor, path):
-            raise OSError  # removed between the two: what is locked is nobody's file
-    except OSError:
+    # What is locked after it was removed is nobody's file.
+    if not (_takes_lock(descriptor) and _is_at(descriptor, path)):
         holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
         fix = "wait for it or end it, or give this run another output_dir"
@@ -63,6 +75,16 @@ def _locked(path: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     return descriptor
+
+
+def _takes_lock(descriptor: int) -> bool:
+    for seconds in (_PATIENCE_SECONDS, 0):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(seconds)
+    return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def clear(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove whatever lies at a path of ours, if anything does; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str, *, is_only_writer: bool = True) -> None:

@@ -8,6 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.evaluation.notes import evaluation_notes
 from gspo.learner.sft import encode_demonstrations
 from gspo.model.architecture import load_config
@@ -23,7 +24,8 @@ from gspo.recipe.schema import ModelConfig, Recipe
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import check_origin, probe
 from gspo.rollout.engine import Engine, make_engine
-from gspo.run.resume import Saved, check_rows, rows_digest
+from gspo.run.checkpoint.position import COLD_START
+from gspo.run.resume import Saved, check_rows, finished_cold_start, rows_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def prepare(
 ) -> Prepared:
     """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault.
 
-    Where a run is taken up, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
+    Where a run is resumed, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
     """
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
@@ -70,7 +72,7 @@ def prepare(
             stop_tokens=recipe.rollout.stop_tokens,
             weights=None if saved is None else saved.path / "model",
         )
-        reference, value_trunk = _load_companions(recipe, tokenizer, saved)
+        reference, value_trunk = _load_auxiliary_models(recipe, tokenizer, saved)
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:
@@ -92,28 +94,38 @@ def prepare(
     )
 
 
-def _load_companions(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
+def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
     """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do.
 
-    Those that are to take the policy's weights are made from the same files as it, on a resume too.
+    Those that are to take the policy's weights are made from the same files as it. The reference of a resumed run is
+    the policy as reinforcement learning started: what the cold start ended with, else the model of the recipe.
     """
-    kl, reference, value_trunk = recipe.actor.kl, None, None
+    kl, settings, reference, value_trunk = recipe.actor.kl, recipe.model, None, None
 
-    def like(model: ModelConfig, weights: Path | None) -> Policy:
+    def load(model: ModelConfig, weights: Path | None) -> Policy:
         stop_tokens = recipe.rollout.stop_tokens
         return load_policy(model, tokenizer, seed=recipe.seed, stop_tokens=stop_tokens, weights=weights)
 
-    weights = None if saved is None else saved.path / "model"
     if kl.coefficient and kl.reference is not None:
         other = {"path": kl.reference, "architecture": None, "tokenizer": None}
-        reference = like(recipe.model.model_copy(update=other), None)
+        reference = load(settings.model_copy(update=other), None)
     elif kl.coefficient:
-        reference = like(recipe.model, weights)
+        weights = None
+        if saved is not None and not saved.is_cold_start and recipe.cold_start.steps:
+            weights = _cold_started_model(recipe.run_dir)
+        reference = load(settings, weights)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
-        value_trunk = like(recipe.model, weights)
+        value_trunk = load(settings, None if saved is None else saved.path / "model")
         if recipe.actor.gradient_checkpointing:
             checkpoint_gradients(value_trunk)
     return reference, value_trunk
+
+
+def _cold_started_model(run: Path) -> Path:
+    if cold_start := finished_cold_start(run):
+        return cold_start.path / "model"
+    fix = "restore it from a copy: every update so far was made against it"
+    raise UserError("the reference model is not there", where=str(run / COLD_START), fix=fix)
 
 
 @contextlib.contextmanager

@@ -1,200 +1,184 @@
-"""A run under way: its parts, its clock, and what it records of each step."""
+"""A run started or resumed: its parts, its directory, what its two phases share, and how it ends."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from torch import Tensor
-
-from gspo.errors import RunError
-from gspo.learner.critic import Critic
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import MiniBatchReport
-from gspo.queries.order import query_indices
-from gspo.recipe.load import dump_recipe
+from gspo.errors import DivergedError, RunError
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.snapshot import Snapshot, take_snapshot
-from gspo.run.checkpoint.writer import Writer
+from gspo.reward.functions import close_functions
+from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, group
+from gspo.run.checkpoint.environment import differences, environment
+from gspo.run.checkpoint.random_state import restore_random_state, seed_everything
+from gspo.run.checkpoint.store import Store
+from gspo.run.clock import Clock
 from gspo.run.console import Display
-from gspo.run.directory import RunDirectory, how_to_resume
-from gspo.run.interrupt import Interrupt
-from gspo.run.prepare import Prepared
+from gspo.run.directory import RunDirectory, check_absent, how_to_resume
+from gspo.run.interrupt import Interrupt, Stopped
+from gspo.run.prepare import Prepared, prepare
 from gspo.run.progress import Progress
-from gspo.run.token_text import TokenText
-from gspo.types import Batch, Query
-
-T = TypeVar("T")
+from gspo.run.resume import Saved, reopen, restore_directory, restore_progress, tokens_digest
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What the stages of one run share; the loop in train.py reads it, this file records."""
+    """What the phases of a run share: the cold start, then reinforcement learning."""
 
     recipe: Recipe
     parts: Prepared
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
-    writer: Writer
-    progress: Progress
-    lines: list[dict[str, Any]] = field(default_factory=list)  # metrics.jsonl
-    optimizer: Optimizer | None = None  # of the phase under way
-    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)  # of a resumed phase, until it has begun
-    critic: Critic | None = None  # a value model, where reinforcement learning has one
-    critic_state: Mapping[str, Tensor] = field(default_factory=dict)  # the same of it
-    seconds: dict[str, float] = field(default_factory=dict)  # of the step under way, by stage
-    started: float = field(default_factory=time.monotonic)
-    random: Mapping[str, Tensor] = field(default_factory=random_state)  # at the last safe point, as are the next two
-    log_bytes: Mapping[str, int] = field(default_factory=dict)
-    steps_taken: int | None = None  # by the optimiser
-    new_rollouts: tuple[Path, ...] = ()  # files written since the last checkpoint
-    about: Mapping[str, Any] = field(default_factory=dict)  # what the manifests of its checkpoints say
-    token_text: TokenText | None = None  # where rollouts are written token by token
+    clock: Clock
+    about: Mapping[str, Any]  # what must be, or should be, the same when the run is resumed
+    is_resumed: bool = False
+    in_cold_start: bool
+    progress: Progress  # of the phase under way, at its last safe point
+    saved: Saved | None = None  # the checkpoint of that phase that is yet to be put in place
+    checkpointer: Checkpointer | None = None  # of the phase under way
 
-    @contextmanager
-    def clock(self, stage: str) -> Iterator[None]:
-        """Time a stage of the step under way; what it took before a resume counts too."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+    def start_phase(self, trainee: Trainee, *, cold_start: bool = False) -> Progress:
+        """Start a phase, or put everything back to where a checkpoint has it; the phase's progress."""
+        self.in_cold_start, saved, self.saved = cold_start, self.saved, None
+        if saved is None:
+            self.progress = Progress()
+            seed_everything(self.recipe.seed)  # of its own, for the phase before may have been another process's
+        else:
+            trainee.restore(saved.tensors)
+            restore_random_state(group(saved.tensors, "random"))
+        self.clock.seconds = dict(self.progress.stage_seconds)
+        root, settings = self.directory.checkpoints, self.recipe.checkpoint
+        if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
+            root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
+        self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
+        self.checkpointer.note(self.progress)
+        return self.progress
 
-    def stage(self, name: str, compute: Callable[[], T]) -> T:
-        """What the stage has given already, in a resumed step; else compute it, and it is in hand."""
-        if (known := getattr(self.progress.in_hand, name)) is not None:
-            return cast(T, known)
-        with self.interrupt.may_stop(), self.clock(name):
-            found = compute()
-        setattr(self.progress.in_hand, name, found)
-        self.reached()
-        return found
-
-    def updates(self, steps: Iterator[tuple[MiniBatchReport, Batch]]) -> tuple[Batch, Sequence[MiniBatchReport]]:
-        """Take the optimiser steps that remain of this step; its trained batch, and the reports of all of them."""
-        hand = self.progress.in_hand
-        while True:
-            with self.clock("update"):
-                report, batch = next(steps, (None, hand.likelihood))
-            assert batch is not None
-            if report is None:
-                return batch, hand.reports
-            hand.reports, hand.likelihood = (*hand.reports, report), batch
-            self.reached()
-
-    def reached(self) -> None:
-        """A safe point, the state having moved on: save where that is due, stop where that is asked.
-
-        Raises RunError where an earlier checkpoint could not be written, and Stopped.
-        """
-        self.random = random_state()
-        self.steps_taken = None if self.optimizer is None else self.optimizer.steps_taken
-        self.log_bytes = self.directory.log_bytes()
-        self.writer.raise_failure()
-        if self.writer.is_due(self.progress.position):
-            self.save()
-        if self.progress.steps < self.recipe.steps:  # else only the final model is left, which is written all the same
-            self.interrupt.check()
-
-    def save(self) -> None:
-        """Have the state of the last safe point written, in the background; RunError where that cannot be."""
-        self.directory.check_lock()
-        with self.clock("checkpoint"):
-            self.progress.in_hand.seconds = dict(self.seconds)
-            self.writer.save(self.progress.position, self._snapshot)
-
-    def save_and_wait(self) -> Path:
-        """Save the state of the last safe point and wait until it is on the disk; says how to go on from it."""
-        try:
-            self.writer.wait()
-        except RunError as error:  # of an earlier one: this one may well be written
-            self.display.note(str(error))
-        self.save()
-        self.writer.wait()
-        self.display.stop()
-        self.display.note(f"saved: {self.progress.position}")
-        self.note_resume()
-        return self.writer.store.path(self.progress.position)
-
-    def save_if_whole(self) -> None:
-        """As `save_and_wait`, on the way out of an error; says why where there is nothing that could be saved."""
-        if self.optimizer is not None and self.optimizer.steps_taken != self.steps_taken:
-            self.display.note("the error came between an optimiser step and its record: this state is not saved")
-            return self.settle()
-        try:
-            self.save_and_wait()
-        except RunError as error:  # the one under way is what is to be heard of first
-            self.display.note(str(error))
-            self.note_resume()
-
-    def settle(self) -> None:
-        """On the way out of a state that is not worth saving: have the last one that is written to its end."""
-        try:
-            self.writer.wait()
-        except RunError as error:
-            self.display.note(str(error))
-        self.note_resume()
-
-    def finish(self) -> Path:
-        """The last checkpoint and the final model, written; where the model lies."""
-        self.save()
-        self.writer.wait()
-        self.directory.save_model(self.parts.policy)
-        return self.directory.model
-
-    @property
-    def temperature(self) -> float:
-        """Of the distribution that is sampled, and so of every likelihood."""
-        return self.recipe.rollout.temperature
-
-    def note_resume(self) -> None:
-        """Say how a run that ends here goes on."""
-        self.display.stop()
-        self.display.note(f"to go on: {how_to_resume(self.recipe)}")
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds of the run so far, those before a resume too."""
-        return self.progress.seconds + time.monotonic() - self.started
+    def safe_point(self, progress: Progress) -> Progress:
+        """The state is whole: note the progress, and save both where that is due. RunError where a save has failed."""
+        assert self.checkpointer is not None
+        self.progress = progress
+        self.checkpointer.safe_point(progress)
+        return progress
 
     @property
     def stopped_by(self) -> int | None:
         """The signal that ended the run before its last step."""
-        signal = self.interrupt.signal
-        return None if signal is None or self.progress.steps >= self.recipe.steps else int(signal)
+        signal, is_done = self.interrupt.signal, not self.in_cold_start and self.progress.steps >= self.recipe.steps
+        return None if signal is None or is_done else int(signal)
 
-    def _snapshot(self) -> Snapshot:
-        rollouts, self.new_rollouts = self.new_rollouts, ()
-        return take_snapshot(
-            policy=self.parts.policy,
-            optimizer=self.optimizer,
-            critic=self.critic,
-            progress=replace(self.progress, seconds=self.elapsed),
-            random=self.random,
-            home=self.directory.path,
-            rollouts=rollouts,
-            log_bytes=self.log_bytes,
-            recipe=dump_recipe(self.recipe),
-            about=self.about,
-        )
+    def finish_phase(self) -> Path:
+        """Have the state of the last safe point on the disk, whether that was due or not; where it lies."""
+        assert self.checkpointer is not None
+        self.checkpointer.save()
+        self.checkpointer.wait()
+        return self.checkpointer.path
 
-    def queries(self, step: int, round_number: int = 0) -> list[Query]:
-        """The queries of a step's round: the next in the order, which every round there was has moved on."""
-        everything = self.parts.queries.train
-        indices = query_indices(
-            step - 1 + self.progress.extra_rounds + round_number,
-            num_queries=len(everything),
-            queries_per_step=self.recipe.rollout.queries_per_step,
-            seed=self.recipe.seed,
-            shuffle=self.recipe.queries.shuffle,
-        )
-        return [everything[index] for index in indices]
+    @contextmanager
+    def saved_on_the_way_out(self) -> Iterator[None]:
+        """Save the state of the last safe point where a signal or an error ends the block; say how the run goes on."""
+        try:
+            yield
+        except (Exception, Stopped) as error:
+            self._save_for(error)
+            raise
+        except KeyboardInterrupt:
+            self._say_how_to_resume("ended at once: what has been done since the last checkpoint is not saved")
+            raise
 
-    def count_update(self, *, applied: bool) -> int:
-        """How many updates in a row have now been skipped."""
-        self.progress.skipped_in_a_row = 0 if applied else self.progress.skipped_in_a_row + 1
-        return self.progress.skipped_in_a_row
+    def _save_for(self, error: BaseException) -> None:
+        note, checkpointer = self.display.note, self.checkpointer
+        assert checkpointer is not None
+        try:
+            checkpointer.wait()
+        except RunError as failure:  # of an earlier one: this one may well be written
+            note(str(failure))
+        try:
+            if isinstance(error, DivergedError):
+                return None
+            if not checkpointer.is_whole:
+                return note("the error came between an optimiser step and its record: this state is not saved")
+            note(f"saved: {self.finish_phase()}")
+        except RunError as failure:
+            if isinstance(error, Stopped):
+                raise
+            note(str(failure))  # the one under way is what is to be heard of first
+        finally:
+            self._say_how_to_resume()
+
+    def _say_how_to_resume(self, *sentences: str) -> None:
+        self.display.stop()
+        for sentence in (*sentences, f"to go on: {how_to_resume(self.recipe)}"):
+            self.display.note(sentence)
+
+
+@contextmanager
+def open_run(
+    recipe: Recipe,
+    *,
+    queries: Iterable[Mapping[str, Any]] | None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None,
+    display: Display,
+    resume: bool,
+) -> Iterator[Run]:
+    """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
+    directory, saved = reopen(recipe, display.note) if resume else (None, None)
+    is_resumed = directory is not None
+    if directory is None:
+        check_absent(recipe)  # before anything takes time
+    parts: Prepared | None = None
+    try:
+        parts = prepare(recipe, queries=queries, reward=reward, saved=saved)
+        with Interrupt(display.alert) as interrupt:
+            directory = directory or RunDirectory.create(recipe)
+            run = Run(
+                recipe=recipe,
+                parts=parts,
+                directory=directory,
+                display=display,
+                interrupt=interrupt,
+                clock=Clock(),
+                about={
+                    "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
+                    "rows_sha256": parts.rows_sha256,
+                    "tokens_sha256": tokens_digest(parts.queries),
+                    "working_directory": str(Path.cwd()),
+                },
+                in_cold_start=recipe.cold_start.steps > 0,
+                progress=Progress(),
+            )
+            if is_resumed:
+                _restore(run, saved)
+            yield run
+    finally:
+        display.stop()
+        if parts is not None:
+            close_functions(parts.functions)
+            parts.engine.close()
+        if directory is not None:
+            directory.close()
+
+
+def _restore(run: Run, saved: Saved | None) -> None:
+    """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
+    note, directory, recipe = run.display.note, run.directory, run.recipe
+    progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
+    restore_directory(directory, recipe, saved, note)
+    if saved is None or progress is None:
+        return
+    run.is_resumed = True
+    run.clock.resume(progress.seconds)
+    run.in_cold_start = saved.path.parent == directory.cold_checkpoints
+    if saved.path != directory.cold_start:  # where that is whole, the next phase starts from its weights
+        run.saved, run.progress = saved, progress
+    for name in directory.damaged_rollouts(progress.rollout_files):
+        note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
+    inexact = [*saved.inexact, *differences(saved.manifest["environment"], run.about["environment"])]
+    for line in inexact:
+        note(f"NOT an exact resume: {line}. The numbers may differ from here on, in their last bits at first")
+    phase = " of the cold start" if saved.is_cold_start else ""
+    note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
+    if run.progress.steps == recipe.steps and not run.in_cold_start:
+        note(f"all {recipe.steps} steps are done; more are made with steps=…")

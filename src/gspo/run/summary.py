@@ -17,11 +17,7 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     rollout, actor = recipe.rollout, recipe.actor
     kind = type(policy.model).__name__
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-    about = (
-        ""
-        if policy.supports_packing
-        else "; trained padded, for its attention cannot be handed packed sequences: slower"
-    )
+    about = "" if policy.supports_packing else "; trained padded, for its attention takes no packed sequences: slower"
     if (routing := policy.routing) is not None:
         about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
         about += f", replay: {actor.routing_replay}"
@@ -40,28 +36,21 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
 
 def objective(recipe: Recipe) -> str:
     """The objective in a line: its ratio, its range, its advantages, and what is added to it."""
-    actor, rollout = recipe.actor, recipe.rollout
+    actor, rollout, kl = recipe.actor, recipe.rollout, recipe.actor.kl
     ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
-    told = [f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"]
-    if actor.surrogate not in ("sapo", "reinforce"):
-        told.append(f"clip {actor.clip_low:g}/{actor.clip_high:g}")
-    if actor.clip_fraction is not None:
-        told[-1] += f" scaled to clip {actor.clip_fraction:.0%}"
-    if actor.kl.coefficient:
-        told.append(f"{actor.kl.coefficient:g} · {actor.kl.estimator} of the KL in the {actor.kl.place}")
-    if actor.entropy_bonus:
-        told.append(f"entropy bonus {actor.entropy_bonus:g}")
-    if actor.correction != "none":
-        told.append(f"correction {actor.correction}")
-    if actor.opsm_delta is not None:
-        told.append(f"OPSM above {actor.opsm_delta:g}")
-    if actor.advantage == "gae":
-        told.append(f"value model: {recipe.critic.trunk} trunk")
-    if rollout.dynamic_sampling:
-        told.append(f"dynamic sampling, at most {rollout.max_rounds} rounds")
-    if rollout.overlong != "keep":
-        told.append(f"overlong responses: {rollout.overlong}")
-    return ", ".join(told)
+    scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
+    parts = {
+        f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
+        f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
+        f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
+        f"correction {actor.correction}": actor.correction != "none",
+        f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
+        f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
+        f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
+        f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
+    }
+    name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
+    return ", ".join([name, *(text for text, applies in parts.items() if applies)])
 
 
 def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps: int) -> str:

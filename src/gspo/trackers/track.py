@@ -62,7 +62,7 @@ def send(senders: Sequence[Sender], path: Path, *, follow: bool) -> Mapping[str,
 def is_under_way(path: Path) -> bool:
     """Whether the run goes on, as far as can be told: a process of another machine may."""
     history, _ = read_json_lines(path / "history.jsonl")
-    state = state_of(history)  # alone: read_run would read all metrics every second
+    state = state_of(path, history)  # alone: read_run would read all metrics every second
     return state == "running" or (state == "unknown" and bool(history) and history[-1].get("event") != "ended")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gspo.run.process_identity import process_identity
+from gspo.run.lock import Lock
 
 Line = dict[str, Any]
 
@@ -152,12 +152,11 @@ def _trained(step: int, query: str, place: int) -> Line:
 
 
 def begun(**changes: Any) -> Line:
-    """The history's line of a beginning, of this very process: the run is under way until an end follows."""
+    """The history's line of a beginning: a run that is written with it as its last line is under way, and locked."""
     made: Line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "event": "begun",
         "process": os.getpid(),
-        "process_identity": process_identity(os.getpid()),
         "seconds": 0.0,
         "host": socket.gethostname(),
         "working_directory": "a place/with spaces",
@@ -176,6 +175,9 @@ def ended(how: str = "finished", reason: str | None = None, step: int = NUM_STEP
     return {"time": time, "event": "ended", "how": how, "reason": reason, **place}
 
 
+_locks: dict[Path, Lock] = {}
+
+
 def write_run(
     path: Path,
     *,
@@ -190,6 +192,10 @@ def write_run(
     (path / "recipe.yaml").write_text(text, encoding="utf-8")
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     events = [begun(), ended()] if history is None else history
+    if lock := _locks.pop(path.absolute(), None):
+        lock.release()
+    if events and events[-1].get("event") in ("begun", "resumed"):
+        _locks[path.absolute()] = Lock(path)
     (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events), encoding="utf-8")
     if samples is not None:
         (path / "rollouts").mkdir(exist_ok=True)

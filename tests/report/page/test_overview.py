@@ -168,8 +168,11 @@ STATES = [
 
 
 def checkpoint(path: Path, name: str) -> None:
-    (path / "checkpoints" / name).mkdir(parents=True)
-    (path / "checkpoints" / name / "manifest.json").touch()
+    folder = (
+        path / ("cold_start_checkpoints" if name.startswith("cold/") else "checkpoints") / name.removeprefix("cold/")
+    )
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
 
 
 @pytest.mark.parametrize(("state", "reason", "told"), STATES)
@@ -208,9 +211,9 @@ def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
     [
         ([], "from the start, for it has no checkpoint"),
         (["unfinished_step_000004", "other"], "from the start, for it has no checkpoint"),
-        (["cold_000200", "cold_000030"], "from step 200 of the cold start"),
-        (["step_000002", "cold_000200", "step_000001_update_2"], "from step 2"),
-        (["step_000002", "step_000010", "step_000009_scored"], "from step 10"),
+        (["cold/step_000200", "cold/step_000030"], "from step 200 of the cold start"),
+        (["step_000002", "cold/step_000200", "step_000001_update_2"], "from step 2"),
+        (["step_000002", "step_000010", "step_000009_batch"], "from step 10"),
         (["step_000002_update_3", "step_000002"], "from step 3, update 3"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alive = [True]
-    monkeypatch.setattr(run_files, "_is_alive", lambda _: alive[-1])
+    monkeypatch.setattr(run_files, "is_locked", lambda _: alive[-1])
     watched = Watched(lambda: None, lambda: alive.append(False))
     assert watched.watch() == [20, 20, None]
     assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]

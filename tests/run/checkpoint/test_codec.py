@@ -20,7 +20,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.run.checkpoint.files import write_tensors
-from gspo.run.progress import InHand, Progress
+from gspo.run.progress import Progress
 from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
@@ -74,6 +74,7 @@ SCORED = Batch(
     reward_seconds={"f": 0.25},
 )
 FILLED: dict[str, Any] = {
+    "score": FAILED,
     "reference_logprobs": torch.tensor(NUMBERS),
     "values": torch.empty(0),
     "masked": True,
@@ -96,22 +97,14 @@ REPORTS = tuple(
     for number in NUMBERS
 )
 PROGRESS = Progress(
-    num_cold_steps=5,
-    cold_steps=5,
     steps=2**33,
     skipped_in_a_row=4,
     seconds=1.5,
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
-    in_hand=InHand(
-        rounds=(SCORED,),
-        rollout=GROUPS,
-        reward=SCORED,
-        appraisal=SCORED,
-        likelihood=TRAINED,
-        reports=REPORTS,
-        seconds={"rollout": 0.1, "update": 2.0},
-    ),
+    batch=TRAINED,
+    reports=REPORTS,
+    stage_seconds={"rollout": 0.1, "update": 2.0},
 )
 
 
@@ -141,7 +134,7 @@ def same(one: Any, two: Any) -> bool:
 
 @pytest.mark.parametrize(
     "value",
-    [PROGRESS, Progress(num_cold_steps=0), GROUPS[0], SCORED, TRAINED, FAILED, *REPORTS[:3]],
+    [PROGRESS, Progress(), GROUPS[0], SCORED, TRAINED, FAILED, *REPORTS[:3]],
     ids=lambda value: type(value).__name__,
 )
 def test_a_record_comes_back_bit_by_bit(value: Any, tmp_path: Path) -> None:

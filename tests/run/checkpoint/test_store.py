@@ -9,17 +9,19 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.run.checkpoint import store as store_module
-from gspo.run.checkpoint.position import Position, position_in_step
+from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.store import Store
 
 Put = Callable[[Position], Path]
 
 
-def in_update(steps: int, number: int) -> Position:
-    return position_in_step(steps, sampled=True, scored=True, num_updates=number)
+IN_ORDER = [Position(0), Position(7, 1), Position(7, 2), Position(9, 10), Position(9, 11), Position(10)]
 
 
-IN_ORDER = [Position(-1, 7), Position(-1, 10), Position(0), in_update(9, 9), in_update(9, 10), Position(10)]
+def tidy(store: Store) -> None:
+    found = store.newest()
+    assert found is not None
+    store.tidy(found.damaged)
 
 
 def test_there_is_none_where_nothing_was_finished(store: Store) -> None:
@@ -28,7 +30,7 @@ def test_there_is_none_where_nothing_was_finished(store: Store) -> None:
     (store.root / "notes").write_text("mine")
     assert store.newest() is None and store.positions() == []
     store.prune(1)
-    store.tidy(None)
+    store.tidy(())
     assert [path.name for path in store.root.iterdir()] == ["notes"]
 
 
@@ -39,8 +41,8 @@ def test_the_newest_is_that_of_the_farthest_position_whatever_the_files_dates(st
     assert store.positions() == IN_ORDER
     for position in reversed(IN_ORDER):
         found = store.newest()
-        assert found is not None and found.path == store.path(position) and not found.passed_over
-        assert found.content["made"] == shuffled.index(position)
+        assert found is not None and found.path == store.path(position) and not found.damaged
+        assert found.manifest["made"] == shuffled.index(position)
         store.path(position).rename(store.root / f"elsewhere {position.name}")
 
 
@@ -53,11 +55,11 @@ def test_those_that_are_not_whole_are_passed_over_with_their_reasons_and_set_asi
     before = tree(store.root)
     found = store.newest()
     assert found is not None and found.path == whole
-    assert [path for path, _ in found.passed_over] == [flipped, no_manifest]
-    assert "model/weights" in found.passed_over[0][1] and "missing" in found.passed_over[1][1]
+    assert [path for path, _ in found.damaged] == [flipped, no_manifest]
+    assert "model/weights" in found.damaged[0][1] and "missing" in found.damaged[1][1]
     assert tree(store.root) == before  # looking changes nothing
     content = tree(flipped)
-    store.tidy(found)
+    store.tidy(found.damaged)
     assert {path.name for path in store.root.iterdir()} == {
         old.name,
         whole.name,
@@ -66,7 +68,7 @@ def test_those_that_are_not_whole_are_passed_over_with_their_reasons_and_set_asi
     }
     assert tree(store.root / f"damaged_{flipped.name}") == content
     again = store.newest()
-    assert again is not None and again.path == whole and not again.passed_over
+    assert again is not None and again.path == whole and not again.damaged
 
 
 def test_what_is_damaged_a_second_time_takes_the_place_of_the_first(
@@ -76,7 +78,7 @@ def test_what_is_damaged_a_second_time_takes_the_place_of_the_first(
     for bit in (0, 9):
         flip(put(Position(2)) / "state.json", bit)
         content = tree(store.path(Position(2)))
-        store.tidy(store.newest())
+        tidy(store)
         assert tree(store.root / "damaged_step_000002") == content
 
 
@@ -105,6 +107,7 @@ def test_pruning_keeps_the_newest_and_whatever_is_no_checkpoint(store: Store, pu
         store.prune(keep)
         assert store.positions() == IN_ORDER[-keep:]
     assert {path.name for path in store.root.iterdir()} == {"step_000010", *others}
+    assert store.others() == ["damaged_step_000099"]
     found = store.newest()
     assert found is not None and found.path.name == "step_000010"
 
@@ -113,7 +116,7 @@ def test_tidying_removes_what_a_killed_run_left_unfinished(store: Store, put: Pu
     put(Position(1))
     (store.unfinished(Position(2)) / "model").mkdir(parents=True)
     (store.unfinished(Position(2)) / "model" / "half").write_text("x")
-    store.tidy(store.newest())
+    tidy(store)
     assert [path.name for path in store.root.iterdir()] == ["step_000001"]
 
 
@@ -126,7 +129,7 @@ def test_tidying_leaves_alone_what_is_not_its_own_and_follows_no_link(store: Sto
     (store.root / "unfinished_notes").write_text("mine")
     (store.root / "unfinished_step_000002").symlink_to(tmp_path / "precious")
     (store.root / "unfinished_damaged_step_000003").mkdir()
-    store.tidy(store.newest())
+    tidy(store)
     kept = {"step_000001", "step_99", "unfinished_thoughts", "unfinished_notes"}
     assert {path.name for path in store.root.iterdir()} == kept
     assert (tmp_path / "precious" / "notes").read_text() == "mine"

@@ -9,7 +9,7 @@ from typing import Any
 from gspo.metrics.numbers import is_number
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
-from gspo.run.checkpoint.position import position_of
+from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
 
 
 def state_told(run: RunFiles) -> str:
@@ -37,9 +37,12 @@ def _so_far(run: RunFiles) -> str:
 
 
 def _resumption(run: RunFiles) -> str:
-    known = [position_of(path.parent.name) for path in (run.path / "checkpoints").glob("*/manifest.json")]
-    newest = max((position for position in known if position is not None), default=None)
-    where = "from the start, for it has no checkpoint" if newest is None else f"from {newest}"
+    of_cold_start = (run.path / COLD_START / "manifest.json").exists()
+    where = "from the end of its cold start" if of_cold_start else "from the start, for it has no checkpoint"
+    for folder, phase in ((COLD_CHECKPOINTS, " of the cold start"), (CHECKPOINTS, "")):
+        positions = [position_of(path.parent.name) for path in (run.path / folder).glob("*/manifest.json")]
+        if newest := max((position for position in positions if position is not None), default=None):
+            where = f"from {newest}{phase}"
     return f"it can be resumed, {where}: gspo resume {run.path}"
 
 

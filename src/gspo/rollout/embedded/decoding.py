@@ -73,7 +73,7 @@ class Decoding:
     settings: RolloutConfig
     keys: Sequence[int]
     record_experts: bool = False
-    check_stop: Callable[[], object] = lambda: None
+    check_stop: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.routing = self.policy.routing if self.record_experts else None

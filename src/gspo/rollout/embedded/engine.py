@@ -30,7 +30,7 @@ class EmbeddedEngine:
         key: SamplingKey,
         *,
         record_experts: bool = False,
-        check_stop: Callable[[], object] = lambda: None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> tuple[Group, ...]:
         """Decode the responses in this process, at most `settings.max_rows` side by side."""
         with _inference_mode(self._policy.model):

@@ -10,14 +10,14 @@ from torch import Tensor
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.run.progress import InHand, Progress
+from gspo.run.progress import Progress
 from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 _KINDS = (
-    *(Activation, Batch, Experts, Failure, Group, InHand, MiniBatchReport, Noise),
+    *(Activation, Batch, Experts, Failure, Group, MiniBatchReport, Noise),
     *(Progress, Sample, Score, SequenceStats, StepReport),
 )
-_KNOWN = {kind.__name__: kind for kind in _KINDS}
+_KIND_OF = {kind.__name__: kind for kind in _KINDS}
 # Marks of what JSON has no form for; a mapping of the records never has such a key.
 _TENSOR, _QUERY, _RECORD, _PAIRS = "$tensor", "$query", "$record", "$pairs"
 
@@ -43,7 +43,7 @@ def decode(tree: Any, tensors: Mapping[str, Tensor], queries: Mapping[str, Query
     if _PAIRS in tree:
         return {key: decode(entry, tensors, queries) for key, entry in tree[_PAIRS]}
     fields = {name: decode(entry, tensors, queries) for name, entry in tree.items() if name != _RECORD}
-    return _KNOWN[tree[_RECORD]](**fields) if _RECORD in tree else fields
+    return _KIND_OF[tree[_RECORD]](**fields) if _RECORD in tree else fields
 
 
 class _Pieces:
@@ -53,19 +53,19 @@ class _Pieces:
         self.parts: dict[str, list[Tensor]] = {}
         self._ends: dict[str, int] = {}
         # A group's members share the experts of their prompt, in memory that they share after a resume, too.
-        self._known: dict[tuple[Any, ...], tuple[Tensor, list[Any]]] = {}
+        self._places: dict[tuple[Any, ...], tuple[Tensor, list[Any]]] = {}
 
     def add(self, tensor: Tensor) -> list[Any]:
         """Where the tensor will lie: dtype, start, shape."""
-        known = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if known in self._known:
-            return self._known[known][1]
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key in self._places:
+            return self._places[key][1]
         dtype = str(tensor.dtype).removeprefix("torch.")
         start = self._ends.get(dtype, 0)
         self._ends[dtype] = start + tensor.numel()
         self.parts.setdefault(dtype, []).append(tensor.detach().cpu().flatten())
         place = [dtype, start, list(tensor.shape)]
-        self._known[known] = (tensor, place)  # held, so that no other tensor comes to lie there
+        self._places[key] = (tensor, place)  # held, so that no other tensor comes to lie there
         return place
 
 

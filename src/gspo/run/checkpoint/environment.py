@@ -1,5 +1,6 @@
 """What besides the recipe decides the last bit of a run's numbers."""
 
+import hashlib
 import inspect
 import platform
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.reward.functions import RewardFunction
-from gspo.run.checkpoint.snapshot import text_digest
 
 _LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "sympy")
 
@@ -43,8 +43,10 @@ def _code(function: RewardFunction) -> str:
     call = function.call
     try:
         if getattr(call, "__module__", "__main__") == "__main__":
-            return text_digest(inspect.getsource(call))[:16]
-        return text_digest(Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8"))[:16]
+            text = inspect.getsource(call)
+        else:
+            text = Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8")
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
     except (OSError, TypeError, UnicodeDecodeError):  # an object that is called, or made on the fly
         return "unknown"
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gspo.run.plain_files import sync
+from gspo.run.plain_files import clear, sync
 
 MANIFEST = "manifest.json"
 
@@ -44,7 +43,7 @@ def seal(directory: Path, about: Mapping[str, Any]) -> None:
         name = path.relative_to(directory).as_posix()
         entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     content = {**about, "files": entries}
-    write_text(directory / MANIFEST, json.dumps({"sha256": _sha256_of(content), "content": content}, indent=1))
+    write_text(directory / MANIFEST, json.dumps({"sha256": _digest(content), "content": content}, indent=1))
     sync(directory / MANIFEST)
     for folder in (*(entry for entry in directory.rglob("*") if entry.is_dir()), directory):
         sync(folder)
@@ -64,20 +63,12 @@ def remove(directory: Path) -> None:
     clear(doomed)
 
 
-def clear(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove whatever lies at a path of ours, if anything does; of a link the link alone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=ignore_errors)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def verified(directory: Path) -> dict[str, Any]:
     """The manifest's content, where every file is as it says; raises DamagedError."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         content = manifest["content"]
-        if manifest["sha256"] != _sha256_of(content):
+        if manifest["sha256"] != _digest(content):
             raise DamagedError(f"{MANIFEST} is not as it was written")
         entries = {directory / name: entry for name, entry in content["files"].items()}
     except FileNotFoundError:
@@ -110,5 +101,5 @@ def _verify_file(path: Path, entry: Mapping[str, Any], *, name: str) -> None:
         raise DamagedError(f"{name} cannot be read ({error.strerror})") from None
 
 
-def _sha256_of(content: Any) -> str:
+def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

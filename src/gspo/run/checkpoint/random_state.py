@@ -1,5 +1,6 @@
 """The states of every random generator that code in this process may draw from."""
 
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -21,42 +22,30 @@ def random_state() -> dict[str, Tensor]:
 
     The sampler needs none: its generator is made anew each step, from the recipe's seed and the step.
     """
-    version, internal, gauss = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict)
-    inner = numpy_state["state"]
-    state = {
+    kind, keys, *rest = np.random.get_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
         "torch": torch.get_rng_state(),
-        "python": torch.tensor([version, *internal]),
-        "python_gauss": _optional(gauss),
-        "numpy": torch.from_numpy(inner["key"].astype(np.int64)),
-        "numpy_position": torch.tensor([inner["pos"], numpy_state["has_gauss"]]),
-        "numpy_gauss": torch.tensor([numpy_state["gauss"]], dtype=torch.float64),
+        "python": _as_tensor(random.getstate()),
+        "numpy": _as_tensor([kind, np.asarray(keys).tolist(), *rest]),
+        **{f"cuda_{index}": state for index, state in enumerate(devices)},
     }
-    if torch.cuda.is_available():
-        state |= {f"cuda_{index}": one for index, one in enumerate(torch.cuda.get_rng_state_all())}
-    return state
 
 
 def restore_random_state(state: Mapping[str, Tensor]) -> None:
-    """Put every generator back to where `random_state` found it."""
+    """Put every generator back to where it was when `random_state` was called."""
     torch.set_rng_state(state["torch"])
-    version, *internal = state["python"].tolist()
-    gauss = state["python_gauss"].tolist()
-    random.setstate((version, tuple(internal), gauss[0] if gauss else None))
-    position, has_gauss = state["numpy_position"].tolist()
-    numpy_state: dict[str, Any] = {
-        "bit_generator": "MT19937",
-        "state": {"key": state["numpy"].numpy().astype(np.uint32), "pos": position},
-        "has_gauss": has_gauss,
-        "gauss": float(state["numpy_gauss"]),
-    }
-    np.random.set_state(numpy_state)
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"cuda_{index}" in state:
-                torch.cuda.set_rng_state(state[f"cuda_{index}"], index)
+    version, internal, gauss = _from_tensor(state["python"])
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(_from_tensor(state["numpy"])))
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda_{index}" in state:
+            torch.cuda.set_rng_state(state[f"cuda_{index}"], index)
 
 
-def _optional(value: float | None) -> Tensor:
-    return torch.tensor([] if value is None else [value], dtype=torch.float64)
+def _as_tensor(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(tensor: Tensor) -> Any:
+    return json.loads(bytes(tensor.tolist()))

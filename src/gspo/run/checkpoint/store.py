@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, the newest that is whole, and which may go."""
+"""The checkpoints of a phase: which there are, the newest that is whole, and which may go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.run.checkpoint.files import DamagedError, clear, move_into_place, remove, verified
+from gspo.run.checkpoint.files import DamagedError, move_into_place, remove, verified
 from gspo.run.checkpoint.position import Position, position_of
+from gspo.run.plain_files import clear
 
+STATE, TENSORS, RECIPE = "state.json", "state.safetensors", "recipe.yaml"
 _UNFINISHED, _DAMAGED = "unfinished_", "damaged_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Checkpoint:
     """A checkpoint that is whole, and those newer than it that are not, with the reason."""
 
     path: Path
-    content: dict[str, Any]  # of its manifest
-    passed_over: Sequence[tuple[Path, str]]
+    manifest: dict[str, Any]  # what it says, verified
+    damaged: Sequence[tuple[Path, str]] = ()
 
 
 class Store:
-    """The directory `checkpoints` of a run."""
+    """A directory of checkpoints."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,45 +39,45 @@ class Store:
 
     def positions(self) -> list[Position]:
         """Of all checkpoints, whole or not, the oldest first."""
-        entries = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted(found for entry in entries if (found := position_of(entry.name)) is not None)
+        names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
+        return sorted(position for name in names if (position := position_of(name)) is not None)
 
-    def newest(self) -> Found | None:
+    def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None where there is none at all.
 
         Raises UserError where there are some and none verifies: a run is never begun afresh over its remains.
         """
-        passed_over: list[tuple[Path, str]] = []
+        damaged: list[tuple[Path, str]] = []
         for position in reversed(self.positions()):
             path = self.path(position)
             try:
-                return Found(path=path, content=verified(path), passed_over=passed_over)
-            except DamagedError as damage:
-                passed_over.append((path, str(damage)))
-        if not passed_over:
+                return Checkpoint(path=path, manifest=verified(path), damaged=damaged)
+            except DamagedError as error:
+                damaged.append((path, str(error)))
+        if not damaged:
             return None
-        reasons = "".join(f"\n  {path.name}: {reason}" for path, reason in passed_over)
+        reasons = "".join(f"\n  {path.name}: {reason}" for path, reason in damaged)
         fix = "restore one from a copy; to begin afresh, give another output_dir or remove this run"
         raise UserError(f"no checkpoint is whole:{reasons}", where=str(self.root), fix=fix)
 
-    def damaged(self) -> list[Path]:
-        """What was passed over and set aside before."""
-        return sorted(self.root.glob(f"{_DAMAGED}*"))
+    def others(self) -> list[str]:
+        """The names of those that were set aside as damaged, or that another version of gspo has made."""
+        names = [path.name for path in self.root.glob("*_[0-9]*") if not path.name.startswith(_UNFINISHED)]
+        return sorted(name for name in names if position_of(name) is None)
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep`."""
         for position in self.positions()[:-keep]:
             remove(self.path(position))
 
-    def tidy(self, found: Found | None) -> None:
-        """Remove what a killed run left unfinished, under no other names, and set aside what `found` passed over."""
-        for path, _ in found.passed_over if found else ():
+    def tidy(self, damaged: Sequence[tuple[Path, str]]) -> None:
+        """Remove what a killed run left unfinished, under no other names, and set aside what is damaged."""
+        for path, _ in damaged:
             aside = path.with_name(f"{_DAMAGED}{path.name}")
             if aside.exists():
                 remove(aside)
             move_into_place(path, aside)
-        if self.root.is_dir():
-            for entry in self.root.iterdir():
-                name = entry.name.removeprefix(_UNFINISHED)
-                if name != entry.name and position_of(name.removeprefix(_DAMAGED)) is not None:
-                    clear(entry)
+        for entry in self.root.iterdir() if self.root.is_dir() else ():
+            name = entry.name.removeprefix(_UNFINISHED)
+            if name != entry.name and position_of(name.removeprefix(_DAMAGED)) is not None:
+                clear(entry)

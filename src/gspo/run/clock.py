@@ -1,0 +1,45 @@
+"""The seconds of a run, and of each stage of the step under way."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Counts from when it is made, or goes on from what a resumed run has counted."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}  # of the step under way, by stage
+        self._start = time.monotonic()  # never the wall clock, which may be set back
+
+    def resume(self, elapsed: float) -> None:
+        """Go on from the seconds that earlier processes have counted."""
+        self._start = time.monotonic() - elapsed
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before a resume included."""
+        return time.monotonic() - self._start
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
+        """The values; the time that it takes to make them is added to a stage, that of the loop's body is not."""
+        iterator = iter(values)
+        while True:
+            with self.stage(name):
+                try:
+                    value = next(iterator)
+                except StopIteration:
+                    return
+            yield value
