@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.reward.calls import Threads
@@ -14,11 +15,11 @@ from gspo.reward.score import score
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
 def kinds(scored: Any) -> list[str | None]:
-    return [one.failure and one.failure.kind for one in scored.scores]
+    return [one.failure and one.failure.kind for one in scores_of(scored)]
 
 
 def by_length(completions: list[str], **columns: Any) -> list[float]:

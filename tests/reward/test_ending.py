@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.samples import scores_of
 
 from gspo.reward.score import score
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
 FAMILY = """

@@ -64,7 +64,7 @@ def test_an_edited_file_is_read_anew(home: Path) -> None:
         ("my_rewards.py:sort", {}, "there are: short"),
         ("my_rewards.py:NUMBER", {}, "no function 'NUMBER'"),
         ("my_reward.py:short", {}, r"no such file my_reward\.py(.|\n)*my_rewards\.py"),
-        ("no_module_of_this_name:f", {}, "no module 'no_module_of_this_name'"),
+        ("no_module_of_this_name:f", {}, "No module named 'no_module_of_this_name'"),
         ("broken.py:f", {}, r"broken\.py, line 2 raises ModuleNotFoundError"),
         ("broken:f", {}, "importing broken raises ModuleNotFoundError: No module named 'no_such_module_at_all'"),
         ("my_rewards.py:strict", {"limits": 3}, "no option 'limits'(.|\n)*it takes: limit"),

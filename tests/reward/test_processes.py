@@ -161,7 +161,7 @@ def test_a_function_that_the_process_cannot_import_is_refused_with_the_reason(gr
     ):
         score(groups(["a"]), [named(source)])
     leaves = source.replace('raise RuntimeError("no licence")', "import os; os._exit(4)")
-    with pytest.raises(UserError, match=r"mine_1\.py, line 4 raises SystemExit: 4"):
+    with pytest.raises(UserError, match=r"mine_1\.py:f: its process ended with exit status 4 while it started"):
         score(groups(["a"]), [named(leaves)])
     dies = source.replace('raise RuntimeError("no licence")', "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(UserError, match=r"its process was ended by signal 9 \(SIGKILL\) while it started"):

@@ -21,7 +21,7 @@ from gspo.reward.score import score
 
 
 def rewards(scored: Any) -> list[float | None]:
-    return [one.reward for one in scored.scores]
+    return [one.reward for one in scores_of(scored)]
 
 
 @pytest.fixture
