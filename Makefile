@@ -12,7 +12,7 @@ train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSP
 test: $(INSTALLED)  ## run the tests but for the fault matrix (about 11 minutes on 2 cores)
 	$(VENV)/bin/python -m pytest --ignore=tests/faults $(ARGS)
 
-faults: $(INSTALLED)  ## the fault matrix of docs/resume.md: real runs, killed and damaged (about 3 minutes)
+faults: $(INSTALLED)  ## the fault matrix of docs/resume.md: real runs, killed and damaged (about 5 minutes)
 	$(VENV)/bin/python -m pytest tests/faults $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types

@@ -19,7 +19,7 @@ def rewards(scored: Any) -> list[float | None]:
 
 
 def kinds(scored: Any) -> list[str | None]:
-    return [one.failure and one.failure.kind for one in scores_of(scored)]
+    return [score.failure.kind if score.failure else None for score in scores_of(scored)]
 
 
 def by_length(completions: list[str], **columns: Any) -> list[float]:

@@ -98,7 +98,7 @@ def test_rewards_per_segment_are_refused_where_nothing_ends_a_segment(
 ) -> None:
     assert cli.main([command, str(TINY), SETTINGS[0], SETTINGS[2]]) == 2
     error = capsys.readouterr().err
-    assert "tiny.yaml" in error and "reward.2.per: segment" in error and "segment_separator" in error
+    assert "tiny.yaml" in error and "per: segment needs" in error and "segment_separator" in error
     assert cli.main([command, str(TINY), *SETTINGS, 'rollout.segment_separator=""']) == 2
     assert "rollout.segment_separator" in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -12,7 +12,17 @@ import torch
 from gspo.model.policy import Policy
 from gspo.reward.functions import RewardFunction
 
-_LIBRARIES = ("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym", "sympy")
+_LIBRARIES = (
+    "gspo",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "reasoning-gym",
+    "math-verify",
+    "sympy",
+)
 
 
 def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str]) -> dict[str, str]:
