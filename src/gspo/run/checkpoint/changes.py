@@ -9,7 +9,7 @@ from typing import Any
 _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|report\..*|evaluation\.every|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
 )
-# How the work is cut to fit the memory: equal but for rounding, and for which of the sampler's numbers a row gets.
+# How the work is cut to fit the memory: equal but for rounding.
 _ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)")
 
 # Keys that recipes of earlier versions do not have, with the value that says what was done then.

@@ -20,7 +20,7 @@ def seed_everything(seed: int) -> None:
 def random_state() -> dict[str, Tensor]:
     """The states of torch's generators (every device), NumPy's and Python's, as tensors.
 
-    The sampler needs none: its generator is made anew each step, from the recipe's seed and the step.
+    Sampling needs none: seed, step, query and sample number decide a response's random numbers.
     """
     kind, keys, *rest = np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
