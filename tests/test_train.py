@@ -106,6 +106,7 @@ def test_a_run_exits_with_0_and_leaves_exactly_the_run_directory(finished: Finis
     assert {entry.name for entry in finished.path.iterdir()} - {"report.html"} == {
         "recipe.yaml",
         "lock",
+        "cold_start",
         "cold_start.jsonl",
         "metrics.jsonl",
         "history.jsonl",

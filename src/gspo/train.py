@@ -18,7 +18,7 @@ from gspo.run.auxiliary_models import make_critic, with_reference
 from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect
 from gspo.run.console import Display
-from gspo.run.history import recorded
+from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
@@ -59,7 +59,8 @@ def train(
     check_trackers(recipe.report.trackers, where="report.trackers")
     with open_run(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
-        with recorded(run, about), following(run.directory.path, recipe.report.trackers, display.note):
+        record_start(run, about)
+        with following(run.directory.path, recipe.report.trackers, display.note), end_recorded(run):
             display.note(about)
             for sentence in run.parts.notes:
                 display.note(f"note: {sentence}", style="yellow")
@@ -161,4 +162,5 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
     trainee.optimizer = None  # the next phase has its own
     run.safe_point(progress)
     run.directory.finish_cold_start(run.finish_phase())
+    run.checkpointer = None
     run.display.stop()

@@ -17,7 +17,7 @@ from gspo.report.run_files import read_run
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.history import recorded
+from gspo.run.history import end_recorded
 from gspo.run.interrupt import Stopped
 from gspo.run.recorder import Recorder
 from gspo.run.run import open_run
@@ -149,7 +149,7 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
     given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
-    with pytest.raises(Stopped), open_run(load_recipe(TINY, SHORT), **given) as run, recorded(run, "words"):
+    with pytest.raises(Stopped), open_run(load_recipe(TINY, SHORT), **given) as run, end_recorded(run):
         signal.raise_signal(signal.SIGTERM)
         run.interrupt.check_stop()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("stopped", "SIGTERM")

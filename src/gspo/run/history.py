@@ -15,12 +15,8 @@ from gspo.run.run import Run
 HISTORY = "history.jsonl"
 
 
-@contextmanager
-def recorded(run: Run, introduction: str) -> Iterator[None]:
-    """A line for a process that begins the run or resumes it, and one for how the process leaves it.
-
-    That is `finished`, `stopped` by a signal, `interrupted` at once, or `failed`.
-    """
+def record_start(run: Run, introduction: str) -> None:
+    """A line for a process that begins the run or resumes it."""
     _append(
         run,
         event="resumed" if run.is_resumed else "begun",
@@ -30,6 +26,11 @@ def recorded(run: Run, introduction: str) -> Iterator[None]:
         introduction=introduction,
         environment=run.about["environment"],
     )
+
+
+@contextmanager
+def end_recorded(run: Run) -> Iterator[None]:
+    """A line for how the process leaves the run: `finished`, `stopped` by a signal, `interrupted` at once, `failed`."""
     try:
         yield
     except BaseException as error:

@@ -90,7 +90,8 @@ class Run:
 
     def _save_for(self, error: BaseException) -> None:
         note, checkpointer = self.display.note, self.checkpointer
-        assert checkpointer is not None
+        if checkpointer is None:  # between the phases, or before the first
+            return self._say_how_to_resume()
         try:
             checkpointer.wait()
         except RunError as failure:  # of an earlier one: this one may well be written
