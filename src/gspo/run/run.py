@@ -57,11 +57,18 @@ class Run:
         return self.progress
 
     def safe_point(self, progress: Progress) -> Progress:
-        """The state is whole: note the progress, and save both where that is due. RunError where a save has failed."""
+        """The state is whole: note the progress, and save both where that is due. RunError where a save has failed.
+
+        A signal stops the run here, but for one after its last step, when only the final model is yet to be written.
+        """
         assert self.checkpointer is not None
         self.progress = progress
-        self.checkpointer.safe_point(progress)
+        self.checkpointer.safe_point(progress, self._check_stop)
         return progress
+
+    def _check_stop(self) -> None:
+        if self.stopped_by is not None:
+            raise Stopped
 
     @property
     def stopped_by(self) -> int | None:

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,9 +111,13 @@ class Checkpointer:
         self.progress, self._random, self._log_bytes = progress, random_state(), self._directory.log_bytes()
         self._steps_taken = self._count_steps()
 
-    def safe_point(self, progress: Progress) -> None:
-        """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written."""
+    def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
+        """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written.
+
+        A stop comes first, for what ends a run by a signal saves the state all the same.
+        """
         self.note(progress)
+        check_stop()
         self._raise_failure()
         position, every, seconds = progress.position, self._settings.every, self._settings.seconds
         is_due = every and position.stage == 0 and position.steps > 0 and position.steps % every == 0
