@@ -6,39 +6,22 @@ Each table maps a sentence to the condition under which it is true of the recipe
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from gspo.recipe import sections
-from gspo.recipe.objective import ActorConfig, CriticConfig
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
+from gspo.recipe.sections import ActorConfig, RecipeKeys, names_file
 
 Table = Mapping[str, object]  # from a sentence to what is true or false, as in an `if`
 
 
-class WholeRecipe(Protocol):
-    """What the rules look at: `gspo.recipe.schema.Recipe`, which calls them and so cannot be imported here."""
-
-    steps: int
-    model: sections.ModelConfig
-    cold_start: sections.ColdStartConfig
-    queries: sections.QueriesConfig
-    rollout: sections.RolloutConfig
-    reward: tuple[sections.RewardConfig, ...]
-    actor: ActorConfig
-    critic: CriticConfig
-    checkpoint: sections.CheckpointConfig
-    evaluation: sections.EvaluationConfig
-    report: sections.ReportConfig
-
-
-def refusals(recipe: WholeRecipe) -> list[str]:
+def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
     per_token = _per_token(recipe)
     tables = _refused_sources(recipe), _refused_levels(recipe, per_token), _refused_terms(recipe.actor, per_token)
     return _true_sentences(*tables)
 
 
-def ineffective_settings(recipe: WholeRecipe) -> list[str]:
+def ineffective_settings(recipe: RecipeKeys) -> list[str]:
     """A sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
     notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
     for (keys, needed), is_there in _needs(recipe).items():
@@ -48,7 +31,7 @@ def ineffective_settings(recipe: WholeRecipe) -> list[str]:
     return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
 
 
-def _refused_sources(recipe: WholeRecipe) -> Table:
+def _refused_sources(recipe: RecipeKeys) -> Table:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     return {
@@ -78,7 +61,7 @@ def _refused_sources(recipe: WholeRecipe) -> Table:
     }
 
 
-def _refused_levels(recipe: WholeRecipe, per_token: str) -> Table:
+def _refused_levels(recipe: RecipeKeys, per_token: str) -> Table:
     actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
     level, has_level = actor.importance_sampling_level, actor.importance_sampling_level in published.levels
     return {
@@ -130,7 +113,7 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
     }
 
 
-def _noted_ratios(recipe: WholeRecipe) -> Table:
+def _noted_ratios(recipe: RecipeKeys) -> Table:
     actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
     per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
     return {
@@ -191,7 +174,7 @@ def _noted_terms(actor: ActorConfig) -> Table:
     }
 
 
-def _noted_amounts(recipe: WholeRecipe) -> Table:
+def _noted_amounts(recipe: RecipeKeys) -> Table:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
     updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
@@ -222,7 +205,7 @@ def _noted_amounts(recipe: WholeRecipe) -> Table:
     }
 
 
-def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
+def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
     """Keys that act only beside another setting, with that setting, and whether it is there."""
     rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
     evaluation, per = recipe.evaluation, {reward.per for reward in recipe.reward}
@@ -262,17 +245,17 @@ def _true_sentences(*tables: Table) -> list[str]:
     return [" ".join(sentence.split()) for table in tables for sentence, is_true in table.items() if is_true]
 
 
-def _per_token(recipe: WholeRecipe) -> str:
+def _per_token(recipe: RecipeKeys) -> str:
     """The first setting that gives the tokens of one response advantages of their own; empty where there is none."""
     rewards = [f"reward.{i}.per: {it.per}" for i, it in enumerate(recipe.reward) if it.weight and it.per != "response"]
     return [*rewards, "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""][0]
 
 
 def _is_hub_id(path: str | None) -> bool:
-    return path is not None and not sections.names_file(path)
+    return path is not None and not names_file(path)
 
 
-def _is_changed(recipe: WholeRecipe, key: str) -> bool:
+def _is_changed(recipe: RecipeKeys, key: str) -> bool:
     """Whether the key of this dotted name has another value than its default."""
     *parents, last = key.split(".")
     section: Any = functools.reduce(getattr, parents, recipe)
