@@ -1,7 +1,6 @@
 """From a name in a recipe to the function it means: `module:name` or `file.py:name`."""
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -19,13 +18,12 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
 
     Raises UserError, with `where` in it, for a file, module or name that is not there or cannot be imported.
     """
-    source, separator, attribute = name.rpartition(":")
-    if not separator or not source or not attribute:
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
         raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
     path = Path(source).resolve()
     if source.endswith(".py") and not path.is_file():
-        near = ", ".join(sorted(str(near) for near in Path(source).parent.glob("*.py"))[:8])
-        fix = f"there are: {near}" if near else "the path is relative to the working directory"
+        fix = f"the path is relative to the working directory, {Path.cwd()}"
         raise UserError(f"no such file {source}", where=where, fix=fix)
     try:
         module = _import_file(path) if source.endswith(".py") else _import_module(source)
@@ -51,8 +49,7 @@ def error_line(error: BaseException, function: Callable[..., Any]) -> str:
 
 def _import_file(path: Path) -> ModuleType:
     # Two functions of one file share one module; an edited file, in a notebook, is read anew.
-    digest = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()
-    name = f"{path.stem}_{digest[:16]}"
+    name = f"{path.stem}_{path.stat().st_ino}_{path.stat().st_mtime_ns}"
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:

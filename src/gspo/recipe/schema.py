@@ -8,7 +8,7 @@ from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from gspo.recipe.rules import refusals
-from gspo.recipe.sections import RecipeKeys, Section
+from gspo.recipe.sections import RecipeKeys, Section, refusal
 
 
 class Recipe(RecipeKeys):
@@ -22,7 +22,7 @@ class Recipe(RecipeKeys):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         if sentences := refusals(self):
-            raise ValueError("\n  ".join(sentences))
+            raise refusal("\n  ".join(sentences))
         return self
 
     @property

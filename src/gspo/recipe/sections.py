@@ -37,9 +37,14 @@ def names_file(path: str) -> bool:
     return looks_local or Path(path).suffix.lower() in FILE_SUFFIXES or is_file
 
 
+def refusal(sentence: str) -> PydanticCustomError:
+    """The error of a validator whose message is the sentence, whatever braces it holds."""
+    return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
+
+
 def _check_path(path: str) -> str:
     if fault := path_fault(path):
-        raise PydanticCustomError("fault", "this path {fault}", {"fault": fault})
+        raise refusal(f"this path {fault}")
     return os.path.expanduser(path)  # noqa: PTH111 - Path would make of ./name into name, which may be a hub id
 
 
@@ -47,12 +52,6 @@ def _check_number(value: Any) -> Any:
     if isinstance(value, bool):  # which Python takes for 1 and 0
         raise PydanticCustomError("number", "a number")
     return value
-
-
-def _is_encodable(value: Any) -> bool:
-    if isinstance(value, dict):
-        return _is_encodable([*value, *value.values()])
-    return all(map(_is_encodable, value)) if isinstance(value, list | tuple) else writable(value) == value
 
 
 Integer = Annotated[int, BeforeValidator(_check_number)]
@@ -86,8 +85,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_text(cls, value: Any) -> Any:
-        if not isinstance(value, Section) and not _is_encodable(value):
-            raise PydanticCustomError("fault", "holds half of a surrogate pair, which is no character")
+        if writable(value) != value:
+            raise refusal("holds half of a surrogate pair, which is no character")
         return value
 
 
