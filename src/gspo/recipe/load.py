@@ -74,8 +74,9 @@ def _read_text(path: Path) -> str:
 
 def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
     key, separator, text = override.lstrip("+").partition("=")
-    if not separator or not key:
-        raise UserError(f"override {override!r} is not of the form key.subkey=value", where="command line")
+    if not separator or not key or key.startswith("-"):
+        fix = f"write {override.lstrip('-')}" if separator else None
+        raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
     if re.match(r"reward\.[0-9]", key):
         tree = {**tree, "reward": listed_rewards(tree.get("reward"))}
     value = read_yaml(text, where=f"override {override!r}")
