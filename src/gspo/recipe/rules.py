@@ -22,11 +22,11 @@ def refusals(recipe: RecipeKeys) -> list[str]:
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
-    """A sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
+    """A sentence for each setting that has no effect in this recipe, or another one than its reader would expect."""
     notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
-    for (keys, needed), is_there in _needs(recipe).items():
+    for (keys, needed), has_needed in _needs(recipe).items():
         changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
-        if changed and not is_there:
+        if changed and not has_needed:
             notes.append(f"{changed} has no effect without {needed}")
     return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
 
@@ -206,12 +206,11 @@ def _noted_amounts(recipe: RecipeKeys) -> Table:
 
 
 def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
-    """Keys that act only beside another setting, with that setting, and whether it is there."""
+    """The keys that act only beside another setting, that setting, and whether the recipe has it."""
     rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
-    evaluation, per = recipe.evaluation, {reward.per for reward in recipe.reward}
-    queries_hub, evaluation_hub = _is_hub_id(recipe.queries.path), _is_hub_id(evaluation.path)
+    evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
+    per = {reward.per for reward in recipe.reward}
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
-    cold_schedule, cold_steps = recipe.cold_start.optimizer.schedule, recipe.cold_start.steps
     no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
@@ -230,11 +229,11 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
-        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_steps,
-        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_schedule != "constant",
-        ("queries.config queries.split", "a hub id in queries.path"): queries_hub,
-        ("queries.prompt", "a file, whose column it names"): recipe.queries.procedural is None,
-        ("evaluation.split", "a hub id in evaluation.path"): evaluation_hub,
+        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_start.steps,
+        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
+        ("queries.config queries.split", "a hub id in queries.path"): _is_hub_id(queries.path),
+        ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
+        ("evaluation.split", "a hub id in evaluation.path"): _is_hub_id(evaluation.path),
         ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
