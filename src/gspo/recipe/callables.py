@@ -30,13 +30,15 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: imported code may end the program
-        fix = "put what runs a program behind: if __name__ == '__main__'" if isinstance(error, SystemExit) else None
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
-            fix = "install it, run from its folder, or name its file: path/file.py:name"
+        advice = None
+        if isinstance(error, SystemExit):
+            advice = "put what runs a program behind: if __name__ == '__main__'"
+        elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
+            advice = "install it, run from its folder, or name its file: path/file.py:name"
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f", line {lines[-1]}" if lines else ""
         what = f"importing {source}{line} raises {type(error).__name__}: {error}"
-        raise UserError(what, where=where, fix=fix) from None
+        raise UserError(what, where=where, fix=advice) from None
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -28,7 +28,9 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
         changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
         if changed and not has_needed:
             notes.append(f"{changed} has no effect without {needed}")
-    return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
+    return notes + [
+        f"reward.{i}.weight is 0: measured only" for i, reward in enumerate(recipe.reward) if reward.weight == 0
+    ]
 
 
 def _refused_sources(recipe: RecipeKeys) -> Table:
@@ -246,8 +248,10 @@ def _true_sentences(*tables: Table) -> list[str]:
 
 def _per_token(recipe: RecipeKeys) -> str:
     """The first setting that gives the tokens of one response advantages of their own; empty where there is none."""
-    rewards = [f"reward.{i}.per: {it.per}" for i, it in enumerate(recipe.reward) if it.weight and it.per != "response"]
-    return [*rewards, "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""][0]
+    for i, reward in enumerate(recipe.reward):
+        if reward.weight and reward.per != "response":
+            return f"reward.{i}.per: {reward.per}"
+    return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""
 
 
 def _is_hub_id(path: str | None) -> bool:
