@@ -23,7 +23,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
+from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee
 from gspo.run.checkpoint.store import Store
 from gspo.run.clock import Clock

@@ -19,7 +19,7 @@ import torch
 
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import ModelConfig, RolloutConfig
+from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Query

@@ -30,7 +30,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded import decoding
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey

@@ -15,7 +15,7 @@ from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, update
 from gspo.model.policy import load_policy
-from gspo.recipe.schema import CriticConfig
+from gspo.recipe.sections import CriticConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 

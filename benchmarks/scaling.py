@@ -22,7 +22,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
-from gspo.recipe.schema import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Query

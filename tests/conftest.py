@@ -14,7 +14,7 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     from gspo.model.packing import TokenSequence
     from gspo.model.policy import Policy
-    from gspo.recipe.schema import ActorConfig
+    from gspo.recipe.sections import ActorConfig
     from gspo.types import Batch, Query
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -73,7 +73,7 @@ def each_family(request: pytest.FixtureRequest) -> str:
 def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
     """A policy of a family, the same new weights at every call or saved ones; other keys go to its configuration."""
     from gspo.model.policy import load_policy
-    from gspo.recipe.schema import ModelConfig
+    from gspo.recipe.sections import ModelConfig
 
     def build(
         family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
@@ -153,7 +153,7 @@ def batch_of(query_of: Any) -> "Callable[..., Batch]":
 @pytest.fixture(scope="session")
 def actor_of() -> "Callable[..., ActorConfig]":
     """The actor's settings, with one micro-batch of everything where nothing else is said."""
-    from gspo.recipe.schema import ActorConfig
+    from gspo.recipe.sections import ActorConfig
 
     def build(**settings: Any) -> "ActorConfig":
         return ActorConfig(**{"micro_batch_tokens": 10**6, "mini_batches": 1, "gradient_noise": False, **settings})
@@ -165,7 +165,7 @@ def actor_of() -> "Callable[..., ActorConfig]":
 def recording_optimizer() -> Any:
     """An Optimizer class whose steps note the accumulated gradients (.gradients) and change no weight."""
     from gspo.learner.optimizer import Optimizer, StepReport
-    from gspo.recipe.schema import OptimizerConfig
+    from gspo.recipe.sections import OptimizerConfig
 
     class RecordingOptimizer(Optimizer):
         gradients: list[torch.Tensor]  # one flat vector a step, over all optimisers of this class

@@ -14,7 +14,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import GradientReport, Learner, MiniBatchReport, accumulate_gradient, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig, OptimizerConfig
+from gspo.recipe.sections import ActorConfig, OptimizerConfig
 from gspo.types import Batch, Group, Query, Sample, Score, SequenceStats
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Group, Query, Sample

@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from gspo.recipe.load import dump_recipe, load_recipe
-from gspo.recipe.schema import ActorConfig, Recipe
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ActorConfig
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted([*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "studies").rglob("*.yaml")])

@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
 
-_HOMES = {
-    "train": "gspo.train",
-    "Outcome": "gspo.train",
-    "Recipe": "gspo.recipe.schema",
-    "RunError": "gspo.errors",
-    "UserError": "gspo.errors",
-    "load_recipe": "gspo.recipe.load",
-    "make_recipe": "gspo.recipe.load",
+_MODULES = {
+    "gspo.errors": ("RunError", "UserError"),
+    "gspo.recipe.load": ("load_recipe", "make_recipe"),
+    "gspo.recipe.schema": ("Recipe",),
+    "gspo.train": ("Outcome", "train"),
 }
 
 
@@ -33,7 +30,7 @@ class _Package(ModuleType):
     """`gspo.train` is the function, though importing the module of that name would set it to the module."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if name != "train" or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
@@ -48,6 +45,7 @@ def __getattr__(name: str) -> Any:
     # Imported on first use: the command line's help must not wait for torch.
     import importlib
 
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`gspo check`: everything about a recipe that can be known without loading weights."""
+"""`gspo check`: it tests everything about a recipe that does not need the weights."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,7 @@ def check(recipe: Recipe) -> Iterator[str]:
 
 
 def _reward_lines(probed: Sequence[tuple[str, Score]], functions: Sequence[RewardFunction]) -> Iterator[str]:
-    """What each function gives the row's own answer, where there is one, and junk."""
+    """The scores that each function gives to the row's own answer, where there is one, and to junk."""
     has_gold, judging = probed[0][0] != JUNK, verdict(probed[0][1])
     for function in functions:
         values = {text: score.parts[function.name] for text, score in probed}

@@ -5,7 +5,7 @@ from typing import Literal
 MAX_BYTES = 2048  # of a message: it may quote input of any size
 _MAX_WHERE_BYTES = 400
 _MAX_FIX_BYTES = 800
-_CUT = " … "
+_ELLIPSIS = " … ".encode()
 
 _ESCAPED = [*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _ESCAPED += range(0xD800, 0xE000)  # control, direction and end of line; halves of characters, which have no encoding
@@ -33,11 +33,11 @@ FailureKind = Literal["raised", "crashed", "timed_out", "invalid"]  # how a rewa
 
 
 class RunError(Exception):
-    """The run cannot go on though the input was right; the message says why and what was saved (exit code 1)."""
+    """The run cannot go on though its input was right; the message says why and what was saved (exit code 1)."""
 
 
 class DivergedError(RunError):
-    """The run's numbers are no longer numbers: its state is not worth saving, an earlier one is."""
+    """The run's losses or gradients are not finite: its state is not saved, since only earlier ones are of use."""
 
 
 def _bounded(text: str, max_bytes: int) -> str:
@@ -45,9 +45,9 @@ def _bounded(text: str, max_bytes: int) -> str:
     encoded = encodable(text).encode()
     if len(encoded) <= max_bytes:
         return encoded.decode()
-    rest = max_bytes - len(_CUT.encode())
-    end = rest // 4
-    return f"{encoded[: rest - end].decode(errors='ignore')}{_CUT}{encoded[-end:].decode(errors='ignore')}"
+    end = (max_bytes - len(_ELLIPSIS)) // 4
+    start = max_bytes - len(_ELLIPSIS) - end
+    return (encoded[:start] + _ELLIPSIS + encoded[-end:]).decode(errors="ignore")
 
 
 def encodable(text: str) -> str:
@@ -56,10 +56,10 @@ def encodable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with what a terminal would obey in a form that it shows: ␛ for an escape, ␊ before an end of line."""
+    """The text with its control characters as signs that a terminal shows: ␛ for an escape, ␊ before a line's end."""
     return text.translate(_FORMS)
 
 
 def printable(text: str) -> str:
-    """As `visible`, with lines and tabs as they are: for our own sentences, whatever they quote."""
+    """The text as `visible` returns it, but with tabs and ends of lines kept: for messages, whatever they quote."""
     return text.translate(_WITHIN_LINES)

@@ -46,7 +46,7 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a reward function has no say on a response."""
+    """The reason why a reward function has no score for a response."""
 
     kind: FailureKind
     message: str  # with the function's name
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What the reward functions said of one response.
+    """The result of the reward functions for one response.
 
     Example: Score(reward=0.9, parts={"exact_match": 1.0, "brevity": -0.1}) where both functions have weight 1.
     """
@@ -80,7 +80,7 @@ class SequenceStats:
     num_tokens: int  # W
     num_clipped: int  # tokens
     sequence_ratio: float
-    entropy_sum: float  # over its tokens, as the next sums are
+    entropy_sum: float  # the sum over its tokens
     old_logprobs: Float[Tensor, "W"]
     log_ratios: Float[Tensor, "W"]  # log π_θ/π_old of each token
     num_masked: int = 0  # tokens that a correction or OPSM has dropped
@@ -92,7 +92,7 @@ class SequenceStats:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
-    """One response of the policy to a query, with all that the stages of a step have found out about it.
+    """One response of the policy to a query, with the results of all stages of a step.
 
     Example, of a response of three tokens as it is sampled:
     Sample(query=query, token_ids=tensor([8, 5, 2]), loss_mask=tensor([True, True, True]), text="= 5",
@@ -127,17 +127,17 @@ class Sample:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the response."""
+        """The number of tokens of the response."""
         return len(self.token_ids)
 
     @property
     def num_written(self) -> int:
-        """Tokens that the policy wrote."""
+        """The number of tokens that the policy wrote."""
         return len(self.sampler_logprobs)
 
     @property
     def reward(self) -> float | None:
-        """The score's; None: not scored, or no function applied."""
+        """The reward of the score; it is None if the sample is not scored or no function applied."""
         return None if self.score is None else self.score.reward
 
     @property
@@ -163,7 +163,7 @@ class Group:
 
     @property
     def query(self) -> Query:
-        """What all samples respond to."""
+        """The query that all samples respond to."""
         return self.samples[0].query
 
 
@@ -175,7 +175,7 @@ class Batch:
     """
 
     groups: tuple[Group, ...]
-    dropped: tuple[Group, ...] = ()  # sampled and scored, and left out by dynamic sampling
+    dropped: tuple[Group, ...] = ()  # sampled and scored, but not trained on (dynamic sampling)
     reward_seconds: Mapping[str, float] = field(default_factory=dict)  # by function, summed over calls, which overlap
 
     @property

@@ -11,7 +11,7 @@ from tests.sampling import sample_groups
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CriticConfig, RolloutConfig
+from gspo.recipe.sections import CriticConfig, RolloutConfig
 from gspo.types import Batch, Group
 
 NewPolicy = Callable[..., Policy]

@@ -18,7 +18,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import MiniBatchReport
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CriticConfig, OptimizerConfig
+from gspo.recipe.sections import CriticConfig, OptimizerConfig
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

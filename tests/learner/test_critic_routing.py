@@ -14,7 +14,7 @@ from gspo.learner.critic import Critic
 from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CriticConfig, RolloutConfig
+from gspo.recipe.sections import CriticConfig, RolloutConfig
 from gspo.types import Experts, Group
 
 NewPolicy = Callable[..., Policy]

@@ -12,7 +12,7 @@ from tests.sampling import sample_groups
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.schema import OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import OptimizerConfig, RolloutConfig
 from gspo.types import Batch, SequenceStats
 
 NewPolicy = Callable[..., Policy]

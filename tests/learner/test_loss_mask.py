@@ -15,7 +15,7 @@ from gspo.learner.loss import Denominators, denominators_of
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CriticConfig, OptimizerConfig
+from gspo.recipe.sections import CriticConfig, OptimizerConfig
 from gspo.types import Group, Sample
 
 NewPolicy = Callable[..., Policy]

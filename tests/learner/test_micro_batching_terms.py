@@ -14,7 +14,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.objective import correction_weights, kl_estimate, surrogate, value_loss
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import ActorConfig, CriticConfig
+from gspo.recipe.sections import ActorConfig, CriticConfig
 from gspo.types import Sample
 
 # Of the whole mini-batch, which has more sequences than are trained here, and other lengths.

@@ -11,7 +11,7 @@ from gspo.learner.micro_batching import micro_batches, split_point, trained_samp
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer, StepReport, gradient_noise
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 
 NewPolicy = Callable[..., Policy]

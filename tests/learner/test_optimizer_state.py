@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.recipe.schema import OptimizerConfig
+from gspo.recipe.sections import OptimizerConfig
 
 
 def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:

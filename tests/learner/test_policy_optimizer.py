@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gspo.learner.optimizer import Optimizer, StepReport
-from gspo.recipe.schema import OptimizerConfig
+from gspo.recipe.sections import OptimizerConfig
 
 NO_CLIP = 1e9
 

@@ -14,7 +14,7 @@ from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, RolloutConfig
 from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]

@@ -21,7 +21,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.recipe.load import load_recipe, make_recipe
-from gspo.recipe.schema import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
+from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

@@ -15,7 +15,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy
 from gspo.objective import group_advantages
-from gspo.recipe.schema import OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import OptimizerConfig, RolloutConfig
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

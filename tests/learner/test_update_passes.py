@@ -17,7 +17,7 @@ from gspo.learner.update import Learner, update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig, OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, OptimizerConfig, RolloutConfig
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]

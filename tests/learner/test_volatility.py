@@ -16,7 +16,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation, VolatilitySample, activation
 from gspo.metrics.experts import expert_metrics
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.types import Batch, Experts
 
 NewPolicy = Callable[..., Policy]

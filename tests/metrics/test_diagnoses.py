@@ -9,7 +9,7 @@ import pytest
 
 from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.run.console import Display
 from gspo.run.recorder import Recorder
 

@@ -14,7 +14,7 @@ from gspo.model.policy import Policy
 from gspo.model.routers import check_declared, find_routing, refuse_experts
 from gspo.recipe.load import make_recipe
 from gspo.recipe.rules import ineffective_settings
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 
 NewPolicy = Callable[..., Policy]
 TINY = Path(__file__).parents[1] / "tiny.yaml"

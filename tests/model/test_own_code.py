@@ -12,8 +12,7 @@ from gspo.errors import UserError
 from gspo.model.architecture import load_config
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.model.tokenizer import check_reference, fit_tokenizer
-from gspo.recipe.objective import KlConfig
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import KlConfig, ModelConfig
 
 MODEL_CODE = """
 from pathlib import Path

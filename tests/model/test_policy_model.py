@@ -15,7 +15,7 @@ from gspo.model.architecture import load_config
 from gspo.model.head import Head
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.model.tokenizer import fit_tokenizer, load_tokenizer
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
 IDS = torch.tensor([[3, 7, 5, 4, 9]])

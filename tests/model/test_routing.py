@@ -14,7 +14,7 @@ from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.model.routing import Routing
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 
 NewPolicy = Callable[..., Policy]
 PADDED = ["qwen3_moe", "gpt_oss", "deepseek_v3"]

@@ -17,7 +17,7 @@ from gspo.model.packing import Block, TokenSequence, pack
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.model.trunk import enable_packing
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
 WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}

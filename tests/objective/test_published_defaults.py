@@ -8,7 +8,7 @@ import torch
 
 from gspo.objective import SurrogateSettings, surrogate
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 
 # By hand, from the papers: level, clip_low, clip_high, length norm, advantage.
 EXPECTED: dict[Any, tuple[str, float, float, str, str]] = {

@@ -10,7 +10,8 @@ import pytest
 from gspo.errors import UserError
 from gspo.queries.procedural import procedural_rows
 from gspo.queries.source import load_rows
-from gspo.recipe.schema import ProceduralConfig, Recipe
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ProceduralConfig
 
 
 def prompts(rows: Any) -> list[str]:

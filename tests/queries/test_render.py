@@ -7,7 +7,7 @@ import pytest
 from gspo.errors import UserError
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
-from gspo.recipe.schema import QueriesConfig
+from gspo.recipe.sections import QueriesConfig
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

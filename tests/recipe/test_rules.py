@@ -9,7 +9,8 @@ from gspo.errors import UserError
 from gspo.recipe.load import make_recipe
 from gspo.recipe.published import CORRECTIONS, LEVELS, ONLY, PUBLISHED
 from gspo.recipe.rules import ineffective_settings
-from gspo.recipe.schema import ActorConfig, Recipe
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ActorConfig
 
 SOUND: dict[str, Any] = {
     "name": "sound",

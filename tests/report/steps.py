@@ -11,7 +11,7 @@ from tests.samples import changed, query_of, sample_of, scored
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.metrics.step import step_metrics
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, FinishReason, Group, Sample, Score, SequenceStats
 
 SECONDS = {"rollout": 2.0, "reward": 0.5, "likelihood": 0.25, "update": 4.0, "total": 7.0}

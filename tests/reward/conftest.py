@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.samples import sample_of
 
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.types import Group, Messages, Query
 

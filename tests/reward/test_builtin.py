@@ -6,7 +6,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match, format_match, reasoning_gym
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.functions import load_functions
 
 

@@ -10,7 +10,7 @@ from tests.samples import sample_of, scored, scores_of
 
 import gspo
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.reward.overlong import PART, overlong_penalty, with_overlong_penalty, without_penalty
 from gspo.run.console import Display
 from gspo.types import Failure, Group, Score

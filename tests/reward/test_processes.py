@@ -13,7 +13,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 
@@ -207,7 +207,7 @@ def test_functions_are_found_on_the_trainers_path_and_no_file_stands_in_for_a_st
 
 SCRIPT = """
 import sys, torch
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.types import Group, Query, Sample
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score

@@ -9,7 +9,7 @@ import torch
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.score import score
 

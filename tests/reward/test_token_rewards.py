@@ -14,7 +14,7 @@ from tests.samples import sample_of, scores_of
 
 from gspo.errors import UserError
 from gspo.learner.advantages import with_advantages
-from gspo.recipe.schema import ActorConfig, Per, RewardConfig
+from gspo.recipe.sections import ActorConfig, Per, RewardConfig
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.named import find_function
 from gspo.reward.score import score

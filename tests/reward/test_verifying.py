@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.samples import scores_of
 
-from gspo.recipe.schema import RewardConfig
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match
 from gspo.reward.functions import RewardFunction, close_functions, load_functions
 from gspo.reward.math import math

@@ -9,7 +9,7 @@ import pytest
 from tests.sampling import sample_groups
 from tokenizers import Tokenizer, decoders, models
 
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout import segments
 from gspo.rollout.segments import segment_lengths, split_segments
 

@@ -15,7 +15,8 @@ from tests.samples import sample_of
 
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
-from gspo.recipe.schema import Recipe, RolloutConfig
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 from gspo.run.clock import Clock

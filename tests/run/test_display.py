@@ -63,6 +63,17 @@ def test_a_terminal_shows_a_table_and_a_bar_that_end_with_the_phase() -> None:
     assert text.getvalue().rstrip().endswith("afterwards")
 
 
+def test_a_narrow_terminal_shows_fewer_columns_and_each_of_them_whole() -> None:
+    text = StringIO()
+    display = Display(Console(file=text, force_terminal=True, width=60, height=40, highlight=False))
+    display.start("GSPO", 2)
+    display.step(1, LINE)
+    display.stop()
+    shown = text.getvalue()
+    assert [number in shown for number in SHOWN] == [True] * 5 + [False] * 3
+    assert "0.9987" not in shown and "1.50" not in shown
+
+
 def test_a_note_during_a_live_phase_stays_readable() -> None:
     display, text = terminal()
     display.start("GSPO", 2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from gspo.run.token_text import TokenText
+from gspo.run.rollout_lines import TokenText
 
 TEXT = "Größe: 3 € 😀 and a\nline, 😀😀 end"
 

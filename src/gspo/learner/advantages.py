@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
 from gspo.objective.gae import whitened
-from gspo.recipe.schema import ActorConfig, CriticConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Batch, Group, Sample
 

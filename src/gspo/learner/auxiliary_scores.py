@@ -11,7 +11,7 @@ from gspo.learner.micro_batching import for_each_sample, split_tokens
 from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch
 
 

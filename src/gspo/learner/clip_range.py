@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Sample
 
 _LEVEL, _TREND = 0.5, 0.2  # the share of a step's own number in each: one step is a noisy sample

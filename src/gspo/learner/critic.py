@@ -10,7 +10,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model.likelihood import response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CriticConfig
+from gspo.recipe.sections import CriticConfig
 
 _OPTIMIZER = "optimizer."  # the beginning of its optimizer's tensors' names
 

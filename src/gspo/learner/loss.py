@@ -25,7 +25,7 @@ from gspo.objective import (
     value_loss,
 )
 from gspo.objective.ratio import sequence_mean
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Group, Sample
 
 

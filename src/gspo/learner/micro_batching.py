@@ -10,7 +10,7 @@ from torch import Tensor
 from gspo.model import packing
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
 T = TypeVar("T")

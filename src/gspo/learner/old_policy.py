@@ -10,7 +10,7 @@ from gspo.learner.micro_batching import for_each_sample, mini_batches, split_tok
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Experts
 
 

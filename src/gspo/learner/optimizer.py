@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gspo.recipe.schema import OptimizerConfig
+from gspo.recipe.sections import OptimizerConfig
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends

@@ -13,7 +13,7 @@ from gspo.learner.optimizer import Noise, Optimizer, StepReport
 from gspo.learner.sequence_stats import sequence_stats
 from gspo.learner.volatility import Activation, VolatilitySample
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample, SequenceStats
 
 

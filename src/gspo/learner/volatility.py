@@ -10,7 +10,7 @@ from torch import Tensor
 from gspo.learner.micro_batching import for_each_sample
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Experts, Sample
 
 _SAMPLE = 8  # sequences: two more forward passes over them

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.metrics.numbers import is_number
 from gspo.recipe.published import PUBLISHED
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 
 WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing

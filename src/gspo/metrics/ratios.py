@@ -7,7 +7,7 @@ import torch
 
 from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.table import SequenceTable, quantiles
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Sample
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)

@@ -18,7 +18,7 @@ from gspo.metrics.experts import expert_metrics
 from gspo.metrics.numbers import Metrics, fraction, mean
 from gspo.metrics.ratios import correction_metrics, mismatch_metrics, ratio_metrics
 from gspo.metrics.table import SequenceTable, sequence_table
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import ModelConfig
 
 MAX_LAYERS = 10_000
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")

@@ -18,7 +18,7 @@ from gspo.model.routers import find_routing
 from gspo.model.routing import Routing
 from gspo.model.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gspo.errors import UserError
 from gspo.model.prove import MISFITS, disagreement, probe_ids
 from gspo.model.routing import Routing, UnknownRouterError, chosen_experts
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 
 _ROUTER = re.compile(r"Router|TopKGating")  # the name of a class that transformers does not declare
 _EXPERTS = re.compile(r"Router|TopKGating|Experts")

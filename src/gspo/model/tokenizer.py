@@ -5,8 +5,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.model.architecture import check_depth, load_config, unloadable
-from gspo.recipe.objective import KlConfig
-from gspo.recipe.schema import ModelConfig
+from gspo.recipe.sections import KlConfig, ModelConfig
 
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."

@@ -7,8 +7,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.recipe.schema import ProceduralConfig
-from gspo.recipe.sections import MAX_DRAWN
+from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig
 
 WHERE = "queries.procedural"
 # reasoning-gym draws item i of a data set from Random(seed + i), so that seeds 0 and 1 share all items but one.

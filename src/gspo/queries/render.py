@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.recipe.schema import QueriesConfig
+from gspo.recipe.sections import QueriesConfig
 from gspo.types import Query
 
 

@@ -13,8 +13,8 @@ from gspo.queries.procedural import procedural_rows
 from gspo.queries.render import render_all
 from gspo.queries.row import Row, lay_out
 from gspo.recipe.callables import error_line, load_callable
-from gspo.recipe.schema import QueriesConfig, Recipe
-from gspo.recipe.sections import names_file
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import QueriesConfig, names_file
 from gspo.recipe.writable import writable
 from gspo.types import Query
 

@@ -1,7 +1,6 @@
 """From a name in a recipe to the function it means: `module:name` or `file.py:name`."""
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -19,20 +18,27 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
 
     Raises UserError, with `where` in it, for a file, module or name that is not there or cannot be imported.
     """
-    source, separator, attribute = name.rpartition(":")
-    if not separator or not source or not attribute:
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute:
         raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
-    path = Path(source).resolve()
-    if source.endswith(".py") and not path.is_file():
-        near = ", ".join(sorted(str(near) for near in Path(source).parent.glob("*.py"))[:8])
-        fix = f"there are: {near}" if near else "the path is relative to the working directory"
+    path = Path(source).resolve() if source.endswith(".py") else None
+    if path is not None and not path.is_file():
+        fix = f"the path is relative to the working directory, {Path.cwd()}"
         raise UserError(f"no such file {source}", where=where, fix=fix)
     try:
-        module = _import_file(path) if source.endswith(".py") else _import_module(source)
+        module = _import_file(path) if path is not None else _import_module(source)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: imported code may end the program
-        raise _import_failure(error, source, path, where=where) from None
+        advice = None
+        if isinstance(error, SystemExit):
+            advice = "put what runs a program behind: if __name__ == '__main__'"
+        elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
+            advice = "install it, run from its folder, or name its file: path/file.py:name"
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = f", line {lines[-1]}" if lines else ""
+        what = f"importing {source}{line} raises {type(error).__name__}: {error}"
+        raise UserError(what, where=where, fix=advice) from None
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -51,8 +57,7 @@ def error_line(error: BaseException, function: Callable[..., Any]) -> str:
 
 def _import_file(path: Path) -> ModuleType:
     # Two functions of one file share one module; an edited file, in a notebook, is read anew.
-    digest = hashlib.sha256(f"{path} {path.stat().st_mtime_ns}".encode()).hexdigest()
-    name = f"{path.stem}_{digest[:16]}"
+    name = f"{path.stem}_{path.stat().st_ino}_{path.stat().st_mtime_ns}"
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
@@ -73,14 +78,3 @@ def _import_module(name: str) -> ModuleType:
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(name)
-
-
-def _import_failure(error: BaseException, source: str, path: Path, *, where: str) -> UserError:
-    fix = None
-    if isinstance(error, SystemExit):
-        fix = "put what runs a program behind: if __name__ == '__main__'"
-    elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
-        fix = "install it, run from its folder, or name its file: path/file.py:name"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = f", line {frames[-1].lineno}" if frames else ""
-    return UserError(f"importing {source}{line} raises {type(error).__name__}: {error}", where=where, fix=fix)

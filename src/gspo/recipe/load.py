@@ -1,6 +1,5 @@
 """From YAML text and dotted overrides to a Recipe, with errors a person can act on."""
 
-import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if not isinstance(tree, dict):
         raise UserError("a recipe is a mapping of sections, such as 'model:' and 'queries:'", where=str(path))
     for override in overrides:
-        _apply_override(tree, override)
+        tree = _overridden(tree, override)
     return make_recipe(tree, where=str(path))
 
 
@@ -63,63 +62,59 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text: {error}", where=str(path), fix="save the file as UTF-8") from None
-    except OSError as error:
-        fix = "name a file that you may read"
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    near = ", ".join(sorted(str(near) for near in path.parent.glob("*.yaml")))
-    raise UserError("no such recipe file", where=str(path), fix=f"there are: {near}" if near else None)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = ", ".join(sorted(str(near) for near in path.parent.glob("*.yaml")))
+        raise UserError("no such recipe file", where=str(path), fix=near and f"there are: {near}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        fix = "name a file of UTF-8 text that you may read"
+        raise UserError(f"cannot be read: {reason}", where=str(path), fix=fix) from None
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
     key, separator, text = override.lstrip("+").partition("=")
-    if not separator or not key:
-        raise UserError(f"override {override!r} is not of the form key.subkey=value", where="command line")
-    *parents, last = key.split(".")
+    if not separator or not key or key.startswith("-"):
+        fix = f"write {override.lstrip('-')}" if separator else None
+        raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
     if re.match(r"reward\.[0-9]", key):
-        tree["reward"] = listed_rewards(tree.get("reward"))
-    node: Any = tree
-    for depth, name in enumerate(parents, start=1):
-        place = _place(node, name, where=".".join(key.split(".")[:depth]))
-        inner = node[place] if isinstance(node, list) else node.get(place)
-        # A copy, since YAML may have an alias of it elsewhere, which is not to change with it.
-        node[place] = copy.copy(inner) if isinstance(inner, dict | list) else {}
-        node = node[place]
-    node[_place(node, last, where=key)] = read_yaml(text, where=f"override {override!r}")
+        tree = {**tree, "reward": listed_rewards(tree.get("reward"))}
+    value = read_yaml(text, where=f"override {override!r}")
+    return dict(_with_value(tree, key.split("."), value, key=key))
 
 
-def _place(node: Any, name: str, *, where: str) -> Any:
-    """The index of a list, or the key of a mapping, that a part of an override means."""
+def _with_value(node: Any, path: Sequence[str], value: Any, *, key: str) -> Any:
+    """A copy of the node with the value at the path; no other place that YAML has an alias of it changes."""
+    if not path:
+        return value
+    name, *rest = path
     if not isinstance(node, list):
-        return name
-    if not re.fullmatch("[0-9]{1,9}", name) or int(name) >= len(node):
-        what = f"{where}: a list of {len(node)} takes an index from 0 to {len(node) - 1}"
-        raise UserError(what, where="command line")
-    return int(name)
+        node = node if isinstance(node, dict) else {}
+        return {**node, name: _with_value(node.get(name), rest, value, key=key)}
+    changed = [_with_value(child, rest, value, key=key) if name == str(i) else child for i, child in enumerate(node)]
+    if name not in map(str, range(len(node))):
+        raise UserError(f"{key}: a list of {len(node)} takes an index from 0 to {len(node) - 1}", where="command line")
+    return changed
 
 
 def _describe(item: Any) -> str:
-    """One line for one of pydantic's errors: where, what, and the nearest known key."""
+    """One line for one of pydantic's errors: where it is, what is wrong, and the nearest key or value."""
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
     where = ".".join(map(str, location))
     key = ".".join(part for part in location if isinstance(part, str))
-    if renamed := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
-        return f"{where}{'' if key in RENAMED else f': {value}'} is called {renamed}"
-    if kind == "extra_forbidden":
-        parent, _, last = where.rpartition(".")
-        known = _keys_in(key.rpartition(".")[0])
-        near = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
-        hint = f"did you mean {parent}{parent and '.'}{near[0]}?" if near else f"known: {', '.join(known)}"
-        return f"unknown key {where}: {hint}"
+    if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
+        return f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
+    if kind == "refusal":
+        return f"{where}: {item['msg']}" if where else str(item["msg"])  # a rule names its keys itself
     if kind == "missing":
         return f"{where}: this key is needed and missing"
-    if kind == "value_error":  # of a rule, which names its keys itself
-        return str(item["msg"].removeprefix("Value error, "))
-    if kind == "fault":
-        return f"{where}: {item['msg']}"
+    if kind == "extra_forbidden":
+        parent, dot, last = where.rpartition(".")
+        keys = _keys_in(key.rpartition(".")[0])
+        near = difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
+        return f"unknown key {where}: " + (
+            f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(keys)}"
+        )
     wanted = next((words for start, words in _WANTED.items() if kind.startswith(start)), None)
     if kind.startswith("model_"):
         wanted = f"a section with keys such as {', '.join(_keys_in(key)[:3])}"

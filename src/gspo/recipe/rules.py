@@ -6,49 +6,34 @@ Each table maps a sentence to the condition under which it is true of the recipe
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from gspo.recipe import sections
-from gspo.recipe.objective import ActorConfig, CriticConfig
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
+from gspo.recipe.sections import ActorConfig, RecipeKeys, names_file
 
 Table = Mapping[str, object]  # from a sentence to what is true or false, as in an `if`
 
 
-class WholeRecipe(Protocol):
-    """What the rules look at: `gspo.recipe.schema.Recipe`, which calls them and so cannot be imported here."""
-
-    steps: int
-    model: sections.ModelConfig
-    cold_start: sections.ColdStartConfig
-    queries: sections.QueriesConfig
-    rollout: sections.RolloutConfig
-    reward: tuple[sections.RewardConfig, ...]
-    actor: ActorConfig
-    critic: CriticConfig
-    checkpoint: sections.CheckpointConfig
-    evaluation: sections.EvaluationConfig
-    report: sections.ReportConfig
-
-
-def refusals(recipe: WholeRecipe) -> list[str]:
+def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
     per_token = _per_token(recipe)
     tables = _refused_sources(recipe), _refused_levels(recipe, per_token), _refused_terms(recipe.actor, per_token)
     return _true_sentences(*tables)
 
 
-def ineffective_settings(recipe: WholeRecipe) -> list[str]:
-    """A sentence for each setting that does nothing, or not what its reader would think, in this recipe."""
+def ineffective_settings(recipe: RecipeKeys) -> list[str]:
+    """A sentence for each setting that has no effect in this recipe, or another one than its reader would expect."""
     notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
-    for (keys, needed), is_there in _needs(recipe).items():
+    for (keys, needed), has_needed in _needs(recipe).items():
         changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
-        if changed and not is_there:
+        if changed and not has_needed:
             notes.append(f"{changed} has no effect without {needed}")
-    return notes + [f"reward.{i}.weight is 0: measured only" for i, it in enumerate(recipe.reward) if it.weight == 0]
+    return notes + [
+        f"reward.{i}.weight is 0: measured only" for i, reward in enumerate(recipe.reward) if reward.weight == 0
+    ]
 
 
-def _refused_sources(recipe: WholeRecipe) -> Table:
+def _refused_sources(recipe: RecipeKeys) -> Table:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     return {
@@ -78,7 +63,7 @@ def _refused_sources(recipe: WholeRecipe) -> Table:
     }
 
 
-def _refused_levels(recipe: WholeRecipe, per_token: str) -> Table:
+def _refused_levels(recipe: RecipeKeys, per_token: str) -> Table:
     actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
     level, has_level = actor.importance_sampling_level, actor.importance_sampling_level in published.levels
     return {
@@ -130,7 +115,7 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
     }
 
 
-def _noted_ratios(recipe: WholeRecipe) -> Table:
+def _noted_ratios(recipe: RecipeKeys) -> Table:
     actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
     per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
     return {
@@ -191,7 +176,7 @@ def _noted_terms(actor: ActorConfig) -> Table:
     }
 
 
-def _noted_amounts(recipe: WholeRecipe) -> Table:
+def _noted_amounts(recipe: RecipeKeys) -> Table:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
     updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
@@ -222,13 +207,12 @@ def _noted_amounts(recipe: WholeRecipe) -> Table:
     }
 
 
-def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
-    """Keys that act only beside another setting, with that setting, and whether it is there."""
+def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
+    """The keys that act only beside another setting, that setting, and whether the recipe has it."""
     rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
-    evaluation, per = recipe.evaluation, {reward.per for reward in recipe.reward}
-    queries_hub, evaluation_hub = _is_hub_id(recipe.queries.path), _is_hub_id(evaluation.path)
+    evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
+    per = {reward.per for reward in recipe.reward}
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
-    cold_schedule, cold_steps = recipe.cold_start.optimizer.schedule, recipe.cold_start.steps
     no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
@@ -247,11 +231,11 @@ def _needs(recipe: WholeRecipe) -> Mapping[tuple[str, str], object]:
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
-        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_steps,
-        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_schedule != "constant",
-        ("queries.config queries.split", "a hub id in queries.path"): queries_hub,
-        ("queries.prompt", "a file, whose column it names"): recipe.queries.procedural is None,
-        ("evaluation.split", "a hub id in evaluation.path"): evaluation_hub,
+        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_start.steps,
+        ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
+        ("queries.config queries.split", "a hub id in queries.path"): _is_hub_id(queries.path),
+        ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
+        ("evaluation.split", "a hub id in evaluation.path"): _is_hub_id(evaluation.path),
         ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
@@ -262,17 +246,19 @@ def _true_sentences(*tables: Table) -> list[str]:
     return [" ".join(sentence.split()) for table in tables for sentence, is_true in table.items() if is_true]
 
 
-def _per_token(recipe: WholeRecipe) -> str:
+def _per_token(recipe: RecipeKeys) -> str:
     """The first setting that gives the tokens of one response advantages of their own; empty where there is none."""
-    rewards = [f"reward.{i}.per: {it.per}" for i, it in enumerate(recipe.reward) if it.weight and it.per != "response"]
-    return [*rewards, "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""][0]
+    for i, reward in enumerate(recipe.reward):
+        if reward.weight and reward.per != "response":
+            return f"reward.{i}.per: {reward.per}"
+    return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""
 
 
 def _is_hub_id(path: str | None) -> bool:
-    return path is not None and not sections.names_file(path)
+    return path is not None and not names_file(path)
 
 
-def _is_changed(recipe: WholeRecipe, key: str) -> bool:
+def _is_changed(recipe: RecipeKeys, key: str) -> bool:
     """Whether the key of this dotted name has another value than its default."""
     *parents, last = key.split(".")
     section: Any = functools.reduce(getattr, parents, recipe)

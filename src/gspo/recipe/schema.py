@@ -2,55 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Any, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from gspo.recipe.objective import ActorConfig, CriticConfig
 from gspo.recipe.rules import refusals
-from gspo.recipe.sections import (
-    CheckpointConfig,
-    ColdStartConfig,
-    ColdStartOptimizerConfig,
-    EvaluationConfig,
-    Integer,
-    ModelConfig,
-    OptimizerConfig,
-    PathText,
-    Per,
-    Positive,
-    ProceduralConfig,
-    QueriesConfig,
-    ReportConfig,
-    RewardConfig,
-    RolloutConfig,
-    Section,
-    key,
-)
-
-__all__ = ["ColdStartOptimizerConfig", "OptimizerConfig", "Per", "ProceduralConfig", "Recipe", "Section"]
+from gspo.recipe.sections import RecipeKeys, Section, refusal
 
 
-class Recipe(Section):
+class Recipe(RecipeKeys):
     """A complete run; docs/guide.md lists every key."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")] = key(
-        ..., "The name of the run and its directory: at most 255 letters, digits and `. _ -`."
-    )
-    seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "The seed of initialisation, order and sampling.")
-    steps: Positive = key(..., "Rollout batches to train on, each of them one step.")
-    output_dir: PathText | None = key(None, "A new directory, or one to [resume](resume.md); by default `runs/<name>`.")
-    model: ModelConfig
-    cold_start: ColdStartConfig = ColdStartConfig()
-    queries: QueriesConfig = QueriesConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    reward: tuple[RewardConfig, ...] = ()
-    actor: ActorConfig = ActorConfig()
-    critic: CriticConfig = CriticConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    report: ReportConfig = ReportConfig()
 
     @field_validator("reward", mode="before")
     @classmethod
@@ -60,7 +22,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         if sentences := refusals(self):
-            raise ValueError("\n  ".join(sentences))
+            raise refusal("\n  ".join(sentences))
         return self
 
     @property

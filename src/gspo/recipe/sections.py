@@ -1,18 +1,22 @@
-"""The sections of a recipe, but for the objective's: each key with its bounds, its default and its meaning."""
+"""The sections of a recipe: each key has its bounds, its default and its meaning."""
 
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from gspo.recipe import published
+from gspo.recipe.published import CORRECTIONS, PUBLISHED
 from gspo.recipe.writable import writable
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
 MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
 MAX_NAME_BYTES = 255  # of a file; what file systems take
 MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
+# Keys that are as the surrogate, or the correction, was published where the recipe leaves them out or says null.
+AS_PUBLISHED = ("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high", "correction_level")
 
 
 def path_fault(path: str) -> str | None:
@@ -33,9 +37,14 @@ def names_file(path: str) -> bool:
     return looks_local or Path(path).suffix.lower() in FILE_SUFFIXES or is_file
 
 
+def refusal(sentence: str) -> PydanticCustomError:
+    """The error of a validator whose message is the sentence, whatever braces it holds."""
+    return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
+
+
 def _check_path(path: str) -> str:
     if fault := path_fault(path):
-        raise PydanticCustomError("fault", "this path {fault}", {"fault": fault})
+        raise refusal(f"this path {fault}")
     return os.path.expanduser(path)  # noqa: PTH111 - Path would make of ./name into name, which may be a hub id
 
 
@@ -43,12 +52,6 @@ def _check_number(value: Any) -> Any:
     if isinstance(value, bool):  # which Python takes for 1 and 0
         raise PydanticCustomError("number", "a number")
     return value
-
-
-def _is_encodable(value: Any) -> bool:
-    if isinstance(value, dict):
-        return _is_encodable([*value, *value.values()])
-    return all(map(_is_encodable, value)) if isinstance(value, list | tuple) else writable(value) == value
 
 
 Integer = Annotated[int, BeforeValidator(_check_number)]
@@ -82,8 +85,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_text(cls, value: Any) -> Any:
-        if not isinstance(value, Section) and not _is_encodable(value):
-            raise PydanticCustomError("fault", "holds half of a surrogate pair, which is no character")
+        if writable(value) != value:
+            raise refusal("holds half of a surrogate pair, which is no character")
         return value
 
 
@@ -169,6 +172,120 @@ class RewardConfig(Section):
     options: dict[str, Any] = key({}, "Keyword arguments of the function.")
 
 
+class KlConfig(Section):
+    """What holds the policy near a reference model; off at coefficient 0."""
+
+    coefficient: NonNegativeFloat = key(0.0, "The weight of the KL divergence from the reference model; 0: none.")
+    estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
+    place: Literal["loss", "reward"] = key("loss", "Whether the divergence is a part of the `loss` or of the `reward`.")
+    reference: PathText | None = key(None, "A directory or hub id; by default the policy as RL begins.")
+
+
+class ActorConfig(Section):
+    surrogate: published.Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
+    importance_sampling_level: published.Level = key(
+        "sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO."
+    )
+    advantage: published.Advantage = key(
+        "group", "What a reward is compared with ([algorithms](algorithms.md)); `gae` needs `critic`."
+    )
+    length_norm: published.LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
+    clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
+    clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
+    clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
+        None, "Scale the clip range, step by step, so that about this fraction of tokens is clipped, such as 0.15."
+    )
+    dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(3.0, "The most a ratio counts where Â < 0.")
+    minirl_cap: PositiveFloat = key(5.0, "Of `minirl`: the most that π_θ/π_engine counts.")
+    sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "Of `sapo`: τ where Â > 0, where Â < 0.")
+    discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
+    advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
+    opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
+    correction: published.Correction = key(
+        "none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md)."
+    )
+    correction_level: published.CorrectionLevel = key(
+        "token", "The ratio of each token, or a sequence's geometric mean."
+    )
+    correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
+    correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
+    kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
+    entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
+    mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
+    micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
+    old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who computes π_old (§5.4).")
+    routing_replay: Literal["none", "policy", "engine"] = key(
+        "none", "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](experts.md))."
+    )
+    router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
+    gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, which saves memory.")
+    gradient_noise: bool = key(False, "Measure the gradient's signal and noise; costs a copy of it, 9 % of a step.")
+    optimizer: OptimizerConfig = key(OptimizerConfig(), "AdamW and its schedule, counted in optimiser steps.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_as_published(cls, value: Any) -> Any:
+        """Give the keys that the recipe leaves out the values from the surrogate's and the correction's papers."""
+        if not isinstance(value, dict):
+            return value
+        given = {name: set_to for name, set_to in value.items() if set_to is not None or name not in AS_PUBLISHED}
+        surrogate, correction = given.get("surrogate", "clip"), given.get("correction", "none")
+        if surrogate not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # refused by the key itself
+            return given
+        as_published, as_corrected = PUBLISHED[surrogate], CORRECTIONS[correction]
+        level = given.get("importance_sampling_level", as_published.level)
+        low, high = as_published.range(level if level in as_published.levels else as_published.level)
+        return {
+            "importance_sampling_level": as_published.level,
+            "advantage": as_published.advantage,
+            "length_norm": as_published.length_norm,
+            "clip_low": low,
+            "clip_high": high,
+            "correction_level": as_corrected.levels[0],
+            "correction_low": as_corrected.low,
+            "correction_high": as_corrected.high,
+            **given,
+        }
+
+    @property
+    def title(self) -> str:
+        """What a person calls the objective."""
+        if self.surrogate == "clip":
+            return {"sequence": "GSPO", "sequence_token": "GSPO-token", "token": "GRPO"}[self.importance_sampling_level]
+        return PUBLISHED[self.surrogate].title
+
+    @property
+    def every_sequence_trains(self) -> bool:
+        """Whether a response without an advantage has a gradient, too."""
+        return self.entropy_bonus != 0 or self.kl_in_loss or self.advantage == "gae"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the loss has a KL term."""
+        return self.kl.coefficient > 0 and self.kl.place == "loss"
+
+    @property
+    def wants_engine_experts(self) -> bool:
+        """Whether the engine records its experts, to be replayed or to be compared with those after an update."""
+        return self.routing_replay == "engine" or self.old_logprobs == "engine"
+
+
+class CriticOptimizerConfig(OptimizerConfig):
+    lr: PositiveFloat = 1e-5
+
+
+class CriticConfig(Section):
+    """The value model of advantage: gae."""
+
+    trunk: Literal["own", "shared"] = key("own", "A model of its `own`, or a head on the policy's hidden states.")
+    gae_gamma: Fraction = key(1.0, "The discount γ of GAE.")
+    gae_lambda: Fraction = key(0.95, "The λ of GAE.")
+    whiten: bool = key(True, "Bring advantages to mean 0 and standard deviation 1 over the batch's tokens.")
+    clip: PositiveFloat | None = key(0.2, "A value's loss stops falling so far from the old value; `null`: nowhere.")
+    coefficient: PositiveFloat = key(0.5, "The weight of the value loss in a shared trunk.")
+    optimizer: CriticOptimizerConfig = key(CriticOptimizerConfig(), "The keys of `actor.optimizer`.")
+
+
 class CheckpointConfig(Section):
     """A run is saved, too, when a signal asks it to end, and at its end."""
 
@@ -195,3 +312,24 @@ class ReportConfig(Section):
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write `rollouts/`.")
     tokens: bool = key(True, "Write the log ratio of every token, which makes the files half as large again.")
+
+
+class RecipeKeys(Section):
+    """All keys of a recipe, not yet compared with each other."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")] = key(
+        ..., "The name of the run and its directory: at most 255 letters, digits and `. _ -`."
+    )
+    seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "The seed of initialisation, order and sampling.")
+    steps: Positive = key(..., "Rollout batches to train on, each of them one step.")
+    output_dir: PathText | None = key(None, "A new directory, or one to [resume](resume.md); by default `runs/<name>`.")
+    model: ModelConfig
+    cold_start: ColdStartConfig = ColdStartConfig()
+    queries: QueriesConfig = QueriesConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: tuple[RewardConfig, ...] = ()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    report: ReportConfig = ReportConfig()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.errors import FailureKind, UserError
-from gspo.recipe.schema import Per
+from gspo.recipe.sections import Per
 from gspo.reward.functions import RewardFunction
 from gspo.reward.reply import Reply
 from gspo.types import Failure, Group, Sample, Score

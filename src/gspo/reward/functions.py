@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.recipe.schema import Per, RewardConfig
+from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.calls import Host, Threads
 from gspo.reward.named import BUILT_IN, VERIFIERS, built_in_options, find_function
 from gspo.reward.processes import Processes

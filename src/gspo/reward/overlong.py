@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.types import Batch, Sample, Score
 
 PART = "overlong_penalty"  # its name among a score's parts

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import Recipe, RolloutConfig
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Group, Query

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import score
 from gspo.rollout.random_numbers import SamplingKey

@@ -20,7 +20,8 @@ from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
-from gspo.recipe.schema import ModelConfig, Recipe
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import ModelConfig
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import check_origin, probe
 from gspo.rollout.engine import Engine, make_engine

@@ -17,9 +17,8 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import step_metrics
 from gspo.run.checkpoint.files import sha256
 from gspo.run.progress import Progress
-from gspo.run.rollout_lines import rollout_lines
+from gspo.run.rollout_lines import TokenText, rollout_lines
 from gspo.run.run import Run
-from gspo.run.token_text import TokenText
 from gspo.types import Batch
 
 

@@ -11,7 +11,7 @@ from tests.sampling import generate, sample_groups
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]

@@ -10,7 +10,7 @@ from torch import nn
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded import one_token
 from gspo.rollout.embedded.one_token import written_out
 

@@ -11,7 +11,7 @@ from tests.sampling import generate
 
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 
 NewPolicy = Callable[..., Policy]
 LONGEST = 24

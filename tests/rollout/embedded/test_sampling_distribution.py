@@ -10,7 +10,7 @@ import torch
 from tests.sampling import generate
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.sampling import sample_tokens
 
 NewPolicy = Callable[..., Policy]

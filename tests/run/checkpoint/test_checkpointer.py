@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from gspo.errors import RunError
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CheckpointConfig, OptimizerConfig
+from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
 from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot, Trainee, digest_of
 from gspo.run.checkpoint.files import seal, verified

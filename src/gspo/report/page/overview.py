@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.metrics.evaluated import measured, measures
 from gspo.metrics.numbers import is_number
-from gspo.recipe.schema import ActorConfig
+from gspo.recipe.sections import ActorConfig
 from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section

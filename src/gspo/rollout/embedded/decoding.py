@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gspo.model.policy import Policy
 from gspo.model.routing import traced
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens

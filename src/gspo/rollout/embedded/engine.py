@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gspo.model.policy import Policy
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding
 from gspo.rollout.embedded.one_token import written_out
 from gspo.rollout.embedded.transcript import Response

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gspo.recipe.schema import RolloutConfig
+from gspo.recipe.sections import RolloutConfig
 
 _BLOCK = 512  # tokens of a large vocabulary whose probabilities are added up before any single one is looked at
 _LARGE = 4096

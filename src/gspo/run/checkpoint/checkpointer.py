@@ -20,7 +20,7 @@ from gspo.errors import RunError
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.schema import CheckpointConfig
+from gspo.recipe.sections import CheckpointConfig
 from gspo.run.checkpoint.codec import encode
 from gspo.run.checkpoint.files import (
     DamagedError,
