@@ -30,6 +30,10 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self.columns["num_tokens"])
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """A column in double precision."""
+        return torch.tensor(self.columns[name], dtype=torch.float64)
+
     def total(self, name: str) -> float:
         """The sum of a column."""
         return sum(self.columns[name])
