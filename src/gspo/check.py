@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 
 from gspo.errors import UserError
+from gspo.evaluation.held_out import verdict
 from gspo.evaluation.notes import evaluation_notes
-from gspo.evaluation.verdict import verdict
 from gspo.model.architecture import load_config, max_positions
 from gspo.model.policy import check_vocabulary, make_tokenizer
 from gspo.model.routers import check_declared

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo.evaluation.verdict import passes, verdict
+from gspo.evaluation.held_out import passes, verdict
 from gspo.types import Failure, Score
 
 FAILED = Failure(kind="raised", message="reward function math: no")

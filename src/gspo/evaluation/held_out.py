@@ -2,37 +2,39 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
+from typing import NamedTuple
 
-from gspo.evaluation.estimate import Estimate, estimate
-from gspo.evaluation.verdict import passes, verdict
+from gspo.evaluation.estimate import Estimate, HeldOutScore, estimate
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.score import score
 from gspo.rollout.engine import Engine
 from gspo.rollout.random_numbers import SamplingKey
-from gspo.types import Failure, Query, Score
+from gspo.types import Failure, Query, Sample, Score
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOutScore:
-    """What the policy's responses to the held-out queries come to."""
+class Verdict(NamedTuple):
+    """What the judging function says of a response: its number, or why there is none."""
 
-    pass_at_1: Estimate  # over the responses that a function judges
-    reward: Estimate  # over those that have one: weighted sum of the functions, without a penalty for length
-    function_means: Mapping[str, float]  # unweighted, over what each applies to; NaN where that is nothing
-    num_responses: int
-    num_judged_by: Mapping[str, int]  # by function, of those that judge any
-    num_unjudged: int  # no function applies: left out of pass@1
-    num_failed: int  # the judging function failed: not passed
-    num_masked: int  # a function of weight other than 0 failed: no reward
-    first_failure: str  # of either: its message and row; empty where there is none
-    mean_response_tokens: float
-    truncated_fraction: float
+    function: str
+    value: float | Failure
+
+
+def verdict(score: Score) -> Verdict | None:
+    """That of the first function, in the recipe's order, that applies to the response; None where none does.
+
+    One that failed is taken to apply: what comes after it may be about something else, such as the response's form.
+    """
+    values = ((function, score.failures.get(function, part)) for function, part in score.parts.items())
+    return next((Verdict(function, value) for function, value in values if value is not None), None)
+
+
+def passes(judged: Verdict | None, threshold: float) -> bool | None:
+    """Whether a response passes; None where no function judges it."""
+    return judged and not isinstance(judged.value, Failure) and judged.value >= threshold
 
 
 def evaluate(
@@ -51,32 +53,29 @@ def evaluate(
     sampling = recipe.rollout.model_copy(update=changed)
     groups = engine.sample(queries, sampling, SamplingKey(seed=_SEED, step=0), check_stop=check_stop)
     batch = score(groups, functions, max_masked_fraction=1.0, check_stop=check_stop)
-
-    def over_questions(value_of: Callable[[Score], float | None]) -> Estimate:
-        """Over the responses for which there is a value."""
-        scores = [[sample.score for sample in group.samples if sample.score is not None] for group in batch.groups]
-        return estimate([[value for s in own if (value := value_of(s)) is not None] for own in scores])
-
-    judged = [(sample, sample.score, verdict(sample.score)) for sample in batch.samples if sample.score is not None]
-    judges = Counter(judge.function for _, _, judge in judged if judge)
-    failed = {sample: v.value for sample, _, v in judged if v and isinstance(v.value, Failure)}
-    masked = {sample: own.failure for sample, own, _ in judged if own.failure is not None}
+    scores = {sample: sample.score for sample in batch.samples if sample.score is not None}
+    verdicts = {sample: verdict(own) for sample, own in scores.items()}
+    failed = {sample: v.value for sample, v in verdicts.items() if v and isinstance(v.value, Failure)}
+    masked = {sample: own.failure for sample, own in scores.items() if own.failure is not None}
     causes = [(sample.query.id, failed.get(sample) or masked.get(sample)) for sample in batch.samples]
+    judges = Counter(own.function for own in verdicts.values() if own)
     names = [function.name for function in functions]
+
+    def over_questions(values: Mapping[Sample, float | None]) -> Estimate:
+        """Over the responses for which there is a value."""
+        rows = [[values.get(sample) for sample in group.samples] for group in batch.groups]
+        return estimate([[value for value in row if value is not None] for row in rows])
+
     return HeldOutScore(
-        pass_at_1=over_questions(lambda score: passes(verdict(score), settings.pass_threshold)),
-        reward=over_questions(lambda score: score.reward),
-        function_means={name: over_questions(partial(_part, name)).mean for name in names},
+        pass_at_1=over_questions({sample: passes(own, settings.pass_threshold) for sample, own in verdicts.items()}),
+        reward=over_questions({sample: own.reward for sample, own in scores.items()}),
+        function_means={name: over_questions({s: own.parts[name] for s, own in scores.items()}).mean for name in names},
         num_responses=len(batch.samples),
         num_judged_by={name: judges[name] for name in names if judges[name]},
-        num_unjudged=sum(judge is None for _, _, judge in judged),
+        num_unjudged=len(verdicts) - judges.total(),
         num_failed=len(failed),
         num_masked=len(masked),
         first_failure=next((f"{failure.message} (row {row})" for row, failure in causes if failure), ""),
         mean_response_tokens=fmean(sample.num_tokens for sample in batch.samples),
         truncated_fraction=fmean(sample.finish_reason == "length" for sample in batch.samples),
     )
-
-
-def _part(name: str, score: Score) -> float | None:
-    return score.parts[name]

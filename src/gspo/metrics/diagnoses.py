@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo.metrics.numbers import is_number
@@ -14,93 +14,84 @@ _LEARNING = 20  # steps in which a value model may still know nothing
 _FEW = 5  # steps that a mean of noisy numbers has to have
 
 Lines = Sequence[Mapping[str, Any]]
-Diagnosis = tuple[str, str]  # its name, and a sentence
+Table = Mapping[str, bool]  # "name: sentence", and whether it holds
 
 
 def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:
     """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
-    if not history:
-        return {}
     actor, recent = actor or ActorConfig(), history[-WINDOW:]
-    signal = dict(_signal(recent, actor))
-    return {
-        **signal,
-        **dict(_clipping(recent, actor, has_signal=not signal)),
-        **dict(_sampling(recent)),
-        **dict(_gradient(recent)),
-        **dict(_updates(recent, len(history))),
-    }
+    table = {**_of_rewards_and_clipping(recent, actor), **_of_sampling(recent), **_of_updates(recent, len(history))}
+    return dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
 
 
 def _numbers(lines: Lines, name: str) -> list[float]:
-    """The numbers of the steps that have one."""
-    return [value for line in lines if is_number(value := line.get(name))]
+    """The numbers of the steps that have one; a NaN, which is above and below nothing, where no step has."""
+    return [value for line in lines if is_number(value := line.get(name))] or [math.nan]
 
 
 def _mean(lines: Lines, name: str) -> float:
-    """NaN, which is above and below nothing, where no step has a number."""
-    values = _numbers(lines, name)
-    return statistics.fmean(values) if values else math.nan
+    return statistics.fmean(_numbers(lines, name))
 
 
-def _signal(recent: Lines, actor: ActorConfig) -> Iterator[Diagnosis]:
-    if (unscored := _mean(recent, "reward/unscored_fraction")) >= 0.2:
-        yield "unscored", f"{unscored:.0%} of responses have no reward: no function applies to them, or one failed"
+def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
+    unscored, equal = _mean(recent, "reward/unscored_fraction"), _mean(recent, "group/zero_variance_fraction")
+    is_unscored = unscored >= 0.2
     # A value model learns from groups of equal rewards, too.
-    elif actor.advantage != "gae" and (equal := _mean(recent, "group/zero_variance_fraction")) >= 0.75:
-        penalties = _numbers(recent, "reward/overlong_penalty/mean") or [0.0]  # in the reward: no sign of being wrong
-        solved = _mean(recent, "reward/mean") - statistics.fmean(penalties) > 0.5
-        side = "the task is solved, or too easy" if solved else "the task is too hard for this model"
-        yield "no_signal", f"{equal:.0%} of groups have equal rewards: no signal ({side}); change the queries"
-
-
-def _clipping(recent: Lines, actor: ActorConfig, *, has_signal: bool) -> Iterator[Diagnosis]:
-    clipped = _mean(recent, "clip/token_fraction")
+    has_no_signal = not is_unscored and actor.advantage != "gae" and equal >= 0.75
+    penalty = _mean(recent, "reward/overlong_penalty/mean")  # in the reward: no sign of being wrong
+    is_solved = _mean(recent, "reward/mean") - (0.0 if math.isnan(penalty) else penalty) > 0.5
+    side = "the task is solved, or too easy" if is_solved else "the task is too hard for this model"
+    clipped, is_fixed = _mean(recent, "clip/token_fraction"), actor.clip_fraction is None  # or the range sets itself
     # A surrogate that does not bound the ratio may well clip nothing, or have nothing to clip with.
-    could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.mini_batches > 1 and has_signal
-    if actor.clip_fraction is not None:  # the range sets itself
-        return
-    if clipped >= 0.6:
-        yield "clip_too_narrow", f"{clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high"
-    if clipped == 0 and could_bind:
-        is_token = actor.importance_sampling_level == "token"
-        goal = "the paper's GRPO: 0.2/0.27" if is_token else "to where ratio/sequence_min and _max lie"
-        yield (
-            "clip_inert",
-            f"no token was clipped in {len(recent)} steps: actor.clip_* never bind; narrow them ({goal}) "
-            "or raise actor.optimizer.lr",
-        )
+    could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.mini_batches > 1
+    is_token = actor.importance_sampling_level == "token"
+    goal = "the paper's GRPO: 0.2/0.27" if is_token else "to where ratio/sequence_min and _max lie"
+    return {
+        f"""unscored: {unscored:.0%} of responses have no reward: no function applies to them, or one failed
+        """: is_unscored,
+        f"""no_signal: {equal:.0%} of groups have equal rewards: no signal ({side}); change the queries
+        """: has_no_signal,
+        f"""clip_too_narrow: {clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high
+        """: clipped >= 0.6 and is_fixed,
+        f"""clip_inert: no token was clipped in {len(recent)} steps: actor.clip_* never bind; narrow them ({goal})
+        or raise actor.optimizer.lr
+        """: clipped == 0 and is_fixed and could_bind and not is_unscored and not has_no_signal,
+    }
 
 
-def _sampling(recent: Lines) -> Iterator[Diagnosis]:
-    if (cut := _mean(recent, "response/truncated_fraction")) >= 0.25:
-        yield "truncated", f"{cut:.0%} of responses cut off at rollout.max_new_tokens: raise it"
-    if (gap := _mean(recent, "mismatch/logprob_gap_mean")) >= 0.05:
-        yield "engine_mismatch", f"engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ"
-    if (effective := _mean(recent, "ratio/effective_fraction")) < 0.5:
-        yield (
-            "low_effective_sample",
-            f"the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower actor.mini_batches or "
-            "actor.optimizer.lr",
-        )
+def _of_sampling(recent: Lines) -> Table:
+    cut, gap = _mean(recent, "response/truncated_fraction"), _mean(recent, "mismatch/logprob_gap_mean")
+    effective = _mean(recent, "ratio/effective_fraction")
+    return {
+        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
+        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
+        """: gap >= 0.05,
+        f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
+        actor.mini_batches or actor.optimizer.lr
+        """: effective < 0.5,
+    }
 
 
-def _gradient(recent: Lines) -> Iterator[Diagnosis]:
-    ratios = _numbers(recent, "gradient/signal_to_noise")
-    if len(ratios) >= _FEW and (ratio := statistics.fmean(ratios)) < 0.05:
-        yield (
-            "noisy_gradient",
-            f"a mini-batch's gradient is lost in its noise (signal-to-noise ratio {ratio:.3f}): raise "
-            "rollout.queries_per_step, or lower actor.mini_batches",
-        )
-    if shares := [pair for line in recent if (pair := _longest(line)) is not None]:
-        gradient, tokens = (statistics.fmean(values) for values in zip(*shares, strict=True))
-        if gradient >= 0.6 and gradient >= 1.5 * tokens:
-            yield (
-                "length_share",
-                f"the longest quarter of responses carries {gradient:.0%} of the gradient with {tokens:.0%} of the "
-                "tokens: see actor.length_norm, rollout.overlong",
-            )
+def _of_updates(recent: Lines, num_steps: int) -> Table:
+    to_noise = _numbers(recent, "gradient/signal_to_noise")
+    ratio = statistics.fmean(to_noise)
+    shares = [pair for line in recent if (pair := _longest(line)) is not None] or [(math.nan, math.nan)]
+    gradient, tokens = (statistics.fmean(values) for values in zip(*shares, strict=True))
+    # The median: a single step of nearly equal returns has an explained variance of any size below 0.
+    explained = statistics.median(_numbers(recent, "critic/explained_variance"))
+    return {
+        f"""noisy_gradient: a mini-batch's gradient is lost in its noise (signal-to-noise ratio {ratio:.3f}): raise
+        rollout.queries_per_step, or lower actor.mini_batches
+        """: len(to_noise) >= _FEW and ratio < 0.05,
+        f"""length_share: the longest quarter of responses carries {gradient:.0%} of the gradient with {tokens:.0%} of
+        the tokens: see actor.length_norm, rollout.overlong
+        """: gradient >= 0.6 and gradient >= 1.5 * tokens,
+        f"""critic_useless: the value model explains {explained:.0%} of the returns' variance: worse than their mean;
+        raise critic.optimizer.lr, or take an advantage without it
+        """: explained <= 0 and num_steps >= _LEARNING,
+        """not_finite: updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr
+        """: _mean(recent, "policy/skipped_updates") > 0,
+    }
 
 
 def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -109,16 +100,3 @@ def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:
     lists = [shares if isinstance(shares := line.get(name), list) else [] for name in names]
     pairs = list(zip(*lists, strict=False))  # none where a log has but one of the two
     return next((pair for pair in reversed(pairs) if all(map(is_number, pair)) and pair[1] > 0), None)
-
-
-def _updates(recent: Lines, num_steps: int) -> Iterator[Diagnosis]:
-    explained = _numbers(recent, "critic/explained_variance")
-    # The median: a single step of nearly equal returns has an explained variance of any size below 0.
-    if explained and num_steps >= _LEARNING and (median := statistics.median(explained)) <= 0:
-        yield (
-            "critic_useless",
-            f"the value model explains {median:.0%} of the returns' variance: worse than their mean; "
-            "raise critic.optimizer.lr, or take an advantage without it",
-        )
-    if _mean(recent, "policy/skipped_updates") > 0:
-        yield "not_finite", "updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr"

@@ -13,13 +13,12 @@ import torch
 from gspo.errors import FailureKind
 from gspo.learner.advantages import rewards_differ
 from gspo.learner.update import MiniBatchReport
-from gspo.metrics.clipping import clip_metrics, gradient_metrics
 from gspo.metrics.experts import expert_metrics
 from gspo.metrics.numbers import Metrics, fraction, mean
-from gspo.metrics.ratios import correction_metrics, mismatch_metrics, ratio_metrics
-from gspo.metrics.table import SequenceTable, sequence_table
+from gspo.metrics.sequences import sequence_metrics
+from gspo.metrics.table import sequence_table
 from gspo.recipe.sections import ActorConfig
-from gspo.types import Batch, Group, Sample
+from gspo.types import Batch, Sample
 
 
 def step_metrics(
@@ -37,18 +36,16 @@ def step_metrics(
     generated = sum(sample.num_written for sample in sampled)
     return {
         **_reward_metrics(sampled),
-        **_group_metrics(groups),
+        "group/sampled": float(len(groups)),
+        "group/zero_variance_fraction": 1 - sum(map(rewards_differ, groups)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
         "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
         "response/masked_fraction": sum(sample.masked for sample in batch.samples) / len(batch.samples),
-        **clip_metrics(table, reports),
-        **ratio_metrics(table, actor),
-        **gradient_metrics(table, reports),
-        **_policy_metrics(table, reports),
+        **sequence_metrics(table, actor),
+        **_update_metrics(reports),
         **_reference_metrics(batch.samples, reports, actor),
         **_critic_metrics(batch.samples, reports),
-        **correction_metrics(table, actor),
-        **mismatch_metrics(batch.samples),
+        **_mismatch_metrics(batch.samples),
         **expert_metrics(batch.samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
@@ -84,31 +81,38 @@ def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
     return metrics
 
 
-def _group_metrics(groups: Sequence[Group]) -> Metrics:
-    """How many groups have something to learn from."""
-    varied = sum(map(rewards_differ, groups))
-    return {"group/sampled": float(len(groups)), "group/zero_variance_fraction": 1 - varied / len(groups)}
-
-
-def _policy_metrics(table: SequenceTable, reports: Sequence[MiniBatchReport]) -> Metrics:
+def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
+    noises = [report.noise for report in reports]
+    measured = [noise for noise in noises if noise is not None]
     return {
+        "clip/low": reports[-1].clip_range[0],
+        "clip/high": reports[-1].clip_range[1],
+        # Sums before the quotient: that of one mini-batch is a poor estimate, and can be negative.
+        "gradient/signal_to_noise": fraction(sum(own.signal for own in measured), sum(own.noise for own in measured)),
+        "gradient/signal_to_noise_by_mini_batch": [
+            math.nan if noise is None else fraction(noise.signal, noise.noise) for noise in noises
+        ],
         "policy/loss": mean([report.loss for report in reports]),
         "policy/grad_norm": mean([report.step.grad_norm for report in reports]),
-        "policy/entropy": table.share("entropy_sum"),
         "policy/learning_rate": reports[-1].step.learning_rate,
         "policy/skipped_updates": float(sum(not report.step.applied for report in reports)),
     }
 
 
+def _mismatch_metrics(samples: Sequence[Sample]) -> Metrics:
+    """Engine against π_old, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
+    gaps = [(s.stats.old_logprobs - s.sampler_logprobs).abs() for s in samples if s.stats is not None]
+    gap = torch.cat(gaps) if gaps else torch.zeros(1)
+    return {"mismatch/logprob_gap_mean": float(gap.mean()), "mismatch/logprob_gap_max": float(gap.max())}
+
+
 def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
     """How far the policy is from its reference; empty where it has none."""
-    pairs = [(s.sampler_logprobs, s.reference_logprobs) for s in samples if s.reference_logprobs is not None]
-    if not pairs:
-        return {}
-    if actor.kl.place == "loss":
+    gaps = [s.sampler_logprobs - s.reference_logprobs for s in samples if s.reference_logprobs is not None]
+    if gaps and actor.kl.place == "loss":
         by_mini_batch = [report.kl for report in reports]
         return {"reference/kl": mean(by_mini_batch), "reference/kl_by_mini_batch": by_mini_batch}
-    return {"reference/kl": mean([float((sampler - reference).double().mean()) for sampler, reference in pairs])}
+    return {"reference/kl": mean([float(gap.double().mean()) for gap in gaps])} if gaps else {}
 
 
 def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:

@@ -1,18 +1,18 @@
 """The trained sequences of a step as one table, which the metrics group by mini-batch, by length and by sign."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 
 from gspo.metrics.numbers import fraction
 from gspo.types import Sample, SequenceStats
 
-_QUARTILES = (0.25, 0.5, 0.75, 1.0)
-_NUMBERS = tuple(field.name for field in fields(SequenceStats) if field.type in (int, float))
-_DERIVED = ("sign", "any_clipped", "correction_sum", "mismatch", "quarter")
+QUARTILES = (0.25, 0.5, 0.75, 1.0)
+_NUMBERS = [field.name for field in fields(SequenceStats) if field.type in (int, float)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,10 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self.columns["num_tokens"])
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """A column in double precision."""
+        return torch.tensor(self.columns[name], dtype=torch.float64)
+
     def total(self, name: str) -> float:
         """The sum of a column."""
         return sum(self.columns[name])
@@ -43,30 +47,37 @@ class SequenceTable:
         rows = [row for row, own in enumerate(self.columns[name]) if own == value]
         return replace(self, columns={key: [column[row] for row in rows] for key, column in self.columns.items()})
 
-    @property
+    @cached_property
     def by_mini_batch(self) -> list[Self]:
         """The rows of each mini-batch; none of one that trained nothing."""
         return [self.where("mini_batch", number) for number in range(self.num_mini_batches)]
 
-    @property
+    @cached_property
     def by_length(self) -> list[Self]:
         """The rows of each quarter, the shortest first; equal lengths stay together, so a quarter can be empty."""
-        return [self.where("quarter", number) for number in range(len(_QUARTILES))]
+        return [self.where("quarter", number) for number in range(len(QUARTILES))]
+
+    def measure(self, name: str, measure: Callable[[Self], Any]) -> Any:
+        """Of the rows; a list, of each mini-batch or quarter, where the metric's name ends in `_by_…`."""
+        for end, parts in (("_by_mini_batch", self.by_mini_batch), ("_by_length", self.by_length)):
+            if name.endswith(end):
+                return [part.measure(name.removesuffix(end), measure) for part in parts]
+        return measure(self)
 
 
 def sequence_table(samples: Sequence[Sample], num_mini_batches: int) -> SequenceTable:
     """The table of those samples that the update has trained."""
-    rows = [_row(sample, sample.stats) for sample in samples if sample.stats is not None]
-    columns = {name: [row[name] for row in rows] for name in (*_NUMBERS, *_DERIVED[:-1])}
-    bounds = torch.tensor(length_quartiles(columns["num_tokens"])[:-1], dtype=torch.float64)
+    rows = [(sample, sample.stats) for sample in samples if sample.stats is not None]
+    columns = {name: [getattr(stats, name) for _, stats in rows] for name in _NUMBERS}
+    columns["sign"] = [(sample.advantage > 0) - (sample.advantage < 0) for sample, _ in rows]
+    columns["any_clipped"] = [stats.num_clipped > 0 for _, stats in rows]
+    columns["correction_sum"] = [stats.correction_weight * stats.num_tokens for _, stats in rows]
+    gaps = [stats.old_logprobs - sample.sampler_logprobs for sample, stats in rows]
+    columns["mismatch"] = [float(gap.double().mean()) for gap in gaps]
+    bounds = torch.tensor(quantiles(columns["num_tokens"], QUARTILES)[:-1], dtype=torch.float64)
     # The first quarter whose bound is not below the length.
     columns["quarter"] = torch.bucketize(torch.tensor(columns["num_tokens"], dtype=torch.float64), bounds).tolist()
     return SequenceTable(columns=columns, num_mini_batches=num_mini_batches)
-
-
-def length_quartiles(lengths: Sequence[float]) -> list[float]:
-    """The longest that a response of each quarter can be; NaN where nothing was trained."""
-    return quantiles(lengths, _QUARTILES)
 
 
 def quantiles(values: Sequence[float], fractions: Sequence[float]) -> list[float]:
@@ -75,13 +86,3 @@ def quantiles(values: Sequence[float], fractions: Sequence[float]) -> list[float
         return [math.nan] * len(fractions)
     points = torch.tensor(fractions, dtype=torch.float64)
     return torch.quantile(torch.tensor(values, dtype=torch.float64), points).tolist()
-
-
-def _row(sample: Sample, stats: SequenceStats) -> dict[str, float]:
-    return {
-        **{name: getattr(stats, name) for name in _NUMBERS},
-        "sign": (sample.advantage > 0) - (sample.advantage < 0),
-        "any_clipped": stats.num_clipped > 0,
-        "correction_sum": stats.correction_weight * stats.num_tokens,
-        "mismatch": float((stats.old_logprobs - sample.sampler_logprobs).double().mean()),
-    }

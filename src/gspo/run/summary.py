@@ -5,7 +5,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from gspo.metrics.evaluated import measured, measures
+from gspo.metrics.evaluation import measured, measures
 from gspo.model.policy import Policy
 from gspo.queries.source import QuerySet
 from gspo.recipe.schema import Recipe
