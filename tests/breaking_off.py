@@ -24,7 +24,7 @@ SAMPLING, REWARD, EVALUATION = (
     "gspo.run.recorder.evaluate",
 )
 ROUND, APPRAISAL, LIKELIHOOD = (
-    "gspo.run.collect._sample",
+    "gspo.run.collect._queries",
     "gspo.train.score_with_reference_and_critic",
     "gspo.train.compute_old_logprobs",
 )

@@ -104,13 +104,13 @@ def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
     broken_off: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, drawn = importlib.import_module("gspo.run.collect"), []
-    sample = owner._sample
+    queries = owner._queries
 
     def drawing(*arguments: Any, **keywords: Any) -> Any:
         drawn.append((np.random.standard_normal(), np.random.random(), torch.rand(1).item()))
-        return sample(*arguments, **keywords)
+        return queries(*arguments, **keywords)
 
-    monkeypatch.setattr(owner, "_sample", drawing)
+    monkeypatch.setattr(owner, "_queries", drawing)
     recipe = recipe_of("unbroken", "evaluation.num_queries=0")
     train(recipe)
     expected = drawn.copy()
@@ -174,7 +174,7 @@ def test_a_run_ended_at_once_before_its_first_checkpoint_starts_again_from_its_c
     monkeypatch.setattr(module, "micro_batches", drawing)
     train(recipe_of("unbroken", "steps=1"))
     with monkeypatch.context() as patch:
-        patch.setattr("gspo.run.collect.sample_groups", interrupt)
+        patch.setattr("gspo.run.collect._queries", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe_of("broken", "steps=1"))
     assert {path.name for path in Path("runs/broken").iterdir() if path.is_dir()} == {"cold_start"}
