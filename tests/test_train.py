@@ -245,9 +245,10 @@ def test_the_final_model_and_tokenizer_load_and_are_those_of_the_last_step(finis
     assert not all(torch.equal(one, three) for one, _, three in pairs)
 
 
-def lasting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def lasting(lines: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """As text, for NaN is not equal to itself."""
     return [
-        {name: v for name, v in line.items() if not name.startswith(VARIES) and not name.endswith("/seconds")}
+        {name: repr(v) for name, v in line.items() if not name.startswith(VARIES) and not name.endswith("/seconds")}
         for line in lines
     ]
 
