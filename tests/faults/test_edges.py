@@ -112,7 +112,7 @@ def test_a_run_is_resumed_from_anywhere_in_the_directory_it_was_begun_in(
     elsewhere.reward("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
     status = elsewhere.start("resume", str(laboratory.run)).wait()
     assert status == 0, elsewhere.said
-    assert f"in {laboratory.home}, where the run was begun" in elsewhere.said
+    assert f"in {laboratory.home}, where the run was started" in elsewhere.said
     assert not differing(laboratory.result(), unbroken())
 
 
