@@ -57,12 +57,12 @@ class Step:
         """Seconds of the step."""
         started = time.perf_counter()
         batch = self._batch(seed)
-        batch = compute_old_logprobs(self.policy, batch, self.actor, temperature=1.0)
+        learner = Learner(policy=self.policy, optimizer=self.optimizer, actor=self.actor, temperature=1.0)
+        batch = compute_old_logprobs(batch, learner)
         if self.first_pass:
             part = trained_samples(batch.groups, self.actor)[: len(batch.samples) // workloads.MINI_BATCHES]
             with torch.no_grad():
                 response_likelihood(self.policy, [token_sequence(sample, self.actor) for sample in part])
-        learner = Learner(policy=self.policy, optimizer=self.optimizer, actor=self.actor, temperature=1.0)
         list(update(learner, batch))
         return time.perf_counter() - started
 

@@ -38,18 +38,11 @@ def main() -> None:
         if trunk is not None:
             settings = CriticConfig.model_validate({"trunk": trunk})
             critic = Critic(settings, policy, other if trunk == "own" else None, total_steps=actor.mini_batches)
-        batch = score_with_reference_and_critic(
-            sampled,
-            actor,
-            policy=policy,
-            reference=other if reference else None,
-            critic=critic,
-            temperature=1.0,
-        )
-        batch = with_advantages(batch, actor)
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
-        batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
-        list(update(Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0, critic=critic), batch))
+        learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0, critic=critic)
+        batch = score_with_reference_and_critic(sampled, learner, other if reference else None)
+        batch = compute_old_logprobs(with_advantages(batch, actor), learner)
+        list(update(learner, batch))
         optimizer.close()
 
     kl = recipe.actor.kl.model_copy(update={"coefficient": 0.01})

@@ -38,7 +38,7 @@ def main() -> None:
         actor = recipe.actor.model_copy(update={"old_logprobs": "recompute", **changes})
         optimizer = Optimizer(policy.model, actor.optimizer, total_steps=actor.mini_batches)
         learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
-        list(update(learner, compute_old_logprobs(policy, batch, actor, temperature=1.0)))
+        list(update(learner, compute_old_logprobs(batch, learner)))
         optimizer.close()
 
     print(HEADER)

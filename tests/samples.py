@@ -134,5 +134,11 @@ def regrouped(groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[Group
     return tuple(Group(samples=tuple(next(following) for _ in group.samples)) for group in groups)
 
 
+def learner_of(policy: Policy, actor: ActorConfig, **fields: Any) -> Learner:
+    """A learner that makes no optimiser step."""
+    given: dict[str, Any] = {"optimizer": Optimizer.__new__(Optimizer), "temperature": 1.0, **fields}
+    return Learner(policy=policy, actor=actor, **given)
+
+
 def scores_of(batch: Batch) -> list[Score]:
     return [sample.score for sample in batch.samples if sample.score is not None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import advantaged, updates, with_old
+from tests.samples import advantaged, learner_of, updates, with_old
 from tests.sampling import sample_groups
 
 from gspo import cli
@@ -59,7 +59,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
     policy = parts.policy
     batch = varied_batch(parts, recipe)
     engines = recipe.actor.model_copy(update={"old_logprobs": "engine"})  # given for all mini-batches
-    batch = compute_old_logprobs(policy, batch, engines, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, engines))
     # Every ratio is infinite.
     old = {index: torch.full_like(s.sampler_logprobs, -math.inf) for index, s in enumerate(batch.samples)}
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
@@ -76,13 +76,14 @@ def broken_run() -> Iterator[tuple[Recorder, Callable[[], None]]]:
     given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
     with open_run(recipe, **given) as run:
         parts, recorder = run.parts, Recorder(run)
+        run.display.start("GSPO", recipe.steps)
         optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
         batch = varied_batch(parts, recipe)
         poison(parts)
 
         def take_step() -> None:
             run.clock.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
-            known = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+            known = compute_old_logprobs(batch, learner_of(parts.policy, recipe.actor))
             steps = list(updates(parts.policy, optimizer, known, recipe.actor))
             reports = tuple(step.report for step in steps)
             run.progress = recorder.step(replace(run.progress, batch=steps[-1].batch, reports=reports))
@@ -118,7 +119,7 @@ def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() ->
     parts = prepare(recipe)
     batch = varied_batch(parts, recipe)
     poison(parts)
-    batch = compute_old_logprobs(parts.policy, batch, recipe.actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(parts.policy, recipe.actor))
     optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
     *_, last = updates(parts.policy, optimizer, batch, recipe.actor)
     path = RunDirectory.create(recipe).write_rollouts(1, rollout_lines(last.batch.samples))

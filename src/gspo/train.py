@@ -98,38 +98,36 @@ def _train(run: Run, recorder: Recorder) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
     num_updates: int = recipe.steps * recipe.actor.mini_batches
-    settings: dict[str, Any] = {"temperature": recipe.rollout.temperature, "check_stop": check_stop}
     optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), make_critic(run)
     progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
     progress = with_reference(run, progress)
     recorder.start()
     progress = run.safe_point(progress)
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
+    learner = Learner(
+        policy=policy,
+        optimizer=optimizer,
+        actor=recipe.actor,
+        temperature=recipe.rollout.temperature,
+        max_tokens=recipe.rollout.max_new_tokens,
+        critic=critic,
+        check_stop=check_stop,
+    )
     while progress.steps < recipe.steps:
         check_stop()
         with clock.stage("total"):
-            actor = with_clip_range(recipe.actor, progress.clip_scale)
+            learner = replace(learner, actor=with_clip_range(recipe.actor, progress.clip_scale))
             if (batch := progress.batch) is None:
                 batch, num_rounds = collect(run, progress, policy_version=optimizer.steps_taken)
                 extra_rounds = progress.extra_rounds + num_rounds - 1
                 progress = run.safe_point(replace(progress, batch=batch, extra_rounds=extra_rounds))
             if not progress.reports:
                 with clock.stage("appraisal"):
-                    batch = score_with_reference_and_critic(
-                        batch, actor, policy=policy, reference=reference, critic=critic, **settings
-                    )
+                    batch = score_with_reference_and_critic(batch, learner, reference)
                 with clock.stage("advantage"):
-                    batch = with_advantages(batch, actor, sampling=recipe.rollout, critic=recipe.critic)
+                    batch = with_advantages(batch, learner.actor, sampling=recipe.rollout, critic=recipe.critic)
                 with clock.stage("likelihood"):
-                    batch = compute_old_logprobs(policy, batch, actor, **settings)
-            learner = Learner(
-                policy=policy,
-                optimizer=optimizer,
-                actor=actor,
-                max_tokens=recipe.rollout.max_new_tokens,
-                critic=critic,
-                **settings,
-            )
+                    batch = compute_old_logprobs(batch, learner)
             updates = update(learner, batch, num_done=len(progress.reports))
             for report, batch in clock.each("update", updates):
                 progress = run.safe_point(replace(progress, batch=batch, reports=(*progress.reports, report)))

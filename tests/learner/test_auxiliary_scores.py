@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import scored, sequence_of
+from tests.samples import learner_of, scored, sequence_of
 from tests.sampling import sample_groups
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
@@ -28,7 +28,8 @@ def groups(new_policy: NewPolicy, query_of: Any) -> tuple[Group, ...]:
 def appraised(groups: tuple[Group, ...], actor: Any, rewards: list[float | None] = REWARDS, **models: Any) -> Batch:
     batch = scored(groups, rewards)
     models = {"reference": None, "critic": None, **models}
-    return score_with_reference_and_critic(batch, actor, **models, temperature=0.7)
+    learner = learner_of(models.pop("policy"), actor, critic=models["critic"], temperature=0.7)
+    return score_with_reference_and_critic(batch, learner, models["reference"])
 
 
 def filled(batch: Batch, name: str) -> dict[int, torch.Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import accumulated, changed, sequence_of, sequences_of, updates, with_old
+from tests.samples import accumulated, changed, learner_of, sequence_of, sequences_of, updates, with_old
 from torch import Tensor
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
@@ -120,9 +120,7 @@ def test_values_do_not_depend_on_what_else_is_in_the_pass(
     sequences = sequences_of(batch)
     for tokens in (1, 30, 10**6):
         actor = actor_of(micro_batch_tokens=tokens, gradient_noise=tokens == 30)
-        scored = score_with_reference_and_critic(
-            batch, actor, policy=policy, reference=None, critic=critic, temperature=1.0
-        )
+        scored = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), None)
         values_of = {index: s.values for index, s in enumerate(scored.samples) if s.values is not None}
         assert list(values_of) == [0, 1, 2, 3, 5, 6, 7, 8]
         for index, values in values_of.items():
@@ -147,7 +145,7 @@ def trained(
 ) -> list[MiniBatchReport]:
     optimizer, reports = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=steps), []
     for _ in range(steps):
-        current = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+        current = compute_old_logprobs(batch, learner_of(policy, actor))
         reports += [step.report for step in updates(policy, optimizer, current, actor, critic=critic)]
     optimizer.close()
     return reports

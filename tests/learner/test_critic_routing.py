@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import regrouped, scored, sequence_of
+from tests.samples import learner_of, regrouped, scored, sequence_of
 from tests.sampling import sample_groups
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
@@ -70,9 +70,7 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
 ) -> None:
     policy = new_policy("qwen3_moe")
     critic, actor = critic_of(policy, None), actor_of(routing_replay=replay)
-    found = score_with_reference_and_critic(
-        scored(groups, [1.0] * 6), actor, policy=policy, reference=None, critic=critic, temperature=1.0
-    )
+    found = score_with_reference_and_critic(scored(groups, [1.0] * 6), learner_of(policy, actor, critic=critic), None)
     values = {}
     with torch.no_grad():
         for replayed in (True, False):
@@ -87,9 +85,7 @@ def test_old_values_of_a_shared_trunk_are_of_the_states_that_the_update_reads(
 def test_a_reference_chooses_its_experts_itself(new_policy: NewPolicy, actor_of: Any, groups: Any) -> None:
     policy, reference = new_policy("qwen3_moe"), new_policy("qwen3_moe", seed=5)
     batch, actor = scored(groups, [1.0] * 6), actor_of(routing_replay="engine")
-    found = score_with_reference_and_critic(
-        batch, actor, policy=policy, reference=reference, critic=None, temperature=1.0
-    )
+    found = score_with_reference_and_critic(batch, learner_of(policy, actor), reference)
     with torch.no_grad():
         expected = response_likelihood(reference, sequences_of(groups, replayed=False)).logprobs
     own = [s.reference_logprobs for s in found.samples if s.reference_logprobs is not None]

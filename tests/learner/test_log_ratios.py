@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import Step, advantaged, sequences_of, updates, with_old
+from tests.samples import Step, advantaged, learner_of, sequences_of, updates, with_old
 from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
@@ -28,7 +28,7 @@ def sampled(policy: Policy, query_of: Any, seed: int = 0) -> Batch:
 
 
 def updated(policy: Policy, batch: Batch, actor: Any, lr: float = 1e-2) -> Sequence[Step]:
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=lr), total_steps=actor.mini_batches)
     return list(updates(policy, optimizer, batch, actor))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES
-from tests.samples import accumulated, advantaged, query_of, sample_of, sequence_of, updates
+from tests.samples import accumulated, advantaged, learner_of, query_of, sample_of, sequence_of, updates
 
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
@@ -74,11 +74,9 @@ def test_every_stage_speaks_of_the_written_tokens_alone(
     assert denominators_of(batch.groups[:2], 9).mean_tokens == (4 + 2 + 4 + 2) / 4
     critic = Critic(CriticConfig(trunk="shared"), policy, None, total_steps=1)
     actor = actor_of(mini_batches=2, router_aux_loss=0.1, kl={"coefficient": 0.1}, routing_replay="policy")
-    batch = score_with_reference_and_critic(
-        batch, actor, policy=policy, reference=reference, critic=critic, temperature=1.0
-    )
+    batch = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), reference)
     batch = batch.with_changed({s: replace(s, old_logprobs=None, returns=s.values) for s in batch.samples})
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=2)
     *_, last = updates(policy, optimizer, batch, actor, critic=critic)
     for index, sample in enumerate(last.batch.samples):

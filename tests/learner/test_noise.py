@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import Step, advantages_of, changed, query_of, sample_of, updates
+from tests.samples import Step, advantages_of, changed, learner_of, query_of, sample_of, updates
 
 from gspo.learner.micro_batching import micro_batches, split_point, trained_samples
 from gspo.learner.old_policy import compute_old_logprobs
@@ -39,7 +39,7 @@ class Noting(Optimizer):
 
 def noted(policy: Policy, batch: Batch, actor: ActorConfig) -> tuple[Noting, list[Step]]:
     optimizer = Noting(policy.model, actor.optimizer, total_steps=1)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     return optimizer, list(updates(policy, optimizer, batch, actor))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprobs, sets, turn_routers
-from tests.samples import Step, advantaged, updates
+from tests.samples import Step, advantaged, learner_of, updates
 from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
@@ -77,7 +77,7 @@ def case_of(new_policy: NewPolicy, query_of: Any) -> Callable[..., Case]:
 
 
 def with_old_policy(case: Case, actor: ActorConfig) -> Batch:
-    return compute_old_logprobs(case.policy, case.batch, actor, temperature=TEMPERATURE)
+    return compute_old_logprobs(case.batch, learner_of(case.policy, actor, temperature=TEMPERATURE))
 
 
 def old_logprobs_of(batch: Batch) -> dict[int, torch.Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import Step, advantaged, changed, sequences_of, updates, with_old
+from tests.samples import Step, advantaged, changed, learner_of, sequences_of, updates, with_old
 from tests.sampling import sample_groups
 
 from gspo.learner.micro_batching import trained_samples
@@ -23,7 +23,7 @@ WIDE = {"clip_low": 0.5, "clip_high": 0.5}
 
 
 def updated(policy: Policy, optimizer: Optimizer, batch: Batch, actor: Any) -> list[Step]:
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     return list(updates(policy, optimizer, batch, actor))
 
 
@@ -134,12 +134,12 @@ def test_old_logprobs_of_engine_and_of_recomputation_agree(
     groups = sample_groups(policy, queries, sampling, group_size=4, seed=0, policy_version=0)
     rewards = [float(n % 3) for n in range(12)]
     batch = advantaged(groups, rewards)
-    engine = compute_old_logprobs(policy, batch, actor_of(old_logprobs="engine"), temperature=temperature)
+    engine = compute_old_logprobs(batch, learner_of(policy, actor_of(old_logprobs="engine"), temperature=temperature))
     trainable = {index for index, s in enumerate(batch.samples) if s in trained_samples(batch.groups, actor_of())}
     assert {index for index, sample in enumerate(engine.samples) if sample.old_logprobs is not None} == trainable
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(old_logprobs="recompute", micro_batch_tokens=micro_batch_tokens, mini_batches=3)
-        recomputed = compute_old_logprobs(policy, batch, actor, temperature=temperature)
+        recomputed = compute_old_logprobs(batch, learner_of(policy, actor, temperature=temperature))
         own = {index: s.old_logprobs for index, s in enumerate(recomputed.samples) if s.old_logprobs is not None}
         assert own.keys() == {index for index in trainable if index >= 4}  # not of the first mini-batch
         *_, last = updates(policy, recording_optimizer(policy.model), recomputed, actor, temperature=temperature)
@@ -225,7 +225,7 @@ def test_the_temperature_of_the_rollout_is_that_of_the_update(
     batch = batch_of([[1.0, 0.0]], vocabulary=len(policy.tokenizer))
     with torch.no_grad():
         expected = plain_logprobs(policy, sequences_of(batch), 0.5)
-    batch = compute_old_logprobs(policy, batch, actor_of(), temperature=0.5)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor_of(), temperature=0.5))
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     (step,) = updates(policy, optimizer, batch, actor_of(), temperature=0.5)
     used = torch.cat([stats.old_logprobs for stats in step.trained.values()])
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_the_next_mini_batch_goe
     policy = new_policy()
     batch = batch_of([[1.0, 0.0], [1.0, 0.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     broken = {s: replace(s, old_logprobs=torch.full((s.num_written,), torch.nan)) for s in batch.groups[0].samples}
     batch = batch.with_changed(broken)
     before = [p.detach().clone() for p in policy.model.parameters()]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import accumulated, advantaged, sample_from, sequence_of, updates
+from tests.samples import accumulated, advantaged, learner_of, sample_from, sequence_of, updates
 from tests.sampling import sample_groups
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +68,7 @@ def test_a_micro_batch_waits_for_its_device_once(
     counts = []
     for tokens in (10**6, 60):
         actor = actor_of(old_logprobs="engine", correction="tis", micro_batch_tokens=tokens, **settings)
-        batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+        batch = compute_old_logprobs(batch, learner_of(policy, actor))
         samples = trained_samples(batch.groups, actor)
         denominators = denominators_of(batch.groups, max_tokens=9)
         with Waits() as waits:
@@ -92,7 +92,7 @@ def test_the_first_mini_batch_is_read_once_and_the_others_twice(
     assert batch.samples[5].advantage == batch.samples[6].advantage == 0
     actor = actor_of(old_logprobs="recompute", mini_batches=mini_batches, micro_batch_tokens=1)
     shapes = tokens_read(policy)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     later = tokens_of(batch, range(16 // mini_batches, 16), actor)
     assert shapes == later and sum(sample.old_logprobs is not None for sample in batch.samples) == len(later)
     shapes.clear()
@@ -107,7 +107,7 @@ def test_the_engines_log_likelihoods_cost_no_pass(
     batch = sampled_batch(policy)
     shapes = tokens_read(policy)
     actor = actor_of(old_logprobs="engine", mini_batches=2)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     assert shapes == []
     assert all(s.old_logprobs is s.sampler_logprobs for s in trained_samples(batch.groups, actor))
 
@@ -121,7 +121,7 @@ def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_ma
     batch, optimizer = sampled_batch(policy), recording_optimizer(policy.model)
     for micro_batch_tokens in (1, 30, 10**6):
         actor = actor_of(mini_batches=2, micro_batch_tokens=micro_batch_tokens, importance_sampling_level=level)
-        known = compute_old_logprobs(policy, batch, actor, temperature=0.7)
+        known = compute_old_logprobs(batch, learner_of(policy, actor, temperature=0.7))
         for step in updates(policy, optimizer, known, actor, temperature=0.7):
             assert {stats.sequence_ratio for stats in step.trained.values()} == {1.0}
             assert sum(stats.num_clipped for stats in step.trained.values()) == 0
@@ -132,7 +132,7 @@ def test_an_update_taken_up_makes_the_steps_that_are_left(
 ) -> None:
     whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
     batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
-    batch = compute_old_logprobs(whole, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(whole, actor))
     one, two = (
         Learner(
             policy=policy,
@@ -167,7 +167,7 @@ def test_a_stop_is_asked_for_before_each_part_of_a_gradient(
 
     parameters = list(policy.model.parameters())
     batch, actor = sampled_batch(policy), actor_of(mini_batches=2, micro_batch_tokens=1)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     learner = Learner(
         policy=policy,
         optimizer=recording_optimizer(policy.model),

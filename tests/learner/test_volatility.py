@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
-from tests.samples import advantaged, query_of, sample_of, updates
+from tests.samples import advantaged, learner_of, query_of, sample_of, updates
 from tests.sampling import sample_groups
 
 from gspo.learner.old_policy import compute_old_logprobs
@@ -124,7 +124,7 @@ def test_each_mini_batch_is_compared_with_the_policy_before_the_first_update(
     assert len(trained) == 16
     before = dict(zip(trained, live(policy, batch, trained), strict=True))
     actor = actor_of(mini_batches=4, micro_batch_tokens=50)
-    known = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    known = compute_old_logprobs(batch, learner_of(policy, actor))
     steps = updates(policy, stepping(policy), known, actor)
     reports: list[MiniBatchReport] = []
     for number in range(4):
@@ -155,7 +155,7 @@ def test_where_no_weight_changes_no_expert_does(
 ) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     batch, actor = batch_of_samples(policy), actor_of(mini_batches=mini_batches, micro_batch_tokens=50)
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     steps = updates(policy, stepping(policy, turns=False), batch, actor)
     line = expert_metrics(batch.samples, [step.report for step in steps])
     assert line["moe/expert_change_fraction"] == 0
@@ -213,7 +213,7 @@ def test_the_first_mini_batch_is_compared_with_the_engine_where_that_has_recorde
     actor = actor_of(mini_batches=2, routing_replay=replay, old_logprobs=old_logprobs)
     first = [index for index, sample in enumerate(batch.samples) if sample.advantage and index < 16]
     expected = brute_force(live(policy, batch, first), [batch.samples[index].experts for index in first])
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     report, _, _ = next(updates(policy, stepping(policy), batch, actor))
     assert report.activation is not None
     # Under replay, the routers' choice is that given the replayed experts below them: none are below the first.

@@ -12,6 +12,7 @@ from tests.samples import (
     advantaged,
     advantages_of,
     changed,
+    learner_of,
     query_of,
     sample_of,
     scored,
@@ -165,7 +166,7 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
     policy = new_policy()
     actor = actor_of(clip_low=0.5, clip_high=0.5, **settings)
     batch = with_advantages(appraised(groups), actor, sampling=mask())
-    batch = compute_old_logprobs(policy, batch, actor, temperature=1.0)
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
     (step,) = updates(policy, recording_optimizer(policy.model), batch, actor)
     # Index 2 is not scored; of 0, 4 and 5, which take part, those with an advantage train, or all with such a term.
     assert list(step.trained) == [0, 4, 5]
