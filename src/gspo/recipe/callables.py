@@ -23,7 +23,8 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
         raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
     path = Path(source).resolve() if source.endswith(".py") else None
     if path is not None and not path.is_file():
-        fix = f"the path is relative to the working directory, {Path.cwd()}"
+        near = ", ".join(sorted(str(near) for near in Path(source).parent.glob("*.py"))[:8])
+        fix = f"there are: {near}" if near else f"the path is relative to the working directory, {Path.cwd()}"
         raise UserError(f"no such file {source}", where=where, fix=fix)
     try:
         module = _import_file(path) if path is not None else _import_module(source)
