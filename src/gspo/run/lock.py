@@ -10,7 +10,8 @@ from pathlib import Path
 from gspo.errors import RunError, UserError
 from gspo.run.plain_files import for_reading, for_writing
 
-_PATIENCE_SECONDS = 0.05  # with whoever merely asks whether a directory is locked, which takes microseconds
+_PATIENCE_SECONDS = 0.02  # between two attempts to take a lock
+_ATTEMPTS = 25
 
 
 class Lock:
@@ -78,12 +79,12 @@ def _locked(path: Path) -> int:
 
 
 def _takes_lock(descriptor: int) -> bool:
-    for seconds in (_PATIENCE_SECONDS, 0):
+    for _ in range(_ATTEMPTS):  # whoever only asks `is_locked` has it for an instant
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            time.sleep(seconds)
+            time.sleep(_PATIENCE_SECONDS)
     return False
 
 
