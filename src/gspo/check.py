@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.evaluation.notes import evaluation_notes
-from gspo.model.architecture import load_config, max_positions
-from gspo.model.policy import check_vocabulary, make_tokenizer
-from gspo.model.routers import check_declared
-from gspo.model.tokenizer import check_reference, named_stop_ids
+from gspo.model.architecture import max_positions
+from gspo.model.policy import check_vocabulary
+from gspo.model.tokenizer import named_stop_ids
 from gspo.queries.order import check_enough_queries
-from gspo.queries.source import RowSet, load_demonstrations, load_rows, render_rows
+from gspo.queries.source import RowSet, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.probe import JUNK, check_origin, probe
+from gspo.reward.functions import RewardFunction
+from gspo.reward.probe import JUNK, probe
 from gspo.run.directory import check_absent
-from gspo.run.prepare import fitting_texts, quiet_transformers
+from gspo.run.prepare import load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 from gspo.types import Score
@@ -29,15 +28,9 @@ def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
-    functions = load_functions(recipe.reward, segment_separator=rollout.segment_separator)
-    rows = load_rows(recipe)
-    check_origin([*rows.train, *rows.held_out], functions)
-    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
-    with quiet_transformers():
-        config = load_config(model)
-        check_declared(actor, config)
-        tokenizer = make_tokenizer(model, fitting_texts(recipe, rows, pairs))
-        check_reference(actor.kl, tokenizer, trust_remote_code=model.trust_remote_code)
+    inputs = load_inputs(recipe)
+    functions, rows, pairs = inputs.functions, inputs.rows, inputs.pairs
+    config, tokenizer = inputs.config, inputs.tokenizer
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:
         check_vocabulary(tokenizer, config.get_text_config().vocab_size, where=model.path)

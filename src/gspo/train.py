@@ -114,7 +114,6 @@ def _train(run: Run, recorder: Recorder) -> None:
         check_stop=check_stop,
     )
     while progress.steps < recipe.steps:
-        check_stop()
         with clock.stage("total"):
             learner = replace(learner, actor=with_clip_range(recipe.actor, progress.clip_scale))
             if (batch := progress.batch) is None:

@@ -167,11 +167,6 @@ def test_where_there_are_no_other_queries_the_batch_is_filled_without_sampling_m
     assert run.calls[1:] == [[], []]
 
 
-@pytest.fixture
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def spied(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[list[str]]:
     original, seen = EmbeddedEngine.sample, []
 
@@ -184,7 +179,6 @@ def spied(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[list[str]]:
     return seen
 
 
-@pytest.mark.usefixtures("_in_a_directory_of_its_own")
 def test_in_a_run_every_round_takes_the_next_queries_and_every_step_trains_on_as_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,7 +192,6 @@ def test_in_a_run_every_round_takes_the_next_queries_and_every_step_trains_on_as
     assert len(lines) == 3 and min(lines) >= 8 * 4
 
 
-@pytest.mark.usefixtures("_in_a_directory_of_its_own")
 def test_where_every_group_has_signal_dynamic_sampling_changes_no_bit() -> None:
     def varied(prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         return [float(place + len(completion)) for place, completion in enumerate(completions)]

@@ -28,11 +28,6 @@ RUN = Path("runs/tiny")
 SHORT = ["evaluation.num_queries=0", "cold_start.steps=1"]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def run(*overrides: str, resume: bool = False) -> Outcome:
     return train(load_recipe(TINY, [*SHORT, *overrides]), display=Display(quiet=True), resume=resume)
 

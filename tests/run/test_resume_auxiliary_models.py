@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.breaking_off import (
     REWARD,
     ROUND,
     SAMPLING,
-    break_off,
     differing,
     lasting,
     recipe_of,
@@ -32,16 +30,6 @@ NO_EVALUATION = "evaluation.num_queries=0"
 PPO = ("actor.advantage=gae", "actor.importance_sampling_level=token", "actor.clip_low=0.2", "actor.clip_high=0.2")
 KL = ("actor.kl={coefficient: 0.1}", NO_EVALUATION, "steps=2")
 BFLOAT16 = ("model.dtype=bfloat16", "actor.gradient_checkpointing=true", "actor.micro_batch_tokens=300")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def broken_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    return partial(break_off, monkeypatch)
 
 
 def newest(name: str = "broken") -> Path:

@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,12 @@ from tests.breaking_off import (
     LIKELIHOOD,
     REWARD,
     SAMPLING,
-    break_off,
     differing,
     lasting,
     recipe_of,
     result,
     train,
 )
-
-
-@pytest.fixture(autouse=True)
-def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def broken_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    return partial(break_off, monkeypatch)
 
 
 def test_a_run_broken_off_again_and_again_at_every_stage_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:

@@ -44,6 +44,42 @@ class Prepared:
     notes: Sequence[str]  # what data and rewards make of the recipe's evaluation
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a recipe names, but for the weights: `gspo check` needs no more."""
+
+    functions: Sequence[RewardFunction]
+    rows: RowSet
+    pairs: Sequence[tuple[Row, str]]  # demonstrations of the cold start: a row and its completion
+    config: Any  # of the model, as transformers has it
+    tokenizer: Any
+
+
+def load_inputs(
+    recipe: Recipe,
+    *,
+    queries: Iterable[Mapping[str, Any]] | None = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    saved: Saved | None = None,
+) -> Inputs:
+    """Load reward functions, rows and tokenizer, the cheapest first; UserError at the first fault.
+
+    Where a run is resumed, its rows must be those of `saved`.
+    """
+    functions = load_functions(recipe.reward, reward, segment_separator=recipe.rollout.segment_separator)
+    rows = load_rows(recipe, queries)
+    check_origin([*rows.train, *rows.held_out], functions)
+    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
+    if saved is not None:
+        check_rows(saved, rows, pairs)
+    with quiet_transformers():
+        config = load_config(recipe.model)
+        check_declared(recipe.actor, config)
+        tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
+        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    return Inputs(functions=functions, rows=rows, pairs=pairs, config=config, tokenizer=tokenizer)
+
+
 def prepare(
     recipe: Recipe,
     *,
@@ -51,21 +87,13 @@ def prepare(
     reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     saved: Saved | None = None,
 ) -> Prepared:
-    """Load reward functions, queries, tokenizer and policy, the cheapest first; UserError at the first fault.
+    """Load everything and prove that it fits together; UserError at the first fault.
 
-    Where a run is resumed, its `saved` weights stand in for those of recipe.model, and its rows must be the same.
+    Where a run is resumed, its `saved` weights stand in for those of recipe.model.
     """
-    separator = recipe.rollout.segment_separator
-    functions = load_functions(recipe.reward, reward, segment_separator=separator)
-    rows = load_rows(recipe, queries)
-    check_origin([*rows.train, *rows.held_out], functions)
-    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
-    if saved is not None:
-        check_rows(saved, rows, pairs)
+    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved)
+    functions, rows, pairs, tokenizer = inputs.functions, inputs.rows, inputs.pairs, inputs.tokenizer
     with quiet_transformers():
-        check_declared(recipe.actor, load_config(recipe.model))  # the cheapest first: a wrong path, a dense model
-        tokenizer = make_tokenizer(recipe.model, fitting_texts(recipe, rows, pairs))
-        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
         policy = load_policy(
             recipe.model,
             tokenizer,
@@ -80,6 +108,7 @@ def prepare(
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
     check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
+    separator = recipe.rollout.segment_separator
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)
     return Prepared(
@@ -148,7 +177,7 @@ def quiet_transformers() -> Any:
         hub.setLevel(hub_level)
 
 
-def fitting_texts(recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
+def _fitting_texts(recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:
     """What a fitted tokenizer must be able to write."""
     yield from filter(None, (recipe.queries.template, recipe.queries.system))
     for row in (*rows.train, *rows.held_out):

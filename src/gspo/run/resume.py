@@ -101,9 +101,9 @@ def restore_progress(saved: Saved, recipe: Recipe, policy: Policy, queries: Quer
         queries_by_id = {query.id: query for query in queries.train}
         progress = decode(saved.progress, group(saved.tensors, "records"), queries_by_id)
         assert isinstance(progress, Progress)
-    except (TypeError, KeyError, AssertionError) as error:
-        what = f"it was saved by gspo {environment['gspo']} in another form ({error})"
-        raise UserError(what, where=str(saved.path), fix=f"install that version; {saved.new_run}") from None
+    except (TypeError, KeyError, AssertionError):
+        what = f"it was saved by an earlier gspo ({environment['gspo']}), in a form that this one does not read"
+        raise UserError(what, where=str(saved.path), fix=f"go on with that one; {saved.new_run}") from None
     if not saved.is_cold_start and progress.position > Position(recipe.steps):
         what = f"the run has come to {progress.position}, which is further than steps={recipe.steps}"
         raise UserError(what, where="steps", fix=f"set steps to {progress.steps + 1} or more")

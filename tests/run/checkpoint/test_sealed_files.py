@@ -19,7 +19,6 @@ from gspo.run.checkpoint.files import (
     seal,
     verified,
     write_tensors,
-    write_text,
 )
 
 ABOUT = {"weights_sha256": "0", "environment": {"torch": "2.11"}}
@@ -30,8 +29,8 @@ Flip = Callable[[Path, int], None]
 def sealed(tmp_path: Path) -> Path:
     directory = tmp_path / "sealed"
     (directory / "model").mkdir(parents=True)
-    write_text(directory / "state.json", '{"step": 3}')
-    write_text(directory / "empty", "")
+    (directory / "state.json").write_text('{"step": 3}')
+    (directory / "empty").write_text("")
     (directory / "model" / "weights").write_bytes(bytes(range(16)))
     seal(directory, ABOUT)
     return directory
@@ -57,7 +56,7 @@ def test_a_flipped_bit_in_any_byte_of_any_file_is_found_and_named(name: str, sea
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, flip: Flip) -> None:
-    write_text(tmp_path / "state.json", "{}")
+    (tmp_path / "state.json").write_text("{}")
     seal(tmp_path, ABOUT)
     manifest = tmp_path / MANIFEST
     for bit in range(8 * manifest.stat().st_size):

@@ -29,7 +29,6 @@ from gspo.run.checkpoint.files import (
     seal,
     verified,
     write_tensors,
-    write_text,
 )
 from gspo.run.checkpoint.position import Position
 from gspo.run.checkpoint.random_state import random_state
@@ -184,8 +183,8 @@ class Checkpointer:
                 sync(path)
         self.trainee.policy.save(unfinished / "model", snapshot.weights)
         write_tensors(unfinished / TENSORS, snapshot.tensors)
-        write_text(unfinished / STATE, json.dumps(snapshot.progress))
-        write_text(unfinished / RECIPE, self._directory.recipe_text)
+        (unfinished / STATE).write_text(json.dumps(snapshot.progress), encoding="utf-8")
+        (unfinished / RECIPE).write_text(self._directory.recipe_text, encoding="utf-8")
         for name, size in snapshot.log_bytes.items():
             copy_beginning(home / name, unfinished / name, size)
         seal(unfinished, {**self._about, "weights_sha256": digest_of(snapshot.weights)})

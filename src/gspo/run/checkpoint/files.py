@@ -19,11 +19,6 @@ class DamagedError(Exception):
     """A directory is not what its manifest says; the message says how."""
 
 
-def write_text(path: Path, text: str) -> None:
-    """A file's whole text, not yet synced."""
-    path.write_text(text, encoding="utf-8")
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Tensors as safetensors, not yet synced."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
@@ -43,7 +38,8 @@ def seal(directory: Path, about: Mapping[str, Any]) -> None:
         name = path.relative_to(directory).as_posix()
         entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     content = {**about, "files": entries}
-    write_text(directory / MANIFEST, json.dumps({"sha256": _digest(content), "content": content}, indent=1))
+    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1)
+    (directory / MANIFEST).write_text(text, encoding="utf-8")
     sync(directory / MANIFEST)
     for folder in (*(entry for entry in directory.rglob("*") if entry.is_dir()), directory):
         sync(folder)
