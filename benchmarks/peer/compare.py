@@ -2,6 +2,7 @@
 
     make bench                                   # all workloads, about 16 minutes; the table of docs/performance.md
     make bench ARGS="--workloads short --turns 3"
+    make bench ARGS="--before ../older"          # a checkout of an earlier commit takes turns, too
 
 Both sides are processes that hold their model throughout. They work in turn, one rollout batch and its four optimiser
 steps at a time, so that whatever else the machine does falls on both.
@@ -9,6 +10,7 @@ steps at a time, so that whatever else the machine does falls on both.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -72,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--old-logprobs", nargs="+", default=["recompute", "engine"])
     parser.add_argument("--threads", type=int, default=0, help="of both sides; default: what each chooses by itself")
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit: what a change has gained or cost")
     options = parser.parse_args(arguments)
     print(f"before: {load()}\n")
     head = ["workload", "side", "s / optimiser step", "rollout", "old log π", "update", "tokens/s", "peak MiB"]
@@ -88,10 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(work: Workload, folder: Path, options: argparse.Namespace) -> list[Side]:
     write_model(work, folder / "model")
     threads = ["--threads", str(options.threads)] if options.threads else []
-    sides = [_start("TRL", [options.trl_python, "-m", "benchmarks.peer.trl_side", work.name, str(folder), *threads])]
-    for kind in options.old_logprobs:
-        command = [sys.executable, "-m", "benchmarks.peer.gspo_side", work.name, str(folder), *threads]
-        sides.append(_start(f"gspo, {kind}", [*command, "--old-logprobs", kind]))
+    trl = [options.trl_python, "-m", "benchmarks.peer.trl_side", work.name, str(folder), *threads]
+    sides = [_start("TRL", trl, ROOT)]
+    trees = {"gspo": ROOT} | ({"gspo before": options.before.resolve()} if options.before else {})
+    for name, tree in trees.items():
+        own = folder / name  # a run never overwrites another
+        own.mkdir()
+        (own / "model").symlink_to(folder / "model")
+        for kind in options.old_logprobs:
+            command = [sys.executable, "-m", "benchmarks.peer.gspo_side", work.name, str(own), *threads]
+            sides.append(_start(f"{name}, {kind}", [*command, "--old-logprobs", kind], tree))
     for number in range((options.turns or work.turns) + 1):
         for side in sides[number % len(sides) :] + sides[: number % len(sides)]:  # nobody always follows the same one
             side.turn(count=number > 0)
@@ -101,9 +110,11 @@ def _run(work: Workload, folder: Path, options: argparse.Namespace) -> list[Side
     return sides
 
 
-def _start(name: str, command: list[str]) -> Side:
-    """Start a side and wait until it is ready: one loads while the others are idle."""
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _start(name: str, command: list[str], tree: Path) -> Side:
+    """Start a side with the code of a tree and wait until it is ready: one loads while the others are idle."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tree, env=environment, **pipes)
     side = Side(name=name, process=process)
     side.answer()
     return side
