@@ -49,25 +49,31 @@ def test_by_default_the_page_is_in_its_run_and_that_of_several_where_one_stands_
 
 
 @pytest.mark.parametrize("content", ["", "my notes", "<!DOCTYPE html><title>of something else – gspo</title>"])
-def test_another_file_of_that_name_is_replaced_only_where_it_is_named(content: str) -> None:
+def test_a_file_that_is_no_page_is_never_replaced(content: str) -> None:
     runs = [made_run(Path(name), name=name) for name in ("b", "a")]
     Path("compared.html").write_text(content)
-    error = refused(*runs)
-    assert error.where == "compared.html" and "no page that gspo has written" in error.what
+    for error in (refused(*runs), refused(*runs[:1], out=Path("compared.html"))):
+        assert error.where == "compared.html" and "no page that gspo has written" in error.what
     assert Path("compared.html").read_text() == content
     if not content:
         Path("compared.html").unlink()
         os.mkfifo("compared.html")
         assert "no page that gspo has written" in refused(*runs).what
-    write_report(runs, Path("compared.html"), note=quiet)
-    assert Page(Path("compared.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
 
 
-def test_another_file_may_be_named_and_is_replaced() -> None:
+def test_the_files_of_a_run_are_not_replaced_by_its_page() -> None:
+    run = made_run(Path("a"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for path in before:
+        assert "no page that gspo has written" in refused(run, out=path).what
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_another_file_may_be_named_and_an_older_page_there_is_replaced() -> None:
     made_run(Path("a"))
     Path("out").mkdir()
-    Path("out/page.html").write_text("old")
-    assert write_report([Path("a")], Path("out/page.html"), note=quiet) == Path("out/page.html")
+    for _ in range(2):
+        assert write_report([Path("a")], Path("out/page.html"), note=quiet) == Path("out/page.html")
     assert Path("out/page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert [path.name for path in Path("out").iterdir()] == ["page.html"]
     assert not Path("a/report.html").exists()

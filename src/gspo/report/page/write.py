@@ -144,9 +144,10 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
         raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
     if not _is_directory(target.parent):
         raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
-    if out is None and not is_one and os.path.lexists(target) and not _is_page(target):
-        fix = f"--out {target} replaces it; or name another file"
-        raise UserError("this is no page that gspo has written", where=str(target), fix=fix)
+    is_own = out is None and is_one  # any other file may be one of the run's
+    if not is_own and os.path.lexists(target) and not _is_page(target):
+        fix = "name another file: --out report.html; or remove this one"
+        raise UserError("this file exists and is no page that gspo has written", where=str(target), fix=fix)
     return target
 
 
