@@ -145,11 +145,6 @@ def test_a_file_of_unknown_kind_is_refused(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "data.xml"))
 
 
-def test_a_file_has_no_hub_configuration(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"queries\.config"):
-        read_rows(write(tmp_path / "a.jsonl", ROWS), config="main")
-
-
 def test_hub_ids_are_told_from_files() -> None:
     assert not names_file("openai/gsm8k")
     assert all(map(names_file, ["data.jsonl", "folder/data.parquet", "./data", "/data/rows", "a/b/c"]))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.procedural import procedural_rows
-from gspo.queries.source import load_rows
+from gspo.queries.source import load_rows, procedural_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ProceduralConfig
 

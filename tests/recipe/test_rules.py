@@ -74,6 +74,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"model": {"architecture": {}}}, ["model.architecture needs a model_type", "needs model.tokenizer"]),
         ({"cold_start": {"steps": 1}}, ["exactly one of cold_start.path and cold_start.demonstrations"]),
         ({"queries": {"path": "rows.jsonl", "template": "no place"}}, ["queries.template must contain {prompt}"]),
+        ({"queries": {"path": "rows.jsonl", "config": "main"}}, ["queries.config: main", "a file has none"]),
         ({"queries": {"path": "rows.jsonl", "procedural": {"task": "chain_sum"}}}, ["not both"]),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],

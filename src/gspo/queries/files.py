@@ -11,23 +11,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, files_beside
 from gspo.recipe.sections import names_file
 
 RawRow = dict[str, Any]
 
 
 def read_rows(path: str, *, config: str | None = None, split: str = "train", limit: int | None = None) -> list[RawRow]:
-    """The first `limit` rows of a .jsonl, .json, .csv or .parquet file, or of a hub data set's `split`.
+    """The first `limit` rows of a .jsonl, .json, .csv or .parquet file, or of a hub data set's `config` and `split`.
 
     Raises UserError for a missing file, an unreadable line (with its number), a column given twice and a failing hub.
     """
-    is_file = names_file(path)
-    if config is not None and is_file:
-        fix = "remove queries.config, or give a hub id as the path"
-        raise UserError(f"a file has no configuration, and {config!r} is asked for", where=path, fix=fix)
     try:
-        source = _read_file(Path(path)) if is_file else _read_hub(path, config=config, split=split)
+        source = _read_file(Path(path)) if names_file(path) else _read_hub(path, config=config, split=split)
         return list(islice(source, limit))
     except OSError as error:
         fix = "make it a file that you may read"
@@ -37,9 +33,7 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
 def _read_file(path: Path) -> Iterator[RawRow]:
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
-        near = sorted(str(near) for suffix in readers for near in path.parent.glob(f"*{suffix}"))
-        fix = f"there are: {', '.join(near[:8])}" if near else "check the path; it is relative to the working directory"
-        raise UserError("no such file", where=str(path), fix=fix)
+        raise UserError("no such file", where=str(path), fix=files_beside(path, *readers))
     if path.suffix.lower() not in readers:
         fix = f"use {', '.join(readers)}, or a hub id"
         raise UserError(f"unknown kind of file {path.suffix!r}", where=str(path), fix=fix)

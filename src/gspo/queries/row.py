@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.errors import UserError
-from gspo.recipe.writable import writable
+from gspo.errors import UserError, writable
 from gspo.types import Messages
 
 # By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.

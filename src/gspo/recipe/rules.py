@@ -47,6 +47,8 @@ def _refused_sources(recipe: RecipeKeys) -> Table:
         """: cold_start.steps > 0 and (cold_start.path is None) == (cold_start.demonstrations is None),
         """queries.template must contain {prompt}
         """: queries.template is not None and "{prompt}" not in queries.template,
+        f"""queries.config: {queries.config} is of a data set on the hub, and a file has none; leave it out
+        """: queries.config is not None and queries.path is not None and names_file(queries.path),
         """give queries.path or queries.procedural, not both
         """: queries.path is not None and queries.procedural is not None,
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo.recipe.writable import writable
+from gspo.errors import writable
 
 
 @pytest.mark.parametrize(
