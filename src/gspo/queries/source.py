@@ -47,7 +47,7 @@ QuerySet = Split[Query]
 def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -> RowSet:
     """Training and held-out rows; `rows` given from Python stand in for queries.path and queries.procedural.
 
-    Raises UserError where there are no rows, and where every row is held out.
+    Raises UserError where there are no rows, and where those not held out are too few for a step.
     """
     queries, evaluation = recipe.queries, recipe.evaluation
     task = queries.procedural if rows is None else None
@@ -65,11 +65,12 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -
         train = procedural_rows(task, seed=recipe.seed, size=task.size, excluded=excluded)
     else:
         train = [row for row in data if str(row.prompt) not in excluded]
-    if not train:
-        what = f"no question is left to train on besides the {len(held_out)} held out for evaluation"
-        fix = "give more data or a wider task, another evaluation.path, or a lower evaluation.num_queries"
-        raise UserError(what, where="queries", fix=fix)
-    return RowSet(train=tuple(train[: queries.limit]), held_out=tuple(held_out))
+    train, needed = train[: queries.limit], recipe.rollout.queries_per_step
+    if len(train) < needed:
+        what = f"a step takes {needed} different queries and the data has {len(train)} for training"
+        fix = "lower rollout.queries_per_step or evaluation.num_queries, give more data, or a wider task"
+        raise UserError(f"{what}, besides {len(held_out)} held out for evaluation", where="queries", fix=fix)
+    return RowSet(train=tuple(train), held_out=tuple(held_out))
 
 
 def _data_rows(queries: QueriesConfig, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
