@@ -3,13 +3,14 @@
 Each table maps a sentence to the condition under which it is true of the recipe.
 """
 
-import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ActorConfig, RecipeKeys, names_file
+from gspo.recipe.sections import ActorConfig, ModelConfig, RecipeKeys, names_file
+
+_DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 
 def refusals(recipe: RecipeKeys) -> list[str]:
@@ -21,7 +22,7 @@ def ineffective_settings(recipe: RecipeKeys) -> list[str]:
     """A sentence for each setting that has no effect in this recipe, or another one than its reader would expect."""
     notes = _true_sentences(_noted_ratios(recipe) | _noted_terms(recipe.actor) | _noted_amounts(recipe))
     for (keys, needed), has_needed in _needs(recipe).items():
-        changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
+        changed = ", ".join(key for key in keys.split() if attrgetter(key)(recipe) != attrgetter(key)(_DEFAULTS))
         if changed and not has_needed:
             notes.append(f"{changed} has no effect without {needed}")
     return notes
@@ -205,6 +206,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
     evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
     per = {reward.per for reward in recipe.reward}
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
+    has_hub_ids = [path is not None and not names_file(path) for path in (queries.path, evaluation.path)]
     no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
@@ -225,9 +227,9 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
         ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_start.steps,
         ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
-        ("queries.config queries.split", "a hub id in queries.path"): _is_hub_id(queries.path),
+        ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
         ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
-        ("evaluation.split", "a hub id in evaluation.path"): _is_hub_id(evaluation.path),
+        ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
         ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
@@ -244,14 +246,3 @@ def _per_token(recipe: RecipeKeys) -> str:
         if reward.weight and reward.per != "response":
             return f"reward.{i}.per: {reward.per}"
     return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""
-
-
-def _is_hub_id(path: str | None) -> bool:
-    return path is not None and not names_file(path)
-
-
-def _is_changed(recipe: RecipeKeys, key: str) -> bool:
-    """Whether the key of this dotted name has another value than its default."""
-    *parents, last = key.split(".")
-    section: Any = functools.reduce(getattr, parents, recipe)
-    return bool(getattr(section, last) != type(section).model_fields[last].default)
