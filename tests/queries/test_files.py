@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.files import read_rows
+from gspo.queries.row import read_rows
 from gspo.recipe.sections import names_file
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'a "b", c', "answer": "ü"}, {"prompt": "x\ny", "answer": ""}]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gspo.errors import UserError, writable
-from gspo.queries.files import read_rows
 from gspo.queries.render import render_all
-from gspo.queries.row import Row, lay_out
+from gspo.queries.row import Row, lay_out, read_rows
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
