@@ -59,7 +59,7 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
 
 
 def _read_file(path: Path) -> Iterator[RawRow]:
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    readers = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
         raise UserError("no such file", where=str(path), fix=files_beside(path, *readers))
     if path.suffix.lower() not in readers:
@@ -68,15 +68,14 @@ def _read_file(path: Path) -> Iterator[RawRow]:
     return readers[path.suffix.lower()](path)
 
 
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
+def _read_json(path: Path) -> Iterator[RawRow]:
     with path.open("rb") as file:  # bytes, so that only \n ends a line, and a line that is not UTF-8 has a number too
+        if path.suffix.lower() == ".json":
+            yield from _parse(file.read(), kind=list, where=str(path))
+            return
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield _parse(line, kind=dict, where=f"{path}, line {number}")
-
-
-def _read_json(path: Path) -> Iterator[RawRow]:
-    return iter(_parse(path.read_bytes(), kind=list, where=str(path)))
 
 
 def _parse(data: bytes, *, kind: type, where: str) -> Any:

@@ -126,12 +126,12 @@ def _check_nodes(root: yaml.Node | None) -> None:
             raise _no_yaml(node, f"no key takes a value of the kind {node.tag.removeprefix(_TAG)}")
         children = [] if isinstance(node, yaml.ScalarNode) else node.value
         if isinstance(node, yaml.MappingNode):
-            names: set[str] = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if (name := f"{key.tag} {key.value}") in names:
-                    raise _no_yaml(key, f"key {key.value!r} is given twice")
-                names.add(name)
             children = [part for pair in node.value for part in pair]
+            names: set[tuple[str, str]] = set()
+            for key in (key for key in children[::2] if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in names:
+                    raise _no_yaml(key, f"key {key.value!r} is given twice")
+                names.add((key.tag, key.value))
         num_values += 1 + (len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 0)
         if num_values + len(pending) + len(children) > MAX_VALUES:
             raise _no_yaml(node, f"more than {MAX_VALUES:,} values, with aliases written out")
@@ -196,9 +196,8 @@ def _describe(item: Any) -> str:
 
 
 def _keys_in(section: str) -> list[str]:
-    prefix = f"{section}." if section else ""
-    names = [name.removeprefix(prefix) for name, _ in recipe_keys() if name.startswith(prefix)]
-    return [name for name in names if "." not in name]
+    names = (name.rpartition(".") for name, _ in recipe_keys())
+    return [last for parent, _, last in names if parent == section]
 
 
 def _shown(value: Any) -> str:

@@ -79,8 +79,7 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
         """: per_token.startswith("reward") and actor.advantage == "gae",
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
         """: correction != "none" and actor.old_logprobs == "engine",
-        f"""actor.correction: {correction} with {surrogate}, which weighs tokens by π_θ/π_engine itself and
-        would do so twice; set correction: geometric_mask, which only drops, or none
+        f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
         """: correction not in ("none", "geometric_mask") and surrogate in ("minirl", "dppo"),
         f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
         """: actor.correction_level not in CORRECTIONS[correction].levels,
@@ -100,8 +99,7 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
         """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
         and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
-        """actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference;
-        use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward
+        """actor.kl.estimator: k1 in the loss: its expected gradient is 0; use k2 (the KL's own), k3 or place: reward
         """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
     }
 
