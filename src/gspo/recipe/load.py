@@ -24,15 +24,8 @@ RENAMED = {
 # Of a file with its aliases written out; a text counts one more for each 100 of its characters.
 MAX_VALUES = 10_000
 MAX_DEPTH = 50
-_WANTED = {  # the beginnings of pydantic's error types, in a person's words
-    "int_": "an integer",
-    "float_": "a number",
-    "bool_": "true or false",
-    "string_type": "text",
-    "string_pattern": "made of at most 255 letters, digits and . _ - only",
-    "dict_": "a mapping",
-    "tuple_": "a list",
-}
+# Of pydantic's messages, in a person's words.
+_PLAIN = {"a valid string": "text", "a valid tuple": "a list", "a valid integer": "an integer"}
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
 _TAG = "tag:yaml.org,2002:"
@@ -173,10 +166,8 @@ def _describe(item: Any) -> str:
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
     where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ")
     key = ".".join(part for part in location if isinstance(part, str))
-    if key in RENAMED:
-        return f"{where} is called {RENAMED[key]}"
-    if isinstance(value, str) and f"{key}: {value}" in RENAMED:
-        return f"{where}: {value} is called {RENAMED[f'{key}: {value}']}"
+    if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
+        return f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
     if kind == "refusal":
         return f"{where}: {message}" if where else message  # a rule names its keys itself
     if kind == "missing":
@@ -187,12 +178,16 @@ def _describe(item: Any) -> str:
         near = difflib.get_close_matches(last, keys, n=1, cutoff=0.5)
         hint = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(keys)}"
         return f"unknown key {where}: {hint}"
-    wanted = next((f"should be {words}" for start, words in _WANTED.items() if kind.startswith(start)), message)
     if kind.startswith("model_"):
-        wanted = f"should be a section with keys such as {', '.join(_keys_in(key)[:3])}"
-    shown = _shown(value)
+        return f"{where}: should be a section with keys such as {', '.join(_keys_in(key)[:3])}, not {_shown(value)}"
+    for pydantic_words, words in _PLAIN.items():
+        message = message.replace(pydantic_words, words)
+    shown, field = _shown(value), dict(recipe_keys()).get(key)
     near = difflib.get_close_matches(shown, re.findall(r"'(\w+)'", message), n=1, cutoff=0.5)
-    return f"{where}: {wanted}, not {shown}" + (f": did you mean {near[0]}?" if near else "")
+    meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
+    return f"{where}: {message}, not {shown}: " + (
+        f"did you mean {near[0]}?" if near else meaning or "see docs/guide.md"
+    )
 
 
 def _keys_in(section: str) -> list[str]:

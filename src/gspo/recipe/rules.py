@@ -165,13 +165,9 @@ def _noted_terms(actor: ActorConfig) -> dict[str, object]:
 
 def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
-    updates = steps * actor.mini_batches
+    updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
-    optimizers = [
-        ("actor.optimizer", actor.optimizer, updates),
-        ("critic.optimizer", recipe.critic.optimizer, updates if actor.advantage == "gae" else 0),
-        ("cold_start.optimizer", recipe.cold_start.optimizer, recipe.cold_start.steps),
-    ]
+    cold_warmup, critic_warmup = recipe.cold_start.optimizer.warmup_steps, recipe.critic.optimizer.warmup_steps
     return {
         """rollout.overlong: penalty with overlong_margin 0 takes nothing off
         """: rollout.overlong == "penalty" and rollout.overlong_margin == 0,
@@ -190,11 +186,12 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
         """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
         **{f"reward.{i}.weight is 0: measured only": reward.weight == 0 for i, reward in enumerate(rewards)},
-        **{
-            f"{name}.warmup_steps {optimizer.warmup_steps} is not over within the {num_updates} optimiser steps": True
-            for name, optimizer, num_updates in optimizers
-            if 0 < num_updates <= optimizer.warmup_steps
-        },
+        f"""actor.optimizer.warmup_steps {warmup} is not over within the {updates} optimiser steps
+        """: warmup >= updates,
+        f"""critic.optimizer.warmup_steps {critic_warmup} is not over within the {updates} optimiser steps
+        """: actor.advantage == "gae" and critic_warmup >= updates,
+        f"""cold_start.optimizer.warmup_steps {cold_warmup} is not over within the {recipe.cold_start.steps} steps
+        """: 0 < recipe.cold_start.steps <= cold_warmup,
     }
 
 
