@@ -201,7 +201,7 @@ class ActorConfig(Section):
     opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
     correction: Correction = key("none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md).")
     correction_level: Literal["token", "sequence"] = key(
-        "token", "The ratio of each token, or a sequence's geometric mean."
+        "token", "The ratio of a token, or a sequence's geometric mean."
     )
     correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
     correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
@@ -282,8 +282,7 @@ class EvaluationConfig(Section):
 
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
-        (),
-        "The [trackers](trackers.md) that get the numbers and a table of samples. A failing one never stops the run.",
+        (), "The [trackers](trackers.md) that get the numbers and some samples. A failing one never stops the run."
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write `rollouts/`.")
