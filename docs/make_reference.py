@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from gspo.recipe.published import AS_PUBLISHED
 from gspo.recipe.schema import recipe_keys
-from gspo.recipe.sections import AS_PUBLISHED, OptimizerConfig, Section
+from gspo.recipe.sections import OptimizerConfig, Section
 
 GUIDE = Path(__file__).with_name("guide.md")
 HEAD = "| key | default | meaning |\n|---|---|---|\n"

@@ -1,8 +1,14 @@
-"""A message is one that a terminal can show: bounded, and of text that has bytes."""
+"""A message is one that a terminal can show: bounded, and of text that has bytes; what is read can be written."""
 
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from gspo.errors import MAX_BYTES, UserError
+from gspo.errors import MAX_BYTES, UserError, files_beside, writable
 
 
 @pytest.mark.parametrize("text", ["x" * 10**6, "é" * 10**6, "\ud800" * 10**5])
@@ -26,3 +32,30 @@ def test_a_short_message_is_as_it_was_written() -> None:
     assert (error.what, error.where, error.fix) == ("it is wrong", "a key", "write another")
     assert str(error) == "a key: it is wrong\n  fix: write another"
     assert str(UserError("ü")) == "ü"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, None),
+        (-math.inf, None),
+        (np.float32("nan"), None),
+        ("a\ud800b", "a\\ud800b"),
+        ({"a": [1, {"b": (math.nan, "\udfff")}], "\ud800": 2}, {"a": [1, {"b": (None, "\\udfff")}], "\\ud800": 2}),
+    ],
+)
+def test_what_cannot_be_written_is_replaced_however_deep_it_lies(value: Any, expected: Any) -> None:
+    assert writable(value) == expected
+    json.dumps(writable(value), allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("value", ["é😀", 1.5, True, None, 10**400, {"a": [{"b": "é"}], "c": (1, 2.0)}, b"\xff", {1}])
+def test_what_can_be_written_stays_equal(value: Any) -> None:
+    assert writable(value) == value
+
+
+def test_the_files_beside_one_that_is_not_there_are_named(tmp_path: Path) -> None:
+    for name in ("b.py", "a.py", "c.txt"):
+        (tmp_path / name).touch()
+    assert files_beside(tmp_path / "x.py", ".py") == f"there are: {tmp_path / 'a.py'}, {tmp_path / 'b.py'}"
+    assert str(Path.cwd()) in files_beside(tmp_path / "x.csv", ".csv")

@@ -9,7 +9,6 @@ from gspo.evaluation.notes import evaluation_notes
 from gspo.model.architecture import max_positions
 from gspo.model.policy import check_vocabulary
 from gspo.model.tokenizer import named_stop_ids
-from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
@@ -38,7 +37,6 @@ def check(recipe: Recipe) -> Iterator[str]:
     rendered = render_rows(first_rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
     query, separator = rendered.train[0], rollout.segment_separator
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
-    check_enough_queries(len(rows.train), rollout.queries_per_step)
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
     yield f"model       {config.model_type}: {model.path or 'new, untrained'}"
     if actor.routing_replay != "none" or actor.router_aux_loss:

@@ -1,6 +1,10 @@
-"""Errors that a user reads, and text that others have written made safe to print."""
+"""Errors that a user reads, and text that others have written made safe to print and to write."""
 
-from typing import Literal
+import math
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal
 
 MAX_BYTES = 2048  # of a message: it may quote input of any size
 _MAX_WHERE_BYTES = 400
@@ -55,6 +59,23 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def writable(value: Any) -> Any:
+    """The value with None for each number that is not finite and with encodable text, however deep they lie.
+
+    JSON and UTF-8 can hold it. What needs no change compares equal; anything but text, numbers, mappings, lists and
+    tuples is returned as it is.
+    """
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, Mapping):
+        return {writable(key): writable(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(writable, value))
+    # No integer is made a float, which it may be too large for.
+    is_infinite = isinstance(value, Real) and not isinstance(value, int) and not math.isfinite(value)
+    return None if is_infinite else value
+
+
 def visible(text: str) -> str:
     """The text with its control characters as signs that a terminal shows: ␛ for an escape, ␊ before a line's end."""
     return text.translate(_FORMS)
@@ -63,3 +84,9 @@ def visible(text: str) -> str:
 def printable(text: str) -> str:
     """The text as `visible` returns it, but with tabs and ends of lines kept: for messages, whatever they quote."""
     return text.translate(_WITHIN_LINES)
+
+
+def files_beside(path: Path, *suffixes: str) -> str:
+    """How to fix the name of a file that is not there: by those in its folder that end so."""
+    near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"*{suffix}"))[:8]
+    return f"there are: {', '.join(near)}" if near else f"the path is relative to the working directory, {Path.cwd()}"

@@ -80,7 +80,8 @@ def recipe_of() -> Callable[..., Recipe]:
 
     def build(**sections: Any) -> Recipe:
         model = {"architecture": {"model_type": "qwen3"}, "tokenizer": "fit"}
-        return make_recipe({"name": "test", "steps": 1, "model": model, **sections})
+        one_query = {"rollout": {"queries_per_step": 1, **sections.pop("rollout", {})}, "actor": {"mini_batches": 1}}
+        return make_recipe({"name": "test", "steps": 1, "model": model, **one_query, **sections})
 
     return build
 

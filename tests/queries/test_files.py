@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.files import read_rows
+from gspo.queries.row import read_rows
 from gspo.recipe.sections import names_file
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'a "b", c', "answer": "ü"}, {"prompt": "x\ny", "answer": ""}]
@@ -143,11 +143,6 @@ def test_a_file_of_unknown_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data.xml").write_text("<a/>")
     with pytest.raises(UserError, match=r"\.jsonl, \.json, \.csv, \.parquet"):
         read_rows(str(tmp_path / "data.xml"))
-
-
-def test_a_file_has_no_hub_configuration(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"queries\.config"):
-        read_rows(write(tmp_path / "a.jsonl", ROWS), config="main")
 
 
 def test_hub_ids_are_told_from_files() -> None:

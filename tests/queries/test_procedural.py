@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.procedural import procedural_rows
-from gspo.queries.source import load_rows
+from gspo.queries.source import load_rows, procedural_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ProceduralConfig
 
@@ -63,7 +62,7 @@ def test_a_small_task_gives_what_it_has(chain_sum: dict[str, Any], recipe_of: Ca
     rows = load_rows(recipe_of(queries={"procedural": small}, evaluation={"num_queries": 50}))
     assert len(rows.held_out) == 50
     assert 100 < len(rows.train) <= 2 * 10 * 10 - 50
-    with pytest.raises(UserError, match=r"no question is left(.|\n)*evaluation\.num_queries"):
+    with pytest.raises(UserError, match=r"data has 0 for training(.|\n)*evaluation\.num_queries"):
         load_rows(recipe_of(queries={"procedural": small}, evaluation={"num_queries": 5000}))
 
 

@@ -70,8 +70,19 @@ def test_queries_have_unique_ids_and_leave_room_for_the_response(recipe_of: Reci
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"), [(None, "no queries"), ([], "no rows"), ([{"prompt": "same"}] * 9, "no question is left")]
+    ("rows", "said"),
+    [(None, "no queries"), ([], "no rows"), ([{"prompt": "same"}] * 9, "1 different queries and the data has 0")],
 )
 def test_no_queries_no_training(rows: Any, said: str, recipe_of: RecipeOf) -> None:
     with pytest.raises(UserError, match=said):
         load_rows(recipe_of(), rows)
+
+
+def test_too_few_queries_for_a_step_are_refused(recipe_of: RecipeOf) -> None:
+    assert len(load_rows(recipe_of(rollout={"queries_per_step": 9}), data(10)).train) == 9
+    with pytest.raises(
+        UserError, match=r"takes 10 different queries and the data has 9(.|\n)*rollout\.queries_per_step"
+    ):
+        load_rows(recipe_of(rollout={"queries_per_step": 10}), data(10))
+    with pytest.raises(UserError, match="the data has 5 for training"):
+        load_rows(recipe_of(rollout={"queries_per_step": 6}, queries={"limit": 5}), data(10))

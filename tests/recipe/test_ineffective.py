@@ -59,7 +59,7 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),
         ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
         ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),
-        ({"queries": {"path": "rows.jsonl", "config": "main"}}, "queries.config"),
+        ({"queries": {"procedural": {"task": "chain_sum"}, "config": "main"}}, "queries.config"),
         ({"evaluation": {"split": "validation"}}, "evaluation.split"),
         ({"rollout": {"max_rows": 4}}, "rollout.max_rows 4 is less than a group"),
         ({"queries": {"shuffle": False}, "cold_start": {"steps": 5, "path": "rows.jsonl"}}, "queries.shuffle"),

@@ -5,23 +5,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gspo.errors import UserError
-
-
-def check_enough_queries(num_queries: int, queries_per_step: int) -> None:
-    """UserError where a step would have to take the same query twice."""
-    if num_queries < queries_per_step:
-        what = f"a step takes {queries_per_step} different queries and the data has {num_queries} for training"
-        fix = f"set rollout.queries_per_step to {num_queries} or less, or give more data"
-        raise UserError(what, where="rollout.queries_per_step", fix=fix)
-
 
 def query_indices(step: int, *, num_queries: int, queries_per_step: int, seed: int, shuffle: bool) -> list[int]:
     """The indices of a step's queries, steps counted from 0.
 
-    Every query comes once an epoch; a step may straddle two epochs and still takes no query twice.
+    Every query comes once an epoch; a step may straddle two epochs and still takes no query twice. A step takes no more
+    queries than there are, which `load_rows` makes sure of.
     """
-    check_enough_queries(num_queries, queries_per_step)
     positions = [divmod(step * queries_per_step + slot, num_queries) for slot in range(queries_per_step)]
     if not shuffle:
         return [place for _, place in positions]

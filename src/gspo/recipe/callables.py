@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, files_beside
 
 
 def load_callable(name: str, *, where: str) -> Callable[..., Any]:
@@ -21,13 +21,11 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise UserError(f"{name!r} is neither module:name nor file.py:name", where=where)
-    path = Path(source).resolve() if source.endswith(".py") else None
-    if path is not None and not path.is_file():
-        near = ", ".join(sorted(str(near) for near in Path(source).parent.glob("*.py"))[:8])
-        fix = f"there are: {near}" if near else f"the path is relative to the working directory, {Path.cwd()}"
-        raise UserError(f"no such file {source}", where=where, fix=fix)
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UserError(f"no such file {source}", where=where, fix=files_beside(Path(source), ".py"))
+    path = str(Path(source).resolve())
     try:
-        module = _import_file(path) if path is not None else _import_module(source)
+        module = _import(source)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: imported code may end the program
@@ -36,7 +34,7 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
             advice = "put what runs a program behind: if __name__ == '__main__'"
         elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
             advice = "install it, run from its folder, or name its file: path/file.py:name"
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f", line {lines[-1]}" if lines else ""
         what = f"importing {source}{line} raises {type(error).__name__}: {error}"
         raise UserError(what, where=where, fix=advice) from None
@@ -56,8 +54,14 @@ def error_line(error: BaseException, function: Callable[..., Any]) -> str:
     return f", at {chosen[-1].filename}:{chosen[-1].lineno}" if chosen else ""
 
 
-def _import_file(path: Path) -> ModuleType:
-    # Two functions of one file share one module; an edited file, in a notebook, is read anew.
+def _import(source: str) -> ModuleType:
+    """The module of a name or of a file. Functions of a file share one; a file that was edited is read anew."""
+    if not source.endswith(".py"):
+        # An installed command does not have the working directory on its path, `python` does.
+        if not {"", str(Path.cwd())} & set(sys.path):
+            sys.path.append(str(Path.cwd()))
+        return importlib.import_module(source)
+    path = Path(source).resolve()
     name = f"{path.stem}_{path.stat().st_ino}_{path.stat().st_mtime_ns}"
     if name in sys.modules:
         return sys.modules[name]
@@ -72,10 +76,3 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _import_module(name: str) -> ModuleType:
-    # An installed command does not have the working directory on its path, `python` does.
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append(str(Path.cwd()))
-    return importlib.import_module(name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Level = Literal["token", "sequence", "sequence_token"]
 LengthNorm = Literal["own", "group", "mean", "constant", "none"]
@@ -14,6 +14,8 @@ Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decouple
 CorrectionLevel = Literal["token", "sequence"]
 Range = tuple[float, float]
 
+# Keys of actor that are as the surrogate, or the correction, was published where they are left out or null.
+AS_PUBLISHED = ("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high", "correction_level")
 LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_token")
 
 
@@ -117,3 +119,25 @@ CORRECTIONS: Mapping[Correction, PublishedCorrection] = {
     "geometric_mask": PublishedCorrection(low=0.99, high=1.01, levels=("sequence",)),
     "decoupled": PublishedCorrection(),
 }
+
+
+def as_published(actor: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `actor`, and for those left out the values from the surrogate's and the correction's papers."""
+    given = {name: value for name, value in actor.items() if value is not None or name not in AS_PUBLISHED}
+    surrogate, correction = given.get("surrogate", "clip"), given.get("correction", "none")
+    if surrogate not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # refused by the key itself
+        return given
+    published, corrected = PUBLISHED[surrogate], CORRECTIONS[correction]
+    level = given.get("importance_sampling_level", published.level)
+    low, high = published.range(level if level in published.levels else published.level)
+    return {
+        "importance_sampling_level": published.level,
+        "advantage": published.advantage,
+        "length_norm": published.length_norm,
+        "clip_low": low,
+        "clip_high": high,
+        "correction_level": corrected.levels[0],
+        "correction_low": corrected.low,
+        "correction_high": corrected.high,
+        **given,
+    }

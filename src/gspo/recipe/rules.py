@@ -3,37 +3,32 @@
 Each table maps a sentence to the condition under which it is true of the recipe.
 """
 
-import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ActorConfig, RecipeKeys, names_file
+from gspo.recipe.sections import ActorConfig, ModelConfig, RecipeKeys, names_file
 
-Table = Mapping[str, object]  # from a sentence to what is true or false, as in an `if`
+_DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    per_token = _per_token(recipe)
-    tables = _refused_sources(recipe), _refused_levels(recipe, per_token), _refused_terms(recipe.actor, per_token)
-    return _true_sentences(*tables)
+    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe.actor, _per_token(recipe)))
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
     """A sentence for each setting that has no effect in this recipe, or another one than its reader would expect."""
-    notes = _true_sentences(_noted_ratios(recipe), _noted_terms(recipe.actor), _noted_amounts(recipe))
+    notes = _true_sentences(_noted_ratios(recipe) | _noted_terms(recipe.actor) | _noted_amounts(recipe))
     for (keys, needed), has_needed in _needs(recipe).items():
-        changed = ", ".join(key for key in keys.split() if _is_changed(recipe, key))
+        changed = ", ".join(key for key in keys.split() if attrgetter(key)(recipe) != attrgetter(key)(_DEFAULTS))
         if changed and not has_needed:
             notes.append(f"{changed} has no effect without {needed}")
-    return notes + [
-        f"reward.{i}.weight is 0: measured only" for i, reward in enumerate(recipe.reward) if reward.weight == 0
-    ]
+    return notes
 
 
-def _refused_sources(recipe: RecipeKeys) -> Table:
+def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     model, cold_start, queries, rollout = recipe.model, recipe.cold_start, recipe.queries, recipe.rollout
     rewards, actor = recipe.reward, recipe.actor
     return {
@@ -47,6 +42,8 @@ def _refused_sources(recipe: RecipeKeys) -> Table:
         """: cold_start.steps > 0 and (cold_start.path is None) == (cold_start.demonstrations is None),
         """queries.template must contain {prompt}
         """: queries.template is not None and "{prompt}" not in queries.template,
+        f"""queries.config: {queries.config} is of a data set on the hub, and a file has none; leave it out
+        """: queries.config is not None and queries.path is not None and names_file(queries.path),
         """give queries.path or queries.procedural, not both
         """: queries.path is not None and queries.procedural is not None,
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
@@ -63,45 +60,38 @@ def _refused_sources(recipe: RecipeKeys) -> Table:
     }
 
 
-def _refused_levels(recipe: RecipeKeys, per_token: str) -> Table:
-    actor, published = recipe.actor, PUBLISHED[recipe.actor.surrogate]
-    level, has_level = actor.importance_sampling_level, actor.importance_sampling_level in published.levels
+def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]:
+    surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
+    low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
+    has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
+    drops_tokens = correction in ("mis", "icepop") and actor.correction_level == "token"
+    tunes_range = actor.clip_fraction is not None
     return {
-        f"""actor.surrogate: {actor.surrogate} has no level {level}: {ONLY.get(actor.surrogate)};
+        f"""actor.surrogate: {surrogate} has no level {level}: {ONLY.get(surrogate)};
         set importance_sampling_level: {" or ".join(published.levels)}
         """: not has_level,
         f"""{per_token} gives every token an advantage of its own, and the ratio of a sequence takes one a sequence;
         set actor.importance_sampling_level: sequence_token (GSPO-token) or token
-        """: per_token and has_level and level == "sequence",
+        """: takes_tokens and level == "sequence",
         f"""{per_token} gives every token an advantage of its own; gmpo weighs whole sequences; use sapo or clip
-        """: per_token and has_level and actor.surrogate == "gmpo",
+        """: takes_tokens and surrogate == "gmpo",
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
-    }
-
-
-def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
-    correction, level, kl = actor.correction, actor.importance_sampling_level, actor.kl
-    low, high, levels = actor.correction_low, actor.correction_high, CORRECTIONS[correction].levels
-    drops_tokens = correction in ("mis", "icepop") and actor.correction_level == "token"
-    bounds_ratio, tunes_range = PUBLISHED[actor.surrogate].bounds_ratio, actor.clip_fraction is not None
-    return {
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
         """: correction != "none" and actor.old_logprobs == "engine",
-        f"""actor.correction: {correction} with {actor.surrogate}, which weighs tokens by π_θ/π_engine itself and
-        would do so twice; set correction: geometric_mask, which only drops, or none
-        """: correction not in ("none", "geometric_mask") and actor.surrogate in ("minirl", "dppo"),
-        f"""actor.correction: {correction} is by {levels[0]}; leave out actor.correction_level, or take mis
-        """: actor.correction_level not in levels,
+        f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
+        """: correction not in ("none", "geometric_mask") and surrogate in ("minirl", "dppo"),
+        f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
+        """: actor.correction_level not in CORRECTIONS[correction].levels,
         f"""actor.correction: {correction} drops single tokens, and there is one ratio for the whole sequence;
         set correction_level: sequence (mis), correction: geometric_mask, or another level of the ratio
-        """: drops_tokens and (level == "sequence" or actor.surrogate == "gmpo"),
+        """: drops_tokens and (level == "sequence" or surrogate == "gmpo"),
         f"""actor.correction_low {low} must be below correction_high {high}
         """: correction != "none" and low is not None and high is not None and low >= high,
-        f"""actor.clip_fraction: {actor.surrogate} has no clip range on the ratio that could be set; leave it out
-        """: tunes_range and not bounds_ratio,
+        f"""actor.clip_fraction: {surrogate} has no clip range on the ratio that could be set; leave it out
+        """: tunes_range and not published.bounds_ratio,
         """actor.clip_fraction follows the ratio of the sequence; at level token each token has its own: set another
-        """: tunes_range and bounds_ratio and level == "token",
+        """: tunes_range and published.bounds_ratio and level == "token",
         """actor.clip_fraction: tokens have advantages of their own here; set clip_low and clip_high, and leave it out
         """: tunes_range and per_token,
         """actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches
@@ -109,13 +99,12 @@ def _refused_terms(actor: ActorConfig, per_token: str) -> Table:
         """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
         and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
-        """actor.kl.estimator: k1 in the loss: its expected gradient is 0, whatever the reference;
-        use k2, whose gradient is the KL's, or k3, or actor.kl.place: reward
+        """actor.kl.estimator: k1 in the loss: its expected gradient is 0; use k2 (the KL's own), k3 or place: reward
         """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
     }
 
 
-def _noted_ratios(recipe: RecipeKeys) -> Table:
+def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
     actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
     per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
     return {
@@ -144,7 +133,7 @@ def _noted_ratios(recipe: RecipeKeys) -> Table:
     }
 
 
-def _noted_terms(actor: ActorConfig) -> Table:
+def _noted_terms(actor: ActorConfig) -> dict[str, object]:
     published, level, kl = PUBLISHED[actor.surrogate], actor.importance_sampling_level, actor.kl
     low, high = actor.clip_low, actor.clip_high
     clip_range, (usual_low, usual_high) = f"actor.clip_low/high {low:g}/{high:g}", published.range(level)
@@ -157,26 +146,24 @@ def _noted_terms(actor: ActorConfig) -> Table:
         """: clips_nothing and (low, high) != (usual_low, usual_high),
         f"""{clip_range} is far from the paper's {usual_low:g}/{usual_high:g} for {actor.surrogate}: null takes those
         """: not clips_nothing and not is_near and actor.surrogate != "clip",
-        f"""{clip_range} is a range for token ratios: sequence ratios stay within a few thousandths of 1, so it will
-        not bind (the paper: 3e-4/4e-4)
+        f"""{clip_range} is for token ratios and will not bind: sequence ratios stay near 1 (the paper: 3e-4/4e-4)
         """: actor.surrogate == "clip" and fixed and level != "token" and min(low, high) >= 0.1,
         f"""{clip_range} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)
         """: actor.surrogate == "clip" and fixed and level == "token" and max(low, high) <= 0.01,
-        f"""actor.opsm_delta {actor.opsm_delta} drops nothing: where Â < 0, a ratio that has fallen that far is beyond
-        actor.clip_low {low:g} and clipped already
+        f"""actor.opsm_delta {actor.opsm_delta} drops nothing that actor.clip_low {low:g} has not clipped already
         """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
         f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
         are means, are weaker by the length of the response over the divisor of length_norm: {actor.length_norm}
         """: actor.length_norm != "own" and (actor.entropy_bonus or (kl.coefficient and kl.place == "loss")),
-        f"""actor.correction_high {actor.correction_high} is a bound for single tokens: the mean ratio of a sequence
-        stays within a few hundredths of 1, so it will not bind (geometric_mask: 0.99 and 1.01)
+        f"""actor.correction_high {actor.correction_high} is for tokens and will not bind: a sequence's mean ratio
+        stays within a few hundredths of 1 (geometric_mask: 0.99 and 1.01)
         """: actor.correction in ("tis", "mis") and by_sequence and (actor.correction_high or 0) >= 1.5,
     }
 
 
-def _noted_amounts(recipe: RecipeKeys) -> Table:
+def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
     updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
@@ -198,6 +185,7 @@ def _noted_amounts(recipe: RecipeKeys) -> Table:
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
         """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
+        **{f"reward.{i}.weight is 0: measured only": reward.weight == 0 for i, reward in enumerate(rewards)},
         f"""actor.optimizer.warmup_steps {warmup} is not over within the {updates} optimiser steps
         """: warmup >= updates,
         f"""critic.optimizer.warmup_steps {critic_warmup} is not over within the {updates} optimiser steps
@@ -213,6 +201,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
     evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
     per = {reward.per for reward in recipe.reward}
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
+    has_hub_ids = [path is not None and not names_file(path) for path in (queries.path, evaluation.path)]
     no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
@@ -233,17 +222,17 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
         ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_start.steps,
         ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
-        ("queries.config queries.split", "a hub id in queries.path"): _is_hub_id(queries.path),
+        ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
         ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
-        ("evaluation.split", "a hub id in evaluation.path"): _is_hub_id(evaluation.path),
+        ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
         ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
     }
 
 
-def _true_sentences(*tables: Table) -> list[str]:
-    return [" ".join(sentence.split()) for table in tables for sentence, is_true in table.items() if is_true]
+def _true_sentences(table: Mapping[str, object]) -> list[str]:
+    return [" ".join(sentence.split()) for sentence, is_true in table.items() if is_true]
 
 
 def _per_token(recipe: RecipeKeys) -> str:
@@ -252,14 +241,3 @@ def _per_token(recipe: RecipeKeys) -> str:
         if reward.weight and reward.per != "response":
             return f"reward.{i}.per: {reward.per}"
     return "actor.advantage: gae" if recipe.actor.advantage == "gae" else ""
-
-
-def _is_hub_id(path: str | None) -> bool:
-    return path is not None and not names_file(path)
-
-
-def _is_changed(recipe: RecipeKeys, key: str) -> bool:
-    """Whether the key of this dotted name has another value than its default."""
-    *parents, last = key.split(".")
-    section: Any = functools.reduce(getattr, parents, recipe)
-    return bool(getattr(section, last) != type(section).model_fields[last].default)

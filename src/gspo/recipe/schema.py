@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 from pydantic.fields import FieldInfo
 
 from gspo.recipe.rules import refusals
@@ -13,11 +13,6 @@ from gspo.recipe.sections import RecipeKeys, Section, refusal
 
 class Recipe(RecipeKeys):
     """A complete run; docs/guide.md lists every key."""
-
-    @field_validator("reward", mode="before")
-    @classmethod
-    def _list_rewards(cls, value: Any) -> Any:
-        return listed_rewards(value)
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -29,13 +24,6 @@ class Recipe(RecipeKeys):
     def run_dir(self) -> Path:
         """Where everything about this run is written."""
         return Path(self.output_dir or f"runs/{self.name}")
-
-
-def listed_rewards(value: Any) -> Any:
-    """A list of mappings for every way to write `reward:`; what is none of them stays as it is."""
-    rewards = [value] if isinstance(value, dict | str) else value
-    is_list = isinstance(rewards, list | tuple)
-    return [{"function": reward} if isinstance(reward, str) else reward for reward in rewards] if is_list else rewards
 
 
 def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -7,16 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from gspo.recipe import published
-from gspo.recipe.published import CORRECTIONS, PUBLISHED
-from gspo.recipe.writable import writable
+from gspo.errors import writable
+from gspo.recipe.published import PUBLISHED, Advantage, Correction, LengthNorm, Level, Name, as_published
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")  # of data files
 MAX_DRAWN = 2**20  # questions of a procedural task: as many as one seed has before it meets the next
 MAX_NAME_BYTES = 255  # of a file; what file systems take
 MAX_PATH_BYTES = 4000  # of a path, with room for what a run writes below it
-# Keys that are as the surrogate, or the correction, was published where the recipe leaves them out or says null.
-AS_PUBLISHED = ("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high", "correction_level")
 
 
 def path_fault(path: str) -> str | None:
@@ -37,6 +34,13 @@ def names_file(path: str) -> bool:
     return looks_local or Path(path).suffix.lower() in FILE_SUFFIXES or is_file
 
 
+def listed_rewards(value: Any) -> Any:
+    """A list of mappings for every way to write `reward:`; what is none of them stays as it is."""
+    rewards = [value] if isinstance(value, dict | str) else value
+    is_list = isinstance(rewards, list | tuple)
+    return [{"function": reward} if isinstance(reward, str) else reward for reward in rewards] if is_list else rewards
+
+
 def refusal(sentence: str) -> PydanticCustomError:
     """The error of a validator whose message is the sentence, whatever braces it holds."""
     return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
@@ -50,7 +54,7 @@ def _check_path(path: str) -> str:
 
 def _check_number(value: Any) -> Any:
     if isinstance(value, bool):  # which Python takes for 1 and 0
-        raise PydanticCustomError("number", "a number")
+        raise PydanticCustomError("number", "should be a number")
     return value
 
 
@@ -103,9 +107,7 @@ class OptimizerConfig(Section):
 
 class ModelConfig(Section):
     path: PathText | None = key(None, "A directory or hub id with weights; see [models](#models).")
-    architecture: dict[str, Any] | None = key(
-        None, "In place of a path: the transformers configuration of a new model."
-    )
+    architecture: dict[str, Any] | None = key(None, "In place of a path: a new model's transformers configuration.")
     tokenizer: PathText | None = key(None, "By default `model.path`; `fit` makes a small one from the run's texts.")
     trust_remote_code: bool = key(False, "Run Python code that directories bring along; see [models](#models).")
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
@@ -182,14 +184,10 @@ class KlConfig(Section):
 
 
 class ActorConfig(Section):
-    surrogate: published.Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
-    importance_sampling_level: published.Level = key(
-        "sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO."
-    )
-    advantage: published.Advantage = key(
-        "group", "What a reward is compared with ([algorithms](algorithms.md)); `gae` needs `critic`."
-    )
-    length_norm: published.LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
+    surrogate: Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
+    importance_sampling_level: Level = key("sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO.")
+    advantage: Advantage = key("group", "What a reward is compared with; see [algorithms](algorithms.md).")
+    length_norm: LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
     clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
     clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
     clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
@@ -201,11 +199,9 @@ class ActorConfig(Section):
     discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
     advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
     opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
-    correction: published.Correction = key(
-        "none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md)."
-    )
-    correction_level: published.CorrectionLevel = key(
-        "token", "The ratio of each token, or a sequence's geometric mean."
+    correction: Correction = key("none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md).")
+    correction_level: Literal["token", "sequence"] = key(
+        "token", "The ratio of a token, or a sequence's geometric mean."
     )
     correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
     correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
@@ -225,27 +221,7 @@ class ActorConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_as_published(cls, value: Any) -> Any:
-        """Give the keys that the recipe leaves out the values from the surrogate's and the correction's papers."""
-        if not isinstance(value, dict):
-            return value
-        given = {name: set_to for name, set_to in value.items() if set_to is not None or name not in AS_PUBLISHED}
-        surrogate, correction = given.get("surrogate", "clip"), given.get("correction", "none")
-        if surrogate not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # refused by the key itself
-            return given
-        as_published, as_corrected = PUBLISHED[surrogate], CORRECTIONS[correction]
-        level = given.get("importance_sampling_level", as_published.level)
-        low, high = as_published.range(level if level in as_published.levels else as_published.level)
-        return {
-            "importance_sampling_level": as_published.level,
-            "advantage": as_published.advantage,
-            "length_norm": as_published.length_norm,
-            "clip_low": low,
-            "clip_high": high,
-            "correction_level": as_corrected.levels[0],
-            "correction_low": as_corrected.low,
-            "correction_high": as_corrected.high,
-            **given,
-        }
+        return as_published(value) if isinstance(value, dict) else value
 
     @property
     def title(self) -> str:
@@ -306,8 +282,7 @@ class EvaluationConfig(Section):
 
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
-        (),
-        "The [trackers](trackers.md) that get the numbers and a table of samples. A failing one never stops the run.",
+        (), "The [trackers](trackers.md) that get the numbers and some samples. A failing one never stops the run."
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write `rollouts/`.")
@@ -327,7 +302,7 @@ class RecipeKeys(Section):
     cold_start: ColdStartConfig = ColdStartConfig()
     queries: QueriesConfig = QueriesConfig()
     rollout: RolloutConfig = RolloutConfig()
-    reward: tuple[RewardConfig, ...] = ()
+    reward: Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)] = ()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

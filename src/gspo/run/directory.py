@@ -12,12 +12,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError, UserError, writable
 from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
-from gspo.recipe.writable import writable
 from gspo.run.checkpoint.files import move_into_place, sha256
 from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START
 from gspo.run.json_lines import read_json_lines, rollout_files

@@ -16,7 +16,6 @@ from gspo.model.likelihood import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
 from gspo.model.routers import check_declared, refuse_experts
 from gspo.model.tokenizer import check_reference
-from gspo.queries.order import check_enough_queries
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
@@ -107,7 +106,6 @@ def prepare(
     if recipe.actor.gradient_checkpointing:
         checkpoint_gradients(policy)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=policy.max_positions)
-    check_enough_queries(len(rendered.train), recipe.rollout.queries_per_step)
     separator = recipe.rollout.segment_separator
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     prompts = render_all([row for row, _ in pairs], tokenizer, queries=recipe.queries, max_prompt_tokens=None)

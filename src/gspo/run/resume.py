@@ -17,9 +17,8 @@ from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
-from gspo.recipe.load import dump_recipe
+from gspo.recipe.load import dump_recipe, read_yaml
 from gspo.recipe.schema import Recipe
-from gspo.recipe.yaml_text import read_yaml
 from gspo.run.checkpoint.changes import changes
 from gspo.run.checkpoint.checkpointer import digest_of, group
 from gspo.run.checkpoint.codec import decode
