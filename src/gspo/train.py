@@ -8,12 +8,12 @@ from typing import Any
 from gspo.learner.advantages import with_advantages
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
+from gspo.learner.critic import Critic
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import Learner, update
 from gspo.recipe.schema import Recipe
-from gspo.run.auxiliary_models import make_critic, with_reference
 from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect
 from gspo.run.console import Display
@@ -95,10 +95,11 @@ def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display:
 def _train(run: Run, recorder: Recorder) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
-    num_updates: int = recipe.steps * recipe.actor.mini_batches
-    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), make_critic(run)
+    num_updates = recipe.steps * recipe.actor.mini_batches
+    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
+    if recipe.actor.advantage == "gae":
+        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
     progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
-    progress = with_reference(run, progress)
     recorder.start()
     progress = run.safe_point(progress)
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
@@ -137,9 +138,8 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
         return
     policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
-    trainee = Trainee(policy=policy, optimizer=optimizer)
-    if run.progress.steps == settings.steps:  # only its last checkpoint is yet to be made its result
-        trainee.optimizer = None
+    is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
+    trainee = Trainee(policy=policy, optimizer=None if is_done else optimizer)
     progress = run.start_phase(trainee, cold_start=True)
     run.display.start("cold start", settings.steps, done=progress.steps)
     examples, num_done = run.parts.demonstrations, progress.steps

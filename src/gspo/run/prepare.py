@@ -1,8 +1,7 @@
 """Everything a run needs, loaded and checked before the first token is sampled."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
@@ -86,11 +85,11 @@ def load_inputs(
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, rows, pairs)
-    with quiet_transformers():
-        config = load_config(recipe.model)
-        check_declared(recipe.actor, config)
-        tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
-        check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    quiet_transformers()
+    config = load_config(recipe.model)
+    check_declared(recipe.actor, config)
+    tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
+    check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     subset = RowSet(train=rows.train[:num_rendered], held_out=rows.held_out[:num_rendered])
     rendered = render_rows(subset, tokenizer, recipe=recipe, max_positions=max_positions(config))
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
@@ -114,8 +113,7 @@ def prepare(
     Where a run is resumed, its `saved` weights stand in for those of recipe.model.
     """
     inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved)
-    with quiet_transformers():
-        policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
+    policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:
@@ -161,22 +159,14 @@ def _cold_started_model(run: Path) -> Path:
     raise UserError("the reference model is not there", where=str(run / COLD_START), fix=fix)
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars or advice from transformers while it loads: errors come as ours."""
+def quiet_transformers() -> None:
+    """From now on no progress bars or advice from transformers: errors come as ours."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns at every fork otherwise
     from transformers.utils import logging
 
+    logging.set_verbosity_error()
     logging.disable_progress_bar()
-    loggers = [logging.get_logger("transformers"), getLogger("huggingface_hub")]  # the hub reports each of its retries
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel("ERROR")
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    getLogger("huggingface_hub").setLevel("ERROR")  # it reports each of its retries
 
 
 def _fitting_texts(recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> Iterable[str]:

@@ -1,16 +1,17 @@
 """A run started or resumed: its parts, its directory, what its two phases share, and how it ends."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from gspo.errors import DivergedError, RunError
+from gspo.errors import DivergedError, RunError, UserError
+from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, group
+from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, digest_of, group
 from gspo.run.checkpoint.environment import differences, environment
 from gspo.run.checkpoint.random_state import restore_random_state, seed_everything
 from gspo.run.checkpoint.store import Store
@@ -55,9 +56,27 @@ class Run:
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
         if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
             root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
+        elif self.parts.reference is not None:
+            digest = self._digest_of_reference(self.parts.reference)
+            self.progress = replace(self.progress, reference_sha256=digest)
         self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
         self.checkpointer.note(self.progress)
         return self.progress
+
+    def _digest_of_reference(self, reference: Policy) -> str:
+        """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
+
+        UserError where a resumed run would go on with another reference than it has had.
+        """
+        named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
+        if named is None and before is None:
+            reference.model.load_state_dict(self.parts.policy.model.state_dict())
+        digest = digest_of(reference.weights())
+        if before not in (None, digest):
+            path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
+            fix = "restore it from a copy: every update so far was made against it"
+            raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
+        return digest
 
     def safe_point(self, progress: Progress) -> Progress:
         """The state is whole: note the progress, and save both where that is due. RunError where a save has failed.
@@ -125,36 +144,31 @@ def open_run(
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
-        directory, saved = reopen(recipe, display.note) if resume else (None, None)
-        if directory is None:
+        reopened, saved = reopen(recipe, display.note) if resume else (None, None)
+        if reopened is None:
             check_absent(recipe)  # before anything takes time
         else:
-            stack.callback(directory.close)
+            stack.enter_context(closing(reopened))
         parts = prepare(recipe, queries=queries, reward=reward, saved=saved)
-        stack.callback(parts.engine.close)
+        stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
         interrupt = stack.enter_context(Interrupt(display.alert))
-        is_new = directory is None
-        if directory is None:
-            directory = RunDirectory.create(recipe)
-            stack.callback(directory.close)
-        about = {
-            "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
-            "rows_sha256": rows_digest(parts.rows, parts.pairs),
-            "tokens_sha256": tokens_digest(parts.queries),
-            "working_directory": str(Path.cwd()),
-        }
         run = Run(
             recipe=recipe,
             parts=parts,
-            directory=directory,
+            directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe))),
             display=display,
             interrupt=interrupt,
-            about=about,
+            about={
+                "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
+                "rows_sha256": rows_digest(parts.rows, parts.pairs),
+                "tokens_sha256": tokens_digest(parts.queries),
+                "working_directory": str(Path.cwd()),
+            },
             in_cold_start=recipe.cold_start.steps > 0,
         )
-        if not is_new:
+        if reopened is not None:
             _restore(run, saved)
         yield run
 
