@@ -14,14 +14,12 @@ from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 
-NUM_ROWS = 8  # rendered
-
 
 def check(recipe: Recipe) -> Iterator[str]:
     """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
-    inputs = load_inputs(recipe, num_rendered=NUM_ROWS)
+    inputs = load_inputs(recipe)
     rows, pairs, tokenizer, query = inputs.rows, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:

@@ -126,12 +126,8 @@ def estimate(values: Sequence[Sequence[float]]) -> Estimate:
         over_questions = math.sqrt(_variance(means) / size)
     if judged and min(map(len, judged)) > 1:
         over_samples = math.sqrt(sum(_variance(own) / len(own) for own in judged)) / size
-    return Estimate(
-        mean=_mean(means) if means else math.nan,
-        error_over_questions=over_questions,
-        error_over_samples=over_samples,
-        num_questions=size,
-    )
+    mean = _mean(means) if means else math.nan
+    return Estimate(mean=mean, error_over_questions=over_questions, error_over_samples=over_samples, num_questions=size)
 
 
 def _mean(values: Sequence[float]) -> float:

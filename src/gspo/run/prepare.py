@@ -37,7 +37,7 @@ Functions = Callable[..., Any] | Sequence[Callable[..., Any]]
 class Inputs:
     """What a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
 
-    Example: load_inputs(recipe, num_rendered=8).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
+    Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
     """
 
     functions: Sequence[RewardFunction]
@@ -65,17 +65,11 @@ class Prepared(Inputs):
 
 
 def load_inputs(
-    recipe: Recipe,
-    *,
-    queries: Rows | None = None,
-    reward: Functions | None = None,
-    saved: Saved | None = None,
-    num_rendered: int | None = None,
+    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Saved | None = None
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
-    Where a run is resumed, its rows must be those of `saved`. Of each set of rows, the first `num_rendered` are
-    rendered (None: all).
+    Where a run is resumed, its rows must be those of `saved`.
     """
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
@@ -90,8 +84,7 @@ def load_inputs(
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    subset = RowSet(train=rows.train[:num_rendered], held_out=rows.held_out[:num_rendered])
-    rendered = render_rows(subset, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     return Inputs(
         functions=functions,
