@@ -29,7 +29,10 @@ from gspo.trackers.tracker import check_trackers
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """What a run came to.
+
+    Example: after four steps, outcome.metrics[4]["reward/mean"] == 0.7 and outcome.model == Path("runs/a/model")
+    """
 
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     model: Path  # loads with AutoModelForCausalLM.from_pretrained

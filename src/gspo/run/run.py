@@ -28,7 +28,10 @@ _NOT_WHOLE = "the error came between an optimiser step and its record: this stat
 
 @dataclass(kw_only=True)
 class Run:
-    """What the phases of a run share: the cold start, then reinforcement learning."""
+    """What the phases of a run share: the cold start, then reinforcement learning.
+
+    Example: run.parts.policy is trained; run.progress.steps == 12 and run.stopped_by is None in the midst of step 13.
+    """
 
     recipe: Recipe
     parts: Prepared
