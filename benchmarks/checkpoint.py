@@ -50,9 +50,8 @@ def main() -> None:
     for name in options.parameters:
         home = Path(tempfile.mkdtemp(dir=options.directory))
         try:
-            with quiet_transformers():
-                row = _row(name, home, options.rounds)
-            print(row, flush=True)
+            quiet_transformers()
+            print(_row(name, home, options.rounds), flush=True)
         finally:
             shutil.rmtree(home)
 

@@ -16,7 +16,6 @@ from gspo.errors import RunError, UserError, printable
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
 
-_NICENESS = 10
 _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a program
 
 
@@ -29,21 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides = [*(options.overrides or ()), *rest]
         return options.command(options) or 0
     except UserError as error:
-        return _fail(f"error: {error}", 2)
+        text, code = f"error: {error}", 2
     except RunError as error:
-        return _fail(f"failed: {error}", 1)
+        text, code = f"failed: {error}", 1
     except KeyboardInterrupt:
-        return _fail("ended by Ctrl-C", _SIGNALLED + signal.SIGINT)
+        text, code = "ended by Ctrl-C", _SIGNALLED + signal.SIGINT
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
-        return _fail(f"error: code that the recipe names ended the program: SystemExit: {error}", 2)
+        text, code = f"error: code that the recipe names ended the program: SystemExit: {error}", 2
     except BrokenPipeError:  # the reader, such as head, has enough
         from gspo.run.console import drop_output
 
         drop_output()
         return _SIGNALLED + signal.SIGPIPE
-
-
-def _fail(text: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be gone
         print(printable(text), file=sys.stderr)
     return code
@@ -91,9 +87,9 @@ def _resume(options: Namespace) -> int:
 
 
 def _run(recipe: "Recipe", *, resume: bool) -> int:
+    from gspo.loop import train
     from gspo.run.console import Display
     from gspo.run.summary import summary
-    from gspo.train import train
 
     display = Display()
     outcome = train(recipe, display=display, resume=resume)
@@ -117,7 +113,7 @@ def _check(options: Namespace) -> None:
     from gspo.recipe.load import load_recipe
 
     recipe = load_recipe(options.target, options.overrides)
-    from gspo.check import check
+    from gspo.check import check  # only now, for it takes seconds: a mistake in the recipe shows at once
 
     for line in check(recipe):
         _note(line)
@@ -127,7 +123,7 @@ def _report(options: Namespace) -> None:
     from gspo.report.page.write import watch, write_report
 
     if options.watch:
-        os.nice(_NICENESS)  # the cores are for the run that is watched
+        os.nice(10)  # the cores are for the run that is watched
     (watch if options.watch else write_report)(options.target, options.out, note=_note)
 
 

@@ -37,7 +37,8 @@ class Query:
 class Experts:
     """The K experts that each of a model's L routers sent a sequence's tokens to; the last token, never read, has none.
 
-    They are kept in the smallest integers that hold them.
+    They are kept in the smallest integers that hold them. Example, of 3 + 2 tokens, 2 routers and 1 of 4 experts:
+    Experts(prefix=tensor([[[0], [3]], [[1], [1]]]), row=tensor([[[2], [0]], [[0], [3]]])), both of torch.uint8
     """
 
     prefix: Integer[Tensor, "P L K"]  # the prompt's tokens but the last: one tensor for a group that shares its prompt
@@ -46,7 +47,10 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The reason why a reward function has no score for a response."""
+    """The reason why a reward function has no score for a response.
+
+    Example: Failure(kind="crashed", message="reward function math: ended with signal 11")
+    """
 
     kind: FailureKind
     message: str  # with the function's name

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from gspo.evaluation.estimate import estimate
+from gspo.evaluation.held_out import estimate
 
 
 def test_the_rate_is_the_mean_of_the_queries_rates() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gspo.evaluation.notes import evaluation_notes
+from gspo.evaluation.held_out import evaluation_notes
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.probe import JUNK

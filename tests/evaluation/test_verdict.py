@@ -25,6 +25,6 @@ def test_the_first_function_that_applies_judges(
     parts: dict[str, float | None], failed: tuple[str, ...], judge: str | None, passed: bool | None
 ) -> None:
     score = Score(reward=None, parts=parts, failures=dict.fromkeys(failed, FAILED))
-    found = verdict(score)
-    assert (found.function if found else None) == judge
-    assert passes(found, 1.0) is passed
+    judged = verdict(score)
+    assert judged[0] == (judge or "")
+    assert passes(judged, 1.0) is passed

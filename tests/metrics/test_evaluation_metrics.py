@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gspo.evaluation.estimate import HeldOutScore, estimate
+from gspo.evaluation.held_out import HeldOutScore, estimate
 from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
 
 HALF = [[1.0], [0.0]] * 32

@@ -115,6 +115,18 @@ def test_a_reference_that_is_not_the_runs_is_refused_and_the_run_goes_on_with_it
     assert differing(result("broken"), result("unbroken")) == []
 
 
+def test_a_named_reference_that_has_changed_is_refused(broken_off: Callable[..., Any]) -> None:
+    train(recipe_of("other", NO_EVALUATION, "steps=1"))
+    weights = Path("runs/other/model/model.safetensors")
+    recipe = recipe_of("broken", *KL, NO_EVALUATION, "actor.kl.reference=runs/other/model")
+    broken_off(recipe, LIKELIHOOD, 2)
+    loaded = load_file(weights)
+    loaded["model.norm.weight"] = loaded["model.norm.weight"] * (1 + 1e-6)
+    save_file(loaded, weights, {"format": "pt"})
+    with pytest.raises(gspo.UserError, match="runs/other/model: the reference model is not the one the run began with"):
+        train(recipe, resume=True)
+
+
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.options.pattern='7'", NO_EVALUATION)
 
 

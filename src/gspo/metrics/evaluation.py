@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.errors import visible
-from gspo.evaluation.estimate import HeldOutScore
+from gspo.evaluation.held_out import HeldOutScore
 from gspo.metrics.numbers import Metrics, is_number
 
 _PASS, _REWARD = "/pass_at_1", "/reward_mean"

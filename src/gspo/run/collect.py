@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
-from gspo.recipe.sections import RolloutConfig
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import score
 from gspo.rollout.random_numbers import SamplingKey
@@ -15,60 +14,43 @@ from gspo.types import Batch, Group, Query
 
 def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch, int]:
     """The next step's groups, sampled and scored, and the number of rounds that were sampled."""
-    recipe, parts, check_stop = run.recipe, run.parts, run.interrupt.check_stop
+    parts, sampling, check_stop = run.parts, run.recipe.rollout, run.interrupt.check_stop
+    # No query comes twice in a step, so that no two rounds draw the same random numbers.
+    key = SamplingKey(seed=run.recipe.seed, step=progress.steps + 1)
+    record_experts = run.recipe.actor.wants_engine_experts
     parts.engine.publish(parts.policy, policy_version)
     rounds: list[Batch] = []
-    while True:
+    groups: list[Group] = []
+    num_missing = sampling.queries_per_step  # groups with something to learn from that the batch still lacks
+    while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
+        queries = _queries(run, progress.steps + progress.extra_rounds + len(rounds), groups)[:num_missing]
         with run.clock.stage("rollout"):
-            groups = parts.engine.sample(
-                _queries(run, progress, rounds),
-                recipe.rollout,
-                # No query comes twice in a step, so that no two rounds draw the same random numbers.
-                SamplingKey(seed=recipe.seed, step=progress.steps + 1),
-                record_experts=recipe.actor.wants_engine_experts,
-                check_stop=check_stop,
-            )
+            sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, check_stop=check_stop)
         with run.clock.stage("reward"):
-            batch = score(groups, parts.functions, check_stop=check_stop)
-            rounds.append(with_overlong_penalty(batch, recipe.rollout))
-        is_last = not recipe.rollout.dynamic_sampling or len(rounds) == recipe.rollout.max_rounds
-        if is_last or _missing(rounds, recipe.rollout) <= 0:
-            return choose_groups(rounds, recipe.rollout), len(rounds)
-
-
-def choose_groups(rounds: Sequence[Batch], sampling: RolloutConfig) -> Batch:
-    """The first groups whose rewards differ and, where they are too few, the first of the others, in their order."""
-    groups, size = _groups(rounds), sampling.queries_per_step
+            scored = score(sampled, parts.functions, check_stop=check_stop)
+            rounds.append(with_overlong_penalty(scored, sampling))
+        groups += rounds[-1].groups
+        num_missing = sampling.queries_per_step - sum(rewards_differ(group, sampling) for group in groups)
+    # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not rewards_differ(groups[number], sampling))  # stable
-    names = rounds[0].reward_seconds
-    return Batch(
-        groups=tuple(groups[number] for number in sorted(order[:size])),
-        dropped=tuple(groups[number] for number in sorted(order[size:])),
-        reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in names},
+    chosen = sorted(order[: sampling.queries_per_step])
+    batch = Batch(
+        groups=tuple(groups[number] for number in chosen),
+        dropped=tuple(group for number, group in enumerate(groups) if number not in chosen),
+        reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in rounds[0].reward_seconds},
     )
+    return batch, len(rounds)
 
 
-def _queries(run: Run, progress: Progress, rounds: Sequence[Batch]) -> list[Query]:
-    """Of the first round a batch of the order; of a later one as many as are missing, from the next batch."""
-    everything, recipe = run.parts.queries.train, run.recipe
+def _queries(run: Run, number: int, sampled: Sequence[Group]) -> list[Query]:
+    """The batch of that number in the order of the queries, without those sampled in this step."""
+    queries = run.parts.queries.train
     indices = query_indices(
-        progress.steps + progress.extra_rounds + len(rounds),
-        num_queries=len(everything),
-        queries_per_step=recipe.rollout.queries_per_step,
-        seed=recipe.seed,
-        shuffle=recipe.queries.shuffle,
+        number,
+        num_queries=len(queries),
+        queries_per_step=run.recipe.rollout.queries_per_step,
+        seed=run.recipe.seed,
+        shuffle=run.recipe.queries.shuffle,
     )
-    if not rounds:
-        return [everything[index] for index in indices]
-    seen = {group.query.id for group in _groups(rounds)}  # where an epoch ends, the next batch may have them again
-    others = [everything[index] for index in indices if everything[index].id not in seen]
-    return others[: _missing(rounds, recipe.rollout)]
-
-
-def _missing(rounds: Sequence[Batch], sampling: RolloutConfig) -> int:
-    """Groups with something to learn from that the batch still lacks."""
-    return sampling.queries_per_step - sum(rewards_differ(group, sampling) for group in _groups(rounds))
-
-
-def _groups(rounds: Sequence[Batch]) -> list[Group]:
-    return [group for batch in rounds for group in batch.groups]
+    seen = {group.query.id for group in sampled}  # where an epoch ends, the next batch may have them again
+    return [queries[index] for index in indices if queries[index].id not in seen]

@@ -135,11 +135,9 @@ class RunDirectory:
 
     def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
         """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
-
-        def is_whole(path: Path, size: int, digest: str) -> bool:
-            return path.is_file() and path.stat().st_size == size and sha256(path) == digest
-
-        return [name for name, (size, digest) in files.items() if not is_whole(self.rollouts / name, size, digest)]
+        paths = {name: self.rollouts / name for name in files}
+        seen = {name: (path.stat().st_size, sha256(path)) for name, path in paths.items() if path.is_file()}
+        return [name for name in files if seen.get(name) != tuple(files[name])]
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

@@ -1,15 +1,17 @@
 """A run started or resumed: its parts, its directory, what its two phases share, and how it ends."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
-from gspo.errors import DivergedError, RunError
+from gspo.errors import DivergedError, RunError, UserError
+from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, group
+from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, digest_of, group
 from gspo.run.checkpoint.environment import differences, environment
 from gspo.run.checkpoint.random_state import restore_random_state, seed_everything
 from gspo.run.checkpoint.store import Store
@@ -17,25 +19,30 @@ from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory, check_absent, how_to_resume
 from gspo.run.interrupt import Interrupt, Stopped
-from gspo.run.prepare import Prepared, prepare
+from gspo.run.prepare import Functions, Prepared, Rows, prepare
 from gspo.run.progress import Progress
-from gspo.run.resume import Saved, reopen, restore_directory, restore_progress, tokens_digest
+from gspo.run.resume import Saved, reopen, restore_directory, restore_progress, rows_digest, tokens_digest
+
+_NOT_WHOLE = "the error came between an optimiser step and its record: this state is not saved"
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What the phases of a run share: the cold start, then reinforcement learning."""
+    """What the phases of a run share: the cold start, then reinforcement learning.
+
+    Example: run.parts.policy is trained; run.progress.steps == 12 and run.stopped_by is None in the midst of step 13.
+    """
 
     recipe: Recipe
     parts: Prepared
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
-    clock: Clock
+    clock: Clock = field(default_factory=Clock)
     about: Mapping[str, Any]  # what must be, or should be, the same when the run is resumed
     is_resumed: bool = False
     in_cold_start: bool
-    progress: Progress  # of the phase under way, at its last safe point
+    progress: Progress = field(default_factory=Progress)  # of the phase under way, at its last safe point
     saved: Saved | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
 
@@ -52,9 +59,27 @@ class Run:
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
         if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
             root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
+        elif self.parts.reference is not None:
+            digest = self._digest_of_reference(self.parts.reference)
+            self.progress = replace(self.progress, reference_sha256=digest)
         self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
         self.checkpointer.note(self.progress)
         return self.progress
+
+    def _digest_of_reference(self, reference: Policy) -> str:
+        """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
+
+        UserError where a resumed run would go on with another reference than it has had.
+        """
+        named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
+        if named is None and before is None:
+            reference.model.load_state_dict(self.parts.policy.model.state_dict())
+        digest = digest_of(reference.weights())
+        if before not in (None, digest):
+            path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
+            fix = "restore it from a copy: every update so far was made against it"
+            raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
+        return digest
 
     def safe_point(self, progress: Progress) -> Progress:
         """The state is whole: note the progress, and save both where that is due. RunError where a save has failed.
@@ -71,10 +96,10 @@ class Run:
             raise Stopped
 
     @property
-    def stopped_by(self) -> int | None:
+    def stopped_by(self) -> Signals | None:
         """The signal that ended the run before its last step."""
-        signal, is_done = self.interrupt.signal, not self.in_cold_start and self.progress.steps >= self.recipe.steps
-        return None if signal is None or is_done else int(signal)
+        is_done = not self.in_cold_start and self.progress.steps >= self.recipe.steps
+        return None if is_done else self.interrupt.signal
 
     def finish_phase(self) -> Path:
         """Have the state of the last safe point on the disk, whether that was due or not; where it lies."""
@@ -88,85 +113,67 @@ class Run:
         """Save the state of the last safe point where a signal or an error ends the block; say how the run goes on."""
         try:
             yield
-        except (Exception, Stopped) as error:
-            self._save_for(error)
-            raise
-        except KeyboardInterrupt:
-            self._say_how_to_resume("ended at once: what has been done since the last checkpoint is not saved")
+        except BaseException as error:
+            try:
+                if isinstance(error, Exception | Stopped):
+                    self._save_for(error)
+                else:
+                    self.display.note("ended at once: what has been done since the last checkpoint is not saved")
+            finally:
+                self.display.stop()
+                self.display.note(f"to go on: {how_to_resume(self.recipe)}")
             raise
 
     def _save_for(self, error: BaseException) -> None:
         note, checkpointer = self.display.note, self.checkpointer
         if checkpointer is None:  # between the phases, or before the first
-            return self._say_how_to_resume()
+            return
         try:
             checkpointer.wait()
         except RunError as failure:  # of an earlier one: this one may well be written
             note(str(failure))
         try:
-            if isinstance(error, DivergedError):
-                return None
-            if not checkpointer.is_whole:
-                return note("the error came between an optimiser step and its record: this state is not saved")
-            note(f"saved: {self.finish_phase()}")
+            if not isinstance(error, DivergedError):
+                note(f"saved: {self.finish_phase()}" if checkpointer.is_whole else _NOT_WHOLE)
         except RunError as failure:
             if isinstance(error, Stopped):
                 raise
             note(str(failure))  # the one under way is what is to be heard of first
-        finally:
-            self._say_how_to_resume()
-
-    def _say_how_to_resume(self, *sentences: str) -> None:
-        self.display.stop()
-        for sentence in (*sentences, f"to go on: {how_to_resume(self.recipe)}"):
-            self.display.note(sentence)
 
 
 @contextmanager
 def open_run(
-    recipe: Recipe,
-    *,
-    queries: Iterable[Mapping[str, Any]] | None,
-    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None,
-    display: Display,
-    resume: bool,
+    recipe: Recipe, *, queries: Rows | None, reward: Functions | None, display: Display, resume: bool
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
-    directory, saved = reopen(recipe, display.note) if resume else (None, None)
-    is_resumed = directory is not None
-    if directory is None:
-        check_absent(recipe)  # before anything takes time
-    parts: Prepared | None = None
-    try:
+    with ExitStack() as stack:
+        reopened, saved = reopen(recipe, display.note) if resume else (None, None)
+        if reopened is None:
+            check_absent(recipe)  # before anything takes time
+        else:
+            stack.enter_context(closing(reopened))
         parts = prepare(recipe, queries=queries, reward=reward, saved=saved)
-        with Interrupt(display.alert) as interrupt:
-            directory = directory or RunDirectory.create(recipe)
-            run = Run(
-                recipe=recipe,
-                parts=parts,
-                directory=directory,
-                display=display,
-                interrupt=interrupt,
-                clock=Clock(),
-                about={
-                    "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
-                    "rows_sha256": parts.rows_sha256,
-                    "tokens_sha256": tokens_digest(parts.queries),
-                    "working_directory": str(Path.cwd()),
-                },
-                in_cold_start=recipe.cold_start.steps > 0,
-                progress=Progress(),
-            )
-            if is_resumed:
-                _restore(run, saved)
-            yield run
-    finally:
-        display.stop()
-        if parts is not None:
-            close_functions(parts.functions)
-            parts.engine.close()
-        if directory is not None:
-            directory.close()
+        stack.enter_context(closing(parts.engine))
+        stack.callback(close_functions, parts.functions)
+        stack.callback(display.stop)
+        interrupt = stack.enter_context(Interrupt(display.alert))
+        run = Run(
+            recipe=recipe,
+            parts=parts,
+            directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe))),
+            display=display,
+            interrupt=interrupt,
+            about={
+                "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
+                "rows_sha256": rows_digest(parts.rows, parts.pairs),
+                "tokens_sha256": tokens_digest(parts.queries),
+                "working_directory": str(Path.cwd()),
+            },
+            in_cold_start=recipe.cold_start.steps > 0,
+        )
+        if reopened is not None:
+            _restore(run, saved)
+        yield run
 
 
 def _restore(run: Run, saved: Saved | None) -> None:

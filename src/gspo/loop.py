@@ -1,6 +1,6 @@
 """The loop: queries, rollout, reward, advantage, update, and back."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,18 +8,18 @@ from typing import Any
 from gspo.learner.advantages import with_advantages
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
+from gspo.learner.critic import Critic
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import Learner, update
-from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.run.auxiliary_models import make_critic, with_reference
 from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
+from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction
@@ -29,7 +29,10 @@ from gspo.trackers.tracker import check_trackers
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """What a run came to.
+
+    Example: after four steps, outcome.metrics[4]["reward/mean"] == 0.7 and outcome.model == Path("runs/a/model")
+    """
 
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     model: Path  # loads with AutoModelForCausalLM.from_pretrained
@@ -41,8 +44,8 @@ class Outcome:
 def train(
     recipe: Recipe,
     *,
-    queries: Iterable[Mapping[str, Any]] | None = None,
-    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+    queries: Rows | None = None,
+    reward: Functions | None = None,
     display: Display | None = None,
     resume: bool = False,
 ) -> Outcome:
@@ -54,8 +57,6 @@ def train(
     """
     display = display or Display()
     recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
-    for sentence in ineffective_settings(recipe):
-        display.note(f"note: {sentence}", style="yellow")
     check_trackers(recipe.report.trackers, where="report.trackers")
     with open_run(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
@@ -97,10 +98,11 @@ def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display:
 def _train(run: Run, recorder: Recorder) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
-    num_updates: int = recipe.steps * recipe.actor.mini_batches
-    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), make_critic(run)
+    num_updates = recipe.steps * recipe.actor.mini_batches
+    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
+    if recipe.actor.advantage == "gae":
+        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
     progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
-    progress = with_reference(run, progress)
     recorder.start()
     progress = run.safe_point(progress)
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
@@ -137,21 +139,14 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
     """Supervised learning: a phase that leaves a model, from which reinforcement learning starts."""
     if not run.in_cold_start:
         return
-    policy, settings = run.parts.policy, run.recipe.cold_start
+    policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
-    trainee = Trainee(policy=policy, optimizer=optimizer)
-    if run.progress.steps == settings.steps:  # only its last checkpoint is yet to be made its result
-        trainee.optimizer = None
+    is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
+    trainee = Trainee(policy=policy, optimizer=None if is_done else optimizer)
     progress = run.start_phase(trainee, cold_start=True)
     run.display.start("cold start", settings.steps, done=progress.steps)
-    for step in cold_start(
-        policy,
-        optimizer,
-        run.parts.demonstrations,
-        run.recipe,
-        num_done=progress.steps,
-        check_stop=run.interrupt.check_stop,
-    ):
+    examples, num_done = run.parts.demonstrations, progress.steps
+    for step in cold_start(policy, optimizer, examples, run.recipe, num_done=num_done, check_stop=check_stop):
         progress = recorder.cold_step(step, progress)
         if progress.steps < settings.steps:
             run.safe_point(progress)
