@@ -54,7 +54,7 @@ class Recorder:
         assert batch is not None
         step, is_last = progress.steps + 1, progress.steps + 1 == recipe.steps
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
-        metrics = step_metrics(batch, progress.reports, seconds, actor=recipe.actor)
+        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor)
         line: dict[str, Any] = {"step": step, **metrics}
         run.display.step(step, line)
         if is_last or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
