@@ -19,18 +19,12 @@ Table = Mapping[str, bool]  # "name: sentence", and whether it holds
 
 def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:
     """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
-    actor, recent = actor or ActorConfig(), history[-WINDOW:]
-    table = {**_of_rewards_and_clipping(recent, actor), **_of_sampling(recent), **_of_updates(recent, len(history))}
+    recent = history[-WINDOW:]
+    table = {
+        **_of_rewards_and_clipping(recent, actor or ActorConfig()),
+        **_of_samples_and_updates(recent, len(history)),
+    }
     return dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
-
-
-def _numbers(lines: Lines, name: str) -> list[float]:
-    """The numbers of the steps that have one; a NaN, which is above and below nothing, where no step has."""
-    return [value for line in lines if is_number(value := line.get(name))] or [math.nan]
-
-
-def _mean(lines: Lines, name: str) -> float:
-    return statistics.fmean(_numbers(lines, name))
 
 
 def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
@@ -59,20 +53,9 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     }
 
 
-def _of_sampling(recent: Lines) -> Table:
+def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     cut, gap = _mean(recent, "response/truncated_fraction"), _mean(recent, "mismatch/logprob_gap_mean")
     effective = _mean(recent, "ratio/effective_fraction")
-    return {
-        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
-        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
-        """: gap >= 0.05,
-        f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
-        actor.mini_batches or actor.optimizer.lr
-        """: effective < 0.5,
-    }
-
-
-def _of_updates(recent: Lines, num_steps: int) -> Table:
     to_noise = _numbers(recent, "gradient/signal_to_noise")
     ratio = statistics.fmean(to_noise)
     shares = [pair for line in recent if (pair := _longest(line)) is not None] or [(math.nan, math.nan)]
@@ -80,6 +63,12 @@ def _of_updates(recent: Lines, num_steps: int) -> Table:
     # The median: a single step of nearly equal returns has an explained variance of any size below 0.
     explained = statistics.median(_numbers(recent, "critic/explained_variance"))
     return {
+        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
+        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
+        """: gap >= 0.05,
+        f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
+        actor.mini_batches or actor.optimizer.lr
+        """: effective < 0.5,
         f"""noisy_gradient: a mini-batch's gradient is lost in its noise (signal-to-noise ratio {ratio:.3f}): raise
         rollout.queries_per_step, or lower actor.mini_batches
         """: len(to_noise) >= _FEW and ratio < 0.05,
@@ -92,6 +81,15 @@ def _of_updates(recent: Lines, num_steps: int) -> Table:
         """not_finite: updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr
         """: _mean(recent, "policy/skipped_updates") > 0,
     }
+
+
+def _numbers(lines: Lines, name: str) -> list[float]:
+    """The numbers of the steps that have one; a NaN, which is above and below nothing, where no step has."""
+    return [value for line in lines if is_number(value := line.get(name))] or [math.nan]
+
+
+def _mean(lines: Lines, name: str) -> float:
+    return statistics.fmean(_numbers(lines, name))
 
 
 def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:

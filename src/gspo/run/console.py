@@ -69,7 +69,7 @@ class Display:
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn())
         self._task = self._progress.add_task(phase, total=total, completed=done)
         if self.console.is_terminal:
-            self._live = Live(self._progress, console=self.console, refresh_per_second=4, transient=False)
+            self._live = Live(self._progress, console=self.console)
             self._live.start()
 
     def cold_step(self, step: int, loss: float) -> None:

@@ -5,14 +5,13 @@ from itertools import accumulate, groupby, pairwise
 from math import isfinite, nan
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.types import Query, Sample
+from gspo.types import Sample
 
 _MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
-_DIGITS = 4  # of a number of a token: clip ranges are of any size
+_DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
 
 
@@ -34,16 +33,14 @@ class TokenText:
             self._texts[token] = double[len(single) :] if _BROKEN not in double else _BROKEN
         pieces = [self._texts[token] for token in ids]
         lengths: list[int] = []
-        for is_broken, pairs in groupby(zip(ids, pieces, strict=True), key=lambda pair: _BROKEN in pair[1]):
-            run = list(pairs)
-            lengths += self._broken_lengths([token for token, _ in run]) if is_broken else [len(own) for _, own in run]
+        for is_broken, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _BROKEN in pair[1]):
+            tokens, texts = zip(*group, strict=True)
+            lengths += self._broken_lengths(tokens) if is_broken else map(len, texts)
         if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
             lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
-        ends = list(accumulate(lengths))
-        fits = all(
-            _BROKEN in piece or piece.endswith(text[end - length : end])
-            for piece, length, end in zip(pieces, lengths, ends, strict=True)
-        )
+        ends = accumulate(lengths)
+        own = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        fits = all(_BROKEN in piece or piece.endswith(part) for piece, part in zip(pieces, own, strict=True))
         return lengths if fits and sum(lengths) == len(text) else None
 
     def _broken_lengths(self, ids: Sequence[int]) -> list[int]:
@@ -58,14 +55,12 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
 
     Numbers of the update are null where the sample was not trained on, its advantage being 0.
     """
-    log_ratios = _rounded({s: s.stats.log_ratios for s in samples if s.stats is not None and token_text})
-    advantages = _rounded({s: s.token_advantages for s in samples if s.token_advantages is not None and token_text})
     for sample in samples:
         score, stats = sample.score, sample.stats
         line: dict[str, Any] = {
             "query": sample.query.id,
             "prompt": sample.query.text,
-            "columns": _shown_columns(sample.query),
+            "columns": {name: value for name, value in sample.query.columns.items() if _is_shown(value)},
             "completion": sample.text,
             "reward": sample.reward,
             "rewards": dict(score.parts) if score else {},
@@ -79,35 +74,21 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
         }
         if token_text is not None:
-            line |= {
-                "token_characters": token_text.lengths(sample.token_ids.tolist(), sample.text),
-                "token_log_ratios": log_ratios.get(sample),
-                "token_advantages": advantages.get(sample),
-            }
+            line["token_characters"] = token_text.lengths(sample.token_ids.tolist(), sample.text)
+            line["token_log_ratios"] = stats and _by_token(sample, stats.log_ratios)
+            line["token_advantages"] = _by_token(sample, sample.token_advantages)
         yield line
 
 
-def _shown_columns(query: Query) -> dict[str, Any]:
-    """The data's other columns, such as the answer, as far as they are text, numbers or nothing, and not long."""
-    return {
-        name: value
-        for name, value in query.columns.items()
-        if value is None
-        or isinstance(value, bool | int | float)
-        or (isinstance(value, str) and len(value) <= _MAX_COLUMN)
-    }
+def _is_shown(value: Any) -> bool:
+    """Whether a column of the data, such as the answer, is text that is not long, a number or nothing."""
+    return isinstance(value, int | float | None) or (isinstance(value, str) and len(value) <= _MAX_COLUMN)
 
 
-def _rounded(numbers: Mapping[Sample, Float[Tensor, "W"]]) -> dict[Sample, list[float | None]]:
-    """Rounded to significant digits, one entry for each of a sample's tokens.
-
-    It is null for what is not finite and for tokens that the policy did not write. All samples are rounded at once,
-    for one by one would take long.
-    """
-    if not numbers:
-        return {}
-    exact = torch.cat(list(numbers.values())).double()
-    size = 10.0 ** (_DIGITS - 1 - exact.abs().clamp(min=1e-30).log10().floor())
-    rounded = iter(((exact * size).round() / size).tolist())
-    written = {sample: [next(rounded) if is_own else nan for is_own in sample.loss_mask.tolist()] for sample in numbers}
-    return {sample: [value if isfinite(value) else None for value in row] for sample, row in written.items()}
+def _by_token(sample: Sample, numbers: Float[Tensor, "W"] | None) -> list[float | None] | None:
+    """The numbers of a sample's tokens; null for one that is not finite, or whose token the policy did not write."""
+    if numbers is None:
+        return None
+    own = iter(numbers.tolist())
+    values = [next(own) if is_written else nan for is_written in sample.loss_mask.tolist()]
+    return [float(f"{value:.{_DIGITS}g}") if isfinite(value) else None for value in values]
