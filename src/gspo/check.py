@@ -15,9 +15,9 @@ from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import RewardFunction
 from gspo.reward.probe import JUNK, probe
+from gspo.run.console import arithmetic, objective
 from gspo.run.directory import check_absent
 from gspo.run.prepare import load_inputs
-from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 from gspo.types import Score
 

@@ -91,8 +91,7 @@ def _resume(options: Namespace) -> int:
 
 
 def _run(recipe: "Recipe", *, resume: bool) -> int:
-    from gspo.run.console import Display
-    from gspo.run.summary import summary
+    from gspo.run.console import Display, summary
     from gspo.train import train
 
     display = Display()

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from gspo.run.summary import arithmetic, summary
+from gspo.run.console import arithmetic, summary
 
 PREFIX = "evaluation/held_out"
 

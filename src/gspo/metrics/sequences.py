@@ -20,7 +20,7 @@ Measure = Callable[[Rows], Any]
 _NUMBERS = [field.name for field in fields(SequenceStats) if field.type in (int, float)]
 _QUARTILES = (0.25, 0.5, 0.75, 1.0)
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_STEP, _BATCHES, _LENGTHS = ("",), ("", "_by_mini_batch"), ("_by_length", "_by_length_by_mini_batch")
+_STEP, _BATCHES, _LENGTHS = ("",), ("", "_by_mini_batch"), ("_by_length",)  # what a metric's name ends in
 
 
 def trained_rows(samples: Sequence[Sample]) -> Rows:
@@ -44,8 +44,10 @@ def trained_rows(samples: Sequence[Sample]) -> Rows:
 
 def sequence_metrics(rows: Rows, num_mini_batches: int, actor: ActorConfig) -> Metrics:
     """Of the step and of its parts; of the mini-batches, for the first one's ratio is 1 always."""
-    by_mini_batch = _split(rows, "mini_batch", num_mini_batches)
-    by_length, *by_length_by_mini_batch = (_split(part, "quarter", len(_QUARTILES)) for part in (rows, *by_mini_batch))
+    by_mini_batch = [_where(rows, "mini_batch", number) for number in range(num_mini_batches)]
+    by_length, *by_length_by_mini_batch = (
+        [_where(part, "quarter", number) for number in range(len(_QUARTILES))] for part in (rows, *by_mini_batch)
+    )
     parts = {
         "": rows,
         "_by_mini_batch": by_mini_batch,
@@ -72,9 +74,9 @@ def _measures(actor: ActorConfig) -> list[tuple[str, Sequence[str], Measure]]:
     measures: list[tuple[str, Sequence[str], Measure]] = [
         # 0, not nothing, where nothing was trained: a diagnosis of clipping needs a number.
         ("clip/sequence_fraction", _BATCHES, lambda rows: mean(rows["any_clipped"] or [0])),
-        ("clip/sequence_fraction", _LENGTHS[:1], lambda rows: mean(rows["any_clipped"])),
+        ("clip/sequence_fraction", _LENGTHS, lambda rows: mean(rows["any_clipped"])),
         ("clip/token_fraction", _BATCHES, lambda rows: clipped(rows) if rows["num_tokens"] else 0.0),
-        ("clip/token_fraction", _LENGTHS, clipped),
+        ("clip/token_fraction", (*_LENGTHS, "_by_length_by_mini_batch"), clipped),
         ("clip/token_fraction_positive", _BATCHES, lambda rows: clipped(_where(rows, "sign", 1))),
         ("clip/token_fraction_negative", _BATCHES, lambda rows: clipped(_where(rows, "sign", -1))),
         # Of s_i, whatever the level.
@@ -97,14 +99,9 @@ def _of_each(measure: Measure, part: Any) -> Any:
 
 
 def _where(rows: Rows, name: str, value: float) -> Rows:
-    """The rows with this value in a column."""
+    """The rows with this value in a column; there may be none."""
     chosen = [own == value for own in rows[name]]
     return {key: list(compress(column, chosen)) for key, column in rows.items()}
-
-
-def _split(rows: Rows, name: str, num_parts: int) -> list[Rows]:
-    """The rows with each number in a column; none of a mini-batch that trained nothing."""
-    return [_where(rows, name, number) for number in range(num_parts)]
 
 
 def _share(rows: Rows, name: str) -> float:

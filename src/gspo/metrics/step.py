@@ -1,4 +1,4 @@
-"""The numbers of a step, under the names that docs/metrics.md defines."""
+"""The numbers of a step and of an evaluation, under the names that docs/metrics.md defines."""
 
 import math
 import resource
@@ -11,6 +11,7 @@ from typing import get_args
 import torch
 
 from gspo.errors import FailureKind
+from gspo.evaluation.estimate import HeldOutScore
 from gspo.learner.advantages import rewards_differ
 from gspo.learner.optimizer import Noise
 from gspo.learner.update import MiniBatchReport
@@ -48,6 +49,24 @@ def step_metrics(
         "throughput/generated_tokens_per_second": generated / max(seconds["rollout"], 1e-9),
         "throughput/trained_tokens_per_second": sum(rows["num_tokens"]) / max(seconds["update"], 1e-9),
         "memory/peak_bytes": float(peak_bytes()),
+    }
+
+
+def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
+    """The same names for every evaluation of a run."""
+    functions = score.function_means if len(score.function_means) > 1 else {}
+    home = f"evaluation/{set_name}"
+    return {
+        f"{home}/pass_at_1": score.pass_at_1.mean,
+        f"{home}/standard_error": score.pass_at_1.error_over_questions,
+        f"{home}/standard_error_samples": score.pass_at_1.error_over_samples,
+        f"{home}/reward_mean": score.reward.mean,
+        f"{home}/reward_standard_error": score.reward.error_over_questions,
+        f"{home}/unjudged_fraction": score.num_unjudged / score.num_responses,
+        f"{home}/failed_fraction": score.num_failed / score.num_responses,
+        f"{home}/mean_tokens": score.mean_response_tokens,
+        f"{home}/truncated_fraction": score.truncated_fraction,
+        **{f"{home}/{function}/mean": mean for function, mean in functions.items()},
     }
 
 
