@@ -52,7 +52,7 @@ def check(recipe: Recipe) -> Iterator[str]:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(probed, functions)
     yield f"objective   {objective(recipe)}"
-    yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
+    yield f"arithmetic  {arithmetic(recipe)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
     for sentence in (*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)):
         yield f"note        {sentence}"

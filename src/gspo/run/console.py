@@ -139,23 +139,19 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
 
 def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
     """Model, data and the derived arithmetic of a run, in four lines."""
-    rollout, actor, model = recipe.rollout, recipe.actor, policy.model
+    model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
     if not policy.supports_packing:
         about += "; trained padded, for its attention takes no packed sequences: slower"
     if (routing := policy.routing) is not None:
         about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
-        about += f", replay: {actor.routing_replay}"
+        about += f", replay: {recipe.actor.routing_replay}"
     if policy.unknown_routers is not None:
         about += f"; its experts are not measured ({policy.unknown_routers})"
     names = ", ".join(function.name for function in functions)
-    return (
-        f"{recipe.name}: {about}\n"
-        f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; reward: {names}\n"
-        f"objective: {objective(recipe)}\n"
-        f"{arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
-    )
+    sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; reward: {names}"
+    return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
 
 
 def objective(recipe: Recipe) -> str:
@@ -177,13 +173,14 @@ def objective(recipe: Recipe) -> str:
     return ", ".join([name, *(text for text, applies in parts.items() if applies)])
 
 
-def arithmetic(queries_per_step: int, group_size: int, mini_batches: int, steps: int) -> str:
+def arithmetic(recipe: Recipe) -> str:
     """A sentence with the numbers of sequences and updates that follow from those of a recipe."""
-    sequences = queries_per_step * group_size
+    rollout, mini_batches = recipe.rollout, recipe.actor.mini_batches
+    sequences = rollout.queries_per_step * rollout.group_size
     return (
-        f"{queries_per_step} queries × {group_size} responses = {sequences} sequences a step, "
+        f"{rollout.queries_per_step} queries × {rollout.group_size} responses = {sequences} sequences a step, "
         f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}; "
-        f"{steps} steps = {steps * mini_batches} optimiser steps"
+        f"{recipe.steps} steps = {recipe.steps * mini_batches} optimiser steps"
     )
 
 
@@ -197,15 +194,14 @@ def summary(
     report: Path | None = None,
 ) -> str:
     """The short table at the end: scores before and after, the place of the model and how to load it."""
-    rows = []
-    if signal is not None:
-        num_steps = max((line["step"] for line in lines), default=0)
-        rows.append(("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
-    rows += [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
     rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
+    run = model.parent
+    if signal is not None:
+        run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
+        rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
     if lines:
-        run = model.parent if signal is None else model.parents[2]
         rows.append(("metrics", str(run / "metrics.jsonl")))
     if report is not None:
         rows.append(("report", str(report)))

@@ -26,7 +26,11 @@ from gspo.types import Sample
 
 _MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
+_BROKEN = (
+    "the policy's log-likelihoods are not finite: its weights are broken\n"
+    "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
+)
 _NOT_FINITE = f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row"
 
 
@@ -72,10 +76,7 @@ class Recorder:
             files = {**files, path.name: (path.stat().st_size, sha256(path))}
         named = self._diagnose(progress.diagnoses) if is_last or step >= WINDOW else progress.diagnoses
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
-            raise DivergedError(
-                f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
-                "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
-            )
+            raise DivergedError(f"step {step}: {_BROKEN}")
         if has_diverged:
             fix = "lower actor.optimizer.lr, or look for extreme rewards"
             raise DivergedError(f"step {step}: {_NOT_FINITE}; the batch is in {path}\n  fix: {fix}")
@@ -124,8 +125,7 @@ class Recorder:
 
 def _skipped_in_a_row(progress: Progress, applied: Sequence[bool]) -> list[int]:
     """How many updates in a row have been skipped, before the first of these updates and after each of them."""
-    counts = accumulate(applied, lambda count, ok: 0 if ok else count + 1, initial=progress.skipped_in_a_row)
-    return list(counts)
+    return list(accumulate(applied, lambda count, ok: 0 if ok else count + 1, initial=progress.skipped_in_a_row))
 
 
 class TokenText:
@@ -143,22 +143,22 @@ class TokenText:
         for token in set(ids) - self._texts.keys():
             # A token's text is what it adds to itself, since a tokenizer may leave out a space before the first word.
             single, double = self._decode([token]), self._decode([token, token])
-            self._texts[token] = double[len(single) :] if _BROKEN not in double else _BROKEN
+            self._texts[token] = double[len(single) :] if _PARTIAL not in double else _PARTIAL
         pieces = [self._texts[token] for token in ids]
         lengths: list[int] = []
-        for is_broken, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _BROKEN in pair[1]):
+        for is_partial, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _PARTIAL in pair[1]):
             tokens, texts = zip(*group, strict=True)
-            lengths += self._broken_lengths(tokens) if is_broken else map(len, texts)
+            lengths += self._partial_lengths(tokens) if is_partial else map(len, texts)
         if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
             lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
         ends = accumulate(lengths)
         own = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        fits = all(_BROKEN in piece or piece.endswith(part) for piece, part in zip(pieces, own, strict=True))
+        fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, own, strict=True))
         return lengths if fits and sum(lengths) == len(text) else None
 
-    def _broken_lengths(self, ids: Sequence[int]) -> list[int]:
+    def _partial_lengths(self, ids: Sequence[int]) -> list[int]:
         """The characters that become whole with each of some tokens that are parts of characters."""
-        whole = [len(self._decode(ids[:end]).rstrip(_BROKEN)) for end in range(1, len(ids))]
+        whole = [len(self._decode(ids[:end]).rstrip(_PARTIAL)) for end in range(1, len(ids))]
         ends = list(accumulate([*whole, len(self._decode(ids))], max, initial=0))
         return [end - start for start, end in pairwise(ends)]
 
