@@ -148,7 +148,7 @@ class TokenText:
         lengths: list[int] = []
         for is_partial, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _PARTIAL in pair[1]):
             tokens, texts = zip(*group, strict=True)
-            lengths += self._partial_lengths(tokens) if is_partial else map(len, texts)
+            lengths += self._partial_lengths(list(tokens)) if is_partial else map(len, texts)
         if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
             lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
         ends = accumulate(lengths)
