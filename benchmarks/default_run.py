@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gspo.metrics.evaluation import measured, measures
+from gspo.metrics.words import measured, measures
 
 Lines = list[dict[str, Any]]
 RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"

@@ -20,8 +20,7 @@ from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.prepare import Prepared, prepare
-from gspo.run.recorder import Recorder
-from gspo.run.rollout_lines import rollout_lines
+from gspo.run.recorder import Recorder, rollout_lines
 from gspo.run.run import open_run
 from gspo.types import Batch, Score
 

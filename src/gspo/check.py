@@ -9,9 +9,9 @@ from gspo.model.policy import check_vocabulary
 from gspo.model.tokenizer import named_stop_ids
 from gspo.recipe.schema import Recipe
 from gspo.reward.probe import JUNK
+from gspo.run.console import arithmetic, objective
 from gspo.run.directory import check_absent
 from gspo.run.prepare import Inputs, load_inputs
-from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 
 
@@ -37,7 +37,7 @@ def check(recipe: Recipe) -> Iterator[str]:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(inputs)
     yield f"objective   {objective(recipe)}"
-    yield f"arithmetic  {arithmetic(rollout.queries_per_step, rollout.group_size, actor.mini_batches, recipe.steps)}"
+    yield f"arithmetic  {arithmetic(recipe)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
     for sentence in inputs.notes:
         yield f"note        {sentence}"

@@ -88,8 +88,7 @@ def _resume(options: Namespace) -> int:
 
 def _run(recipe: "Recipe", *, resume: bool) -> int:
     from gspo.loop import train
-    from gspo.run.console import Display
-    from gspo.run.summary import summary
+    from gspo.run.console import Display, summary
 
     display = Display()
     outcome = train(recipe, display=display, resume=resume)

@@ -16,13 +16,12 @@ from gspo.learner.update import Learner, update
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect
-from gspo.run.console import Display
+from gspo.run.console import Display, introduction
 from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
-from gspo.run.summary import introduction
 from gspo.trackers.followers import following
 from gspo.trackers.tracker import check_trackers
 

@@ -14,7 +14,7 @@ from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation, VolatilitySample, activation
-from gspo.metrics.experts import expert_metrics
+from gspo.metrics.step import expert_metrics
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.types import Batch, Experts

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.report.steps import TWO_GROUPS, after_update, batch, metrics, report, trained
 
-from gspo.metrics.table import sequence_table
+from gspo.metrics.sequences import trained_rows
 
 LENGTHS = [2, 4, 6, 10, 3, 20, 5, 8]
 
@@ -56,12 +56,11 @@ def test_every_response_is_in_the_first_part_whose_bound_it_does_not_exceed(seed
     torch.manual_seed(seed)
     lengths = torch.randint(1, 12, (30,)).tolist()
     items = [trained(index, 0, length, 0, 1.0) for index, length in enumerate(lengths)]
-    table = sequence_table(after_update(batch([lengths], [[0.0] * 30]), report(*items)).samples, 1)
-    bounds = metrics(batch([lengths], [[0.0] * 30]), report(*items))["response/length_quartiles"]
-    expected = [
-        [n for n in lengths if next(p for p, bound in enumerate(bounds) if n <= bound) == part] for part in range(4)
-    ]
-    assert [part.columns["num_tokens"] for part in table.by_length] == expected
+    made = batch([lengths], [[0.0] * 30])
+    rows = trained_rows(after_update(made, report(*items)).samples)
+    bounds = metrics(made, report(*items))["response/length_quartiles"]
+    assert rows["num_tokens"] == lengths
+    assert rows["quarter"] == [next(part for part, bound in enumerate(bounds) if n <= bound) for n in lengths]
 
 
 def test_the_range_in_force_is_the_updates_and_not_the_recipes() -> None:

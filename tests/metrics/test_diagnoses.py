@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gspo.metrics.diagnoses import WINDOW, diagnoses
+from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ActorConfig
 from gspo.run.console import Display

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gspo.evaluation.held_out import HeldOutScore, estimate
-from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
+from gspo.metrics.step import evaluation_metrics
+from gspo.metrics.words import evaluation_summary, failure_summary
 
 HALF = [[1.0], [0.0]] * 32
 

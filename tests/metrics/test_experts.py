@@ -14,7 +14,7 @@ from tests.samples import sample_of
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.metrics.experts import expert_metrics, recorded_bytes
+from gspo.metrics.step import expert_metrics
 from gspo.recipe.load import load_recipe
 from gspo.run.checkpoint.codec import decode, encode
 from gspo.run.checkpoint.files import write_tensors
@@ -126,21 +126,24 @@ def sample(experts: Experts | None, old: Experts | None = None) -> Sample:
     return sample_of(QUERY, [5], experts=experts, old_experts=old)
 
 
+def recorded_bytes(samples: Sequence[Sample]) -> Any:
+    return expert_metrics(samples, [report(counts())])["moe/recorded_bytes"]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
 def test_what_a_group_shares_is_counted_once_and_a_resume_changes_no_byte(dtype: torch.dtype, tmp_path: Path) -> None:
     prefix, other, empty = drawn(4, dtype), drawn(4, dtype), drawn(0, dtype)
     group = [Experts(prefix=prefix, row=drawn(n, dtype)) for n in (5, 1, 2)]
     alone = [Experts(prefix=other, row=drawn(3, dtype)), *(Experts(prefix=empty, row=drawn(2, dtype)) for _ in "ab")]
     size = torch.empty(0, dtype=dtype).element_size() * 3 * 2  # bytes a token
-    assert recorded_bytes(group) == size * (4 + 5 + 1 + 2)
-    assert recorded_bytes([*group, *alone]) == size * (12 + 4 + 3 + 2 + 2)
+    assert recorded_bytes(list(map(sample, group))) == size * (4 + 5 + 1 + 2)
+    assert recorded_bytes(list(map(sample, [*group, *alone]))) == size * (12 + 4 + 3 + 2 + 2)
     assert recorded_bytes([]) == 0
     old = [*group[:2], *[None] * 5]
     held = Group(samples=tuple(map(sample, (*group, *alone, None), old)))
     for trip in range(3):  # a run may be resumed any number of times
-        line = expert_metrics(held.samples, [report(counts())])
         # The engine's and π_old's are the same tensors here: whoever names them, they are kept once.
-        assert line["moe/recorded_bytes"] == size * (12 + 4 + 3 + 2 + 2)
+        assert recorded_bytes(held.samples) == size * (12 + 4 + 3 + 2 + 2)
         tree, tensors = encode(held)
         assert tensors[str(dtype).removeprefix("torch.")].nbytes == size * (12 + 4 + 3 + 2 + 2)
         write_tensors(tmp_path / str(trip), tensors)

@@ -95,6 +95,13 @@ def test_a_ratio_to_the_engine_is_split_into_staleness_and_mismatch() -> None:
         assert line[f"ratio/{name}_log_std_by_mini_batch"] == pytest.approx(wanted)
 
 
+def test_a_mini_batch_that_trained_nothing_takes_no_part_in_staleness_and_mismatch() -> None:
+    line, without = line_of([1.1, 0.9], [], old_logprobs="recompute"), line_of([1.1, 0.9], old_logprobs="recompute")
+    for name in ("staleness", "mismatch"):
+        assert line[f"ratio/{name}_log_std"] == without[f"ratio/{name}_log_std"]
+        assert math.isnan(line[f"ratio/{name}_log_std_by_mini_batch"][1])
+
+
 def test_where_the_engine_is_the_old_policy_the_first_mini_batchs_mismatch_is_taken_off_the_later_ones() -> None:
     line = origin_line("engine")
     first, second = root_mean_square(math.log(1.1), math.log(0.9)), root_mean_square(math.log(2.0), math.log(0.4))

@@ -99,7 +99,7 @@ def metrics(batch: Batch, *mini_batches: MiniBatch, **actor: Any) -> dict[str, A
     """The line of a recipe whose actor has these settings."""
     timed = replace(after_update(batch, *mini_batches), reward_seconds={"verifier": 0.5})
     reports = [mini_batch.report for mini_batch in mini_batches]
-    return dict(step_metrics(timed, reports, SECONDS, actor=ActorConfig(**actor)))
+    return dict(step_metrics(timed, reports, SECONDS, ActorConfig(**actor)))
 
 
 TWO_GROUPS = batch([[2, 4], [6, 10]], [[1.0, 0.0], [0.5, 0.5]])

@@ -12,7 +12,7 @@ from tests.report.steps import Trained, after_update, batch, report, trained
 from tests.samples import changed
 
 from gspo.report.samples import cut_into_tokens
-from gspo.run.rollout_lines import TokenText, rollout_lines
+from gspo.run.recorder import TokenText, rollout_lines
 from gspo.types import Batch, Failure, Query, Score
 
 WORDS = {4: "", 5: "ab", 6: " c", 7: "€"}

@@ -18,7 +18,7 @@ from gspo.recipe.schema import Recipe
 from gspo.run import directory as run_directory
 from gspo.run.checkpoint.files import sha256
 from gspo.run.directory import RunDirectory, check_absent
-from gspo.run.rollout_lines import rollout_lines
+from gspo.run.recorder import rollout_lines
 from gspo.types import Failure, Query, Sample, Score, SequenceStats
 
 

@@ -5,7 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from gspo.run.summary import arithmetic, summary
+from gspo.recipe.load import load_recipe
+from gspo.run.console import arithmetic, summary
 
 PREFIX = "evaluation/held_out"
 
@@ -90,6 +91,7 @@ def test_a_run_that_a_signal_has_ended_says_so_and_names_its_checkpoint_and_its_
 
 
 def test_the_arithmetic_of_a_recipe_is_said_in_a_sentence() -> None:
-    sentence = arithmetic(64, 8, 4, 50)
+    overrides = ["rollout.queries_per_step=64", "rollout.group_size=8", "actor.mini_batches=4", "steps=50"]
+    sentence = arithmetic(load_recipe(Path(__file__).parents[1] / "tiny.yaml", overrides))
     for number in ("64 queries", "8 responses", "512 sequences", "4 mini-batch", "of 128", "200 optimiser steps"):
         assert number in sentence

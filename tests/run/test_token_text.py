@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from gspo.run.rollout_lines import TokenText
+from gspo.run.recorder import TokenText
 
 TEXT = "Größe: 3 € 😀 and a\nline, 😀😀 end"
 

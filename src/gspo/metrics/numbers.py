@@ -26,8 +26,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a line of metrics and its lists of them; null, and what is too large to be one, read as NaN."""
-    read = {name: _read(value, DEPTH) for name, value in line.items()}
-    return {name: value for name, value in read.items() if value is not None}
+    return {name: read for name, value in line.items() if (read := _read(value, DEPTH)) is not None}
 
 
 def _read(value: Any, depth: int) -> Any:

@@ -1,4 +1,4 @@
-"""The numbers of a step, under the names that docs/metrics.md defines."""
+"""The numbers of a step and of an evaluation, under the names that docs/metrics.md defines."""
 
 import math
 import resource
@@ -11,25 +11,22 @@ from typing import get_args
 import torch
 
 from gspo.errors import FailureKind
+from gspo.evaluation.estimate import HeldOutScore
 from gspo.learner.advantages import rewards_differ
+from gspo.learner.optimizer import Noise
 from gspo.learner.update import MiniBatchReport
-from gspo.metrics.experts import expert_metrics
+from gspo.learner.volatility import Activation
 from gspo.metrics.numbers import Metrics, fraction, mean
-from gspo.metrics.sequences import sequence_metrics
-from gspo.metrics.table import sequence_table
+from gspo.metrics.sequences import sequence_metrics, trained_rows
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 
 
 def step_metrics(
-    batch: Batch,
-    reports: Sequence[MiniBatchReport],
-    seconds: Mapping[str, float],
-    *,
-    actor: ActorConfig | None = None,
+    batch: Batch, reports: Sequence[MiniBatchReport], seconds: Mapping[str, float], actor: ActorConfig
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations."""
-    actor, table = actor or ActorConfig(), sequence_table(batch.samples, len(reports))
+    samples, rows = batch.samples, trained_rows(batch.samples)
     # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.
     groups = (*batch.groups, *batch.dropped)
     sampled = [sample for group in groups for sample in group.samples]
@@ -40,18 +37,36 @@ def step_metrics(
         "group/zero_variance_fraction": 1 - sum(map(rewards_differ, groups)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
         "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
-        "response/masked_fraction": sum(sample.masked for sample in batch.samples) / len(batch.samples),
-        **sequence_metrics(table, actor),
+        "response/masked_fraction": sum(sample.masked for sample in samples) / len(samples),
+        **sequence_metrics(rows, len(reports), actor),
         **_update_metrics(reports),
-        **_reference_metrics(batch.samples, reports, actor),
-        **_critic_metrics(batch.samples, reports),
-        **_mismatch_metrics(batch.samples),
-        **expert_metrics(batch.samples, reports),
+        **_reference_metrics(samples, reports, actor),
+        **_critic_metrics(samples, reports),
+        **_mismatch_metrics(samples),
+        **expert_metrics(samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
         "throughput/generated_tokens_per_second": generated / max(seconds["rollout"], 1e-9),
-        "throughput/trained_tokens_per_second": table.total("num_tokens") / max(seconds["update"], 1e-9),
+        "throughput/trained_tokens_per_second": sum(rows["num_tokens"]) / max(seconds["update"], 1e-9),
         "memory/peak_bytes": float(peak_bytes()),
+    }
+
+
+def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
+    """The same names for every evaluation of a run."""
+    functions = score.function_means if len(score.function_means) > 1 else {}
+    home = f"evaluation/{set_name}"
+    return {
+        f"{home}/pass_at_1": score.pass_at_1.mean,
+        f"{home}/standard_error": score.pass_at_1.error_over_questions,
+        f"{home}/standard_error_samples": score.pass_at_1.error_over_samples,
+        f"{home}/reward_mean": score.reward.mean,
+        f"{home}/reward_standard_error": score.reward.error_over_questions,
+        f"{home}/unjudged_fraction": score.num_unjudged / score.num_responses,
+        f"{home}/failed_fraction": score.num_failed / score.num_responses,
+        f"{home}/mean_tokens": score.mean_response_tokens,
+        f"{home}/truncated_fraction": score.truncated_fraction,
+        **{f"{home}/{function}/mean": mean for function, mean in functions.items()},
     }
 
 
@@ -67,31 +82,26 @@ def _reward_metrics(samples: Sequence[Sample]) -> Metrics:
     scores = [sample.score for sample in samples if sample.score is not None]
     rewards = [score.reward for score in scores if score.reward is not None]
     failures = Counter(score.failure.kind for score in scores if score.failure is not None)
-    metrics: Metrics = {
+    parts = {name: [score.parts[name] for score in scores] for name in scores[0].parts}
+    applied = {name: [value for value in values if value is not None] for name, values in parts.items()}
+    return {
         "reward/mean": mean(rewards),
         "reward/std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
         "reward/unscored_fraction": 1 - len(rewards) / len(scores),
         "reward/masked_fraction": failures.total() / len(scores),
         **{f"reward/{kind}_rollouts": float(failures[kind]) for kind in get_args(FailureKind)},
+        **{f"reward/{name}/mean": mean(values) for name, values in applied.items() if values and len(parts) > 1},
     }
-    for name in scores[0].parts:
-        applied = [part for score in scores if (part := score.parts[name]) is not None]
-        if applied and len(scores[0].parts) > 1:
-            metrics[f"reward/{name}/mean"] = mean(applied)
-    return metrics
 
 
 def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
-    noises = [report.noise for report in reports]
-    measured = [noise for noise in noises if noise is not None]
+    noises = [report.noise or Noise(signal=0.0, noise=0.0) for report in reports]
     return {
         "clip/low": reports[-1].clip_range[0],
         "clip/high": reports[-1].clip_range[1],
         # Sums before the quotient: that of one mini-batch is a poor estimate, and can be negative.
-        "gradient/signal_to_noise": fraction(sum(own.signal for own in measured), sum(own.noise for own in measured)),
-        "gradient/signal_to_noise_by_mini_batch": [
-            math.nan if noise is None else fraction(noise.signal, noise.noise) for noise in noises
-        ],
+        "gradient/signal_to_noise": fraction(sum(own.signal for own in noises), sum(own.noise for own in noises)),
+        "gradient/signal_to_noise_by_mini_batch": [fraction(own.signal, own.noise) for own in noises],
         "policy/loss": mean([report.loss for report in reports]),
         "policy/grad_norm": mean([report.step.grad_norm for report in reports]),
         "policy/learning_rate": reports[-1].step.learning_rate,
@@ -130,3 +140,49 @@ def _critic_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport
         "critic/grad_norm": mean([step.grad_norm for step in steps]),
         "critic/learning_rate": steps[-1].learning_rate if steps else math.nan,
     }
+
+
+def expert_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport]) -> Metrics:
+    """How much of a mixture's routing an update changes, and how even the experts' load is.
+
+    Empty for a model without routers, and where nothing was trained on.
+    """
+    loads = [report.activation.load for report in reports if report.activation is not None]
+    if not loads:
+        return {}
+    load = torch.stack(loads).sum(0)  # by layer and expert
+    busiest = (load / load.float().mean(-1, keepdim=True)).amax(-1)
+    recorded = [experts for sample in samples for experts in (sample.experts, sample.old_experts) if experts]
+    # What samples share counts once.
+    tensors = {tensor.data_ptr(): tensor for experts in recorded for tensor in (experts.prefix, experts.row)}
+    metrics: Metrics = {
+        **_expert_changes(reports),
+        "moe/busiest_expert_load": float(busiest.mean()),
+        "moe/busiest_expert_load_by_layer": busiest.tolist(),
+        "moe/idle_expert_fraction": float((load == 0).float().mean()),
+        "moe/recorded_bytes": float(sum(tensor.nbytes for tensor in tensors.values())),
+    }
+    if any(report.balance_loss for report in reports):
+        sums = sum(report.balance_loss * report.num_trained for report in reports)
+        metrics["moe/balance_loss"] = sums / sum(report.num_trained for report in reports)
+    return metrics
+
+
+def _expert_changes(reports: Sequence[MiniBatchReport]) -> Metrics:
+    """After each number of updates; of a batch's only update, on a sample."""
+    metrics: Metrics = {}
+    if not math.isnan(mismatch := _changed_fraction(reports[0].activation)):
+        metrics["mismatch/expert_fraction"] = mismatch
+    by_update = [report.activation for report in reports[1:]] or [reports[0].after]
+    compared = [counts for counts in by_update if counts is not None and counts.compared.sum() > 0]
+    if compared:
+        total = sum(compared[1:], compared[0])
+        metrics["moe/expert_change_fraction"] = _changed_fraction(total)
+        metrics["moe/expert_change_fraction_by_layer"] = (total.changed / total.compared).tolist()
+        metrics["moe/expert_change_fraction_by_update"] = list(map(_changed_fraction, by_update))
+    return metrics
+
+
+def _changed_fraction(counts: Activation | None) -> float:
+    """NaN of a mini-batch without any advantage, and where nothing could be compared."""
+    return math.nan if counts is None else fraction(int(counts.changed.sum()), int(counts.compared.sum()))

@@ -1,12 +1,14 @@
-"""The display of a run: it is live in a terminal, plain lines elsewhere, and nothing if it is quiet."""
+"""What a person sees of a run: its introduction, its steps (live in a terminal, plain lines elsewhere), its summary."""
 
 import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
+from signal import Signals
 from typing import IO, Any, cast
 
 from rich.console import Console, Group
@@ -15,6 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from gspo.errors import printable
+from gspo.metrics.words import measured, measures
+from gspo.model.policy import Policy
+from gspo.queries.source import QuerySet
+from gspo.recipe.schema import Recipe
+from gspo.reward.functions import RewardFunction
 
 _PLAIN_LINES = 40  # that a phase prints at most where there is no terminal
 _ROWS = 12  # of the newest steps in a live display
@@ -69,7 +76,7 @@ class Display:
         self._progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn())
         self._task = self._progress.add_task(phase, total=total, completed=done)
         if self.console.is_terminal:
-            self._live = Live(self._progress, console=self.console, refresh_per_second=4, transient=False)
+            self._live = Live(self._progress, console=self.console)
             self._live.start()
 
     def cold_step(self, step: int, loss: float) -> None:
@@ -128,3 +135,86 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     for row in rows:
         table.add_row(*(row[name] for name in fitting))
     return table
+
+
+def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
+    """Model, data and the derived arithmetic of a run, in four lines."""
+    model = policy.model
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    if not policy.supports_packing:
+        about += "; trained padded, for its attention takes no packed sequences: slower"
+    if (routing := policy.routing) is not None:
+        about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
+        about += f", replay: {recipe.actor.routing_replay}"
+    if policy.unknown_routers is not None:
+        about += f"; its experts are not measured ({policy.unknown_routers})"
+    names = ", ".join(function.name for function in functions)
+    sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; reward: {names}"
+    return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
+
+
+def objective(recipe: Recipe) -> str:
+    """The objective in a line: its ratio, its range, its advantages and its further terms."""
+    actor, rollout, kl = recipe.actor, recipe.rollout, recipe.actor.kl
+    ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
+    scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
+    parts = {
+        f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
+        f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
+        f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
+        f"correction {actor.correction}": actor.correction != "none",
+        f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
+        f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
+        f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
+        f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
+    }
+    name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
+    return ", ".join([name, *(text for text, applies in parts.items() if applies)])
+
+
+def arithmetic(recipe: Recipe) -> str:
+    """A sentence with the numbers of sequences and updates that follow from those of a recipe."""
+    rollout, mini_batches = recipe.rollout, recipe.actor.mini_batches
+    sequences = rollout.queries_per_step * rollout.group_size
+    return (
+        f"{rollout.queries_per_step} queries × {rollout.group_size} responses = {sequences} sequences a step, "
+        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}; "
+        f"{recipe.steps} steps = {recipe.steps * mini_batches} optimiser steps"
+    )
+
+
+def summary(
+    lines: Sequence[Mapping[str, Any]],
+    diagnoses: Mapping[str, str],
+    model: Path,
+    seconds: float,
+    *,
+    signal: int | None = None,
+    report: Path | None = None,
+) -> str:
+    """The short table at the end: scores before and after, the place of the model and how to load it."""
+    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
+    rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
+    run = model.parent
+    if signal is not None:
+        run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
+        rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
+    if lines:
+        rows.append(("metrics", str(run / "metrics.jsonl")))
+    if report is not None:
+        rows.append(("report", str(report)))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
+    for measure in measures(evaluated) if len(evaluated) > 1 else ():
+        before, after = measured(evaluated[0], measure), measured(evaluated[-1], measure)
+        yield measure.label, f"{before} before → {after} after"
+    if steps := [line for line in lines if line["step"] > 0]:
+        first, last = steps[0], steps[-1]
+        yield "reward", f"{first['reward/mean']:.3f} → {last['reward/mean']:.3f} in {last['step']} steps"
+        yield "response tokens", f"{first['response/mean_tokens']:.1f} → {last['response/mean_tokens']:.1f}"

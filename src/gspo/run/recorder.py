@@ -1,25 +1,37 @@
 """What a run writes down of its steps: metrics, rollouts, evaluations, diagnoses, to disk and screen."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, groupby, pairwise
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
 
 from gspo.errors import DivergedError
 from gspo.evaluation.held_out import evaluate
 from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
-from gspo.metrics.diagnoses import WINDOW, diagnoses
-from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
 from gspo.metrics.numbers import Metrics
-from gspo.metrics.step import step_metrics
+from gspo.metrics.step import evaluation_metrics, step_metrics
+from gspo.metrics.words import WINDOW, diagnoses, evaluation_summary, failure_summary
 from gspo.run.checkpoint.files import sha256
 from gspo.run.progress import Progress
-from gspo.run.rollout_lines import TokenText, rollout_lines
 from gspo.run.run import Run
-from gspo.types import Batch
+from gspo.types import Sample
+
+_MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
+_DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
+_BROKEN = (
+    "the policy's log-likelihoods are not finite: its weights are broken\n"
+    "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
+)
+_NOT_FINITE = f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row"
 
 
 class Recorder:
@@ -35,13 +47,10 @@ class Recorder:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
         self._run.display.cold_step(step.step, step.loss)
         self._run.directory.append("cold_start.jsonl", vars(step))
-        num_skipped = 0 if step.applied else progress.skipped_in_a_row + 1
-        if num_skipped >= MAX_SKIPPED_IN_A_ROW:
-            raise DivergedError(
-                f"cold start, step {step.step}: loss or gradient was not finite {num_skipped} times in a row\n"
-                "  fix: lower cold_start.optimizer.lr"
-            )
-        return replace(progress, steps=step.step, skipped_in_a_row=num_skipped)
+        counts = _skipped_in_a_row(progress, [step.applied])
+        if max(counts) >= MAX_SKIPPED_IN_A_ROW:
+            raise DivergedError(f"cold start, step {step.step}: {_NOT_FINITE}\n  fix: lower cold_start.optimizer.lr")
+        return replace(progress, steps=step.step, skipped_in_a_row=counts[-1])
 
     def start(self) -> None:
         """Evaluate before the first step: line 0 of the metrics."""
@@ -49,30 +58,33 @@ class Recorder:
             self._append({"step": 0, **metrics})
 
     def step(self, progress: Progress) -> Progress:
-        """Write a step, which is finished with it; DivergedError where too many updates in a row were skipped."""
-        run, recipe, batch = self._run, self._run.recipe, progress.batch
+        """Write a step, which is finished with it; DivergedError where the run cannot go on from it."""
+        run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
-        step, is_last = progress.steps + 1, progress.steps + 1 == recipe.steps
-        seconds = {"checkpoint": 0.0, **run.clock.seconds}
-        metrics = step_metrics(batch, progress.reports, seconds, actor=recipe.actor)
-        line: dict[str, Any] = {"step": step, **metrics}
+        seconds, is_last = {"checkpoint": 0.0, **run.clock.seconds}, step == recipe.steps
+        line: dict[str, Any] = {"step": step, **step_metrics(batch, progress.reports, seconds, recipe.actor)}
         run.display.step(step, line)
         if is_last or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
         self._append(line)
-        files = progress.rollout_files
-        if recipe.report.rollouts:
-            path = self._write_rollouts(step, batch)
+        # Where nothing had an advantage, an update that was made is no sign of health.
+        applied = [report.step.applied for report in progress.reports if report.num_trained or not report.step.applied]
+        counts, files = _skipped_in_a_row(progress, applied), progress.rollout_files
+        has_diverged = max(counts) >= MAX_SKIPPED_IN_A_ROW
+        if recipe.report.rollouts or has_diverged:
+            path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
             files = {**files, path.name: (path.stat().st_size, sha256(path))}
-        named = progress.diagnoses
-        if is_last or step >= WINDOW:
-            named = self._diagnose(named)
-        num_skipped = self._count_skipped(step, batch, progress)
+        named = self._diagnose(progress.diagnoses) if is_last or step >= WINDOW else progress.diagnoses
+        if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
+            raise DivergedError(f"step {step}: {_BROKEN}")
+        if has_diverged:
+            fix = "lower actor.optimizer.lr, or look for extreme rewards"
+            raise DivergedError(f"step {step}: {_NOT_FINITE}; the batch is in {path}\n  fix: {fix}")
         run.clock.seconds = {}
         return replace(
             progress,
             steps=step,
-            skipped_in_a_row=num_skipped,
+            skipped_in_a_row=counts[-1],
             diagnoses=named,
             rollout_files=files,
             clip_scale=next_scale(progress.clip_scale, recipe.actor, batch.samples),
@@ -81,15 +93,14 @@ class Recorder:
         )
 
     def _evaluate(self, step: int) -> Metrics:
-        run = self._run
-        engine, queries, functions = run.parts.engine, run.parts.queries.held_out, run.parts.functions
-        if not queries:
+        run, parts = self._run, self._run.parts
+        if not (queries := parts.queries.held_out):
             return {}
         if step == 0:
             run.display.note(f"evaluating on {len(queries)} held-out queries …")
         with run.clock.stage("evaluation"):
-            engine.publish(run.parts.policy, step * run.recipe.actor.mini_batches)
-            score = evaluate(engine, queries, functions, run.recipe, check_stop=run.interrupt.check_stop)
+            parts.engine.publish(parts.policy, step * run.recipe.actor.mini_batches)
+            score = evaluate(parts.engine, queries, parts.functions, run.recipe, check_stop=run.interrupt.check_stop)
         path = run.recipe.evaluation.path
         metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
@@ -103,32 +114,94 @@ class Recorder:
         self.lines.append(line)
         self._run.directory.append("metrics.jsonl", line)
 
-    def _write_rollouts(self, step: int, batch: Batch) -> Path:
-        return self._run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
-
     def _diagnose(self, earlier: Mapping[str, str]) -> Mapping[str, str]:
+        """The earlier diagnoses and those of now, of which the new ones are shown."""
         sentences = diagnoses([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
         for name, sentence in sentences.items():
             if name not in earlier:
                 self._run.display.note(f"diagnosis: {sentence}", style="yellow")
         return {**earlier, **sentences}
 
-    def _count_skipped(self, step: int, batch: Batch, progress: Progress) -> int:
-        """The updates that are now skipped in a row; DivergedError where they are too many, or the weights broken."""
-        if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
-            raise DivergedError(
-                f"step {step}: the policy's log-likelihoods are not finite: its weights are broken\n"
-                "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
-            )
-        num_skipped = progress.skipped_in_a_row
-        for report in progress.reports:
-            if report.step.applied and not report.num_trained:
-                continue  # nothing had an advantage: no sign of health
-            num_skipped = 0 if report.step.applied else num_skipped + 1
-            if num_skipped >= MAX_SKIPPED_IN_A_ROW:
-                path = self._write_rollouts(step, batch)
-                raise DivergedError(
-                    f"step {step}: loss or gradient was not finite in {num_skipped} updates in a row; "
-                    f"the batch is in {path}\n  fix: lower actor.optimizer.lr, or look for extreme rewards"
-                )
-        return num_skipped
+
+def _skipped_in_a_row(progress: Progress, applied: Sequence[bool]) -> list[int]:
+    """How many updates in a row have been skipped, before the first of these updates and after each of them."""
+    return list(accumulate(applied, lambda count, ok: 0 if ok else count + 1, initial=progress.skipped_in_a_row))
+
+
+class TokenText:
+    """Says how many characters of a response's text each of its tokens makes."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._texts: dict[int, str] = {}  # of each token, for decoding takes time
+
+    def lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
+        """The characters of each token; they add up to the text. None if the text is not that of the tokens in a row.
+
+        A character that several tokens make belongs to the last of them.
+        """
+        for token in set(ids) - self._texts.keys():
+            # A token's text is what it adds to itself, since a tokenizer may leave out a space before the first word.
+            single, double = self._decode([token]), self._decode([token, token])
+            self._texts[token] = double[len(single) :] if _PARTIAL not in double else _PARTIAL
+        pieces = [self._texts[token] for token in ids]
+        lengths: list[int] = []
+        for is_partial, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _PARTIAL in pair[1]):
+            tokens, texts = zip(*group, strict=True)
+            lengths += self._partial_lengths(list(tokens)) if is_partial else map(len, texts)
+        if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
+            lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
+        ends = accumulate(lengths)
+        own = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, own, strict=True))
+        return lengths if fits and sum(lengths) == len(text) else None
+
+    def _partial_lengths(self, ids: Sequence[int]) -> list[int]:
+        """The characters that become whole with each of some tokens that are parts of characters."""
+        whole = [len(self._decode(ids[:end]).rstrip(_PARTIAL)) for end in range(1, len(ids))]
+        ends = list(accumulate([*whole, len(self._decode(ids))], max, initial=0))
+        return [end - start for start, end in pairwise(ends)]
+
+
+def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None) -> Iterator[Mapping[str, Any]]:
+    """Yield a line for each sample; `token_text` adds the numbers of each token to it.
+
+    Numbers of the update are null where the sample was not trained on, its advantage being 0.
+    """
+    for sample in samples:
+        score, stats = sample.score, sample.stats
+        line: dict[str, Any] = {
+            "query": sample.query.id,
+            "prompt": sample.query.text,
+            "columns": {name: value for name, value in sample.query.columns.items() if _is_shown(value)},
+            "completion": sample.text,
+            "reward": sample.reward,
+            "rewards": dict(score.parts) if score else {},
+            "failure": score.failure.message if score and score.failure else None,
+            "advantage": sample.advantage,
+            "sequence_ratio": stats and stats.sequence_ratio,
+            "clipped": stats and stats.num_clipped / stats.num_tokens,
+            "mini_batch": stats and stats.mini_batch,
+            "tokens": sample.num_tokens,
+            "finish_reason": sample.finish_reason,
+            "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
+        }
+        if token_text is not None:
+            line["token_characters"] = token_text.lengths(sample.token_ids.tolist(), sample.text)
+            line["token_log_ratios"] = stats and _by_token(sample, stats.log_ratios)
+            line["token_advantages"] = _by_token(sample, sample.token_advantages)
+        yield line
+
+
+def _is_shown(value: Any) -> bool:
+    """Whether a column of the data, such as the answer, is text that is not long, a number or nothing."""
+    return isinstance(value, int | float | None) or (isinstance(value, str) and len(value) <= _MAX_COLUMN)
+
+
+def _by_token(sample: Sample, numbers: Float[Tensor, "W"] | None) -> list[float | None] | None:
+    """The numbers of a sample's tokens; null for one that is not finite, or whose token the policy did not write."""
+    if numbers is None:
+        return None
+    own = iter(numbers.tolist())
+    values = [next(own) if is_written else nan for is_written in sample.loss_mask.tolist()]
+    return [float(f"{value:.{_DIGITS}g}") if isfinite(value) else None for value in values]

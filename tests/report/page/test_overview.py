@@ -10,7 +10,7 @@ import pytest
 from tests.report.page.lines import run_of, steps_of
 from tests.report.page.made_runs import begun, ended, metrics_line, number
 
-from gspo.metrics.diagnoses import diagnoses
+from gspo.metrics.words import diagnoses
 from gspo.report.page import told as told_module
 from gspo.report.page.overview import duration, named_diagnoses, overview, scores
 from gspo.report.run_files import RunFiles

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.metrics.evaluation import Measure, measures
+from gspo.metrics.words import Measure, measures
 from gspo.report.page.arms import Arm
 from gspo.report.page.series import Series, length_of, places_of, series_of
 from gspo.report.page.traces import COLOURS, Trace, area, band, curve, heat_map, rounded

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from gspo.metrics.evaluation import measures
+from gspo.metrics.words import measures
 from gspo.report.page.arms import Arm, differences
 from gspo.report.page.charts import Chart
 from gspo.report.page.glossary import anchor, general_name, glossary

@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gspo.metrics.diagnoses import WINDOW, diagnoses
-from gspo.metrics.evaluation import measured, measures
 from gspo.metrics.numbers import is_number
+from gspo.metrics.words import WINDOW, diagnoses, measured, measures
 from gspo.recipe.sections import ActorConfig
 from gspo.report.page.told import history_told, seconds_of, state_told
 from gspo.report.run_files import RunFiles

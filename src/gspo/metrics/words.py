@@ -1,11 +1,14 @@
-"""What the numbers say, in words: named diagnoses with what to do about them."""
+"""What the numbers of a run say, in words: its scores on held-out queries, and named diagnoses with what to do."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gspo.metrics.numbers import is_number
+from gspo.errors import visible
+from gspo.evaluation.estimate import HeldOutScore
+from gspo.metrics.numbers import Metrics, is_number
 from gspo.recipe.published import PUBLISHED
 from gspo.recipe.sections import ActorConfig
 
@@ -15,22 +18,75 @@ _FEW = 5  # steps that a mean of noisy numbers has to have
 
 Lines = Sequence[Mapping[str, Any]]
 Table = Mapping[str, bool]  # "name: sentence", and whether it holds
+_PASS, _REWARD = "/pass_at_1", "/reward_mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A score of an evaluated set.
+
+    Example: Measure(label="pass@1 (a)", name="evaluation/a/pass_at_1", error="evaluation/a/standard_error")
+    """
+
+    label: str
+    name: str  # of its metric
+    error: str  # of the metric that is its standard error over questions
+
+
+def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
+    """pass@1 of each evaluated set and, wherever it is not the same number, its mean reward."""
+    results: dict[str, Measure] = {}
+    for line in lines:
+        for name in line:
+            if name.startswith("evaluation/") and name.endswith(_PASS):
+                home = name.removesuffix(_PASS)
+                label, reward = home.removeprefix("evaluation/"), home + _REWARD
+                results.setdefault(name, Measure(label=f"pass@1 ({label})", name=name, error=f"{home}/standard_error"))
+                if is_number(line.get(reward)) and line[reward] != line[name]:
+                    error = f"{home}/reward_standard_error"
+                    results.setdefault(reward, Measure(label=f"reward ({label})", name=reward, error=error))
+    return list(results.values())
+
+
+def measured(line: Mapping[str, Any], measure: Measure) -> str:
+    """Such as `0.514 ± 0.022`; without the error, or without any number, where there is none."""
+    if not is_number(line.get(measure.name)):
+        return "–"
+    error = f" ± {line[measure.error]:.3f}" if is_number(line.get(measure.error)) else ""
+    return f"{line[measure.name]:.3f}{error}"
+
+
+def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
+    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
+    pass_at_1, *rewards = measures([metrics])
+    size, judges = score.pass_at_1.num_questions, score.num_judged_by
+    words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
+    words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
+    if len(judges) > 1:  # some of them may not be verifiers at all
+        words += f"; judged by {', '.join(f'{name}: {number}' for name, number in judges.items())}"
+    if score.num_unjudged:
+        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
+    return words
+
+
+def failure_summary(score: HeldOutScore) -> str:
+    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
+    if not score.first_failure:
+        return ""
+    return (
+        f"reward functions failed on some of {score.num_responses} held-out responses: {score.num_failed} count as not "
+        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
+    )
 
 
 def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:
     """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
-    actor, recent = actor or ActorConfig(), history[-WINDOW:]
-    table = {**_of_rewards_and_clipping(recent, actor), **_of_sampling(recent), **_of_updates(recent, len(history))}
+    recent = history[-WINDOW:]
+    table = {
+        **_of_rewards_and_clipping(recent, actor or ActorConfig()),
+        **_of_samples_and_updates(recent, len(history)),
+    }
     return dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
-
-
-def _numbers(lines: Lines, name: str) -> list[float]:
-    """The numbers of the steps that have one; a NaN, which is above and below nothing, where no step has."""
-    return [value for line in lines if is_number(value := line.get(name))] or [math.nan]
-
-
-def _mean(lines: Lines, name: str) -> float:
-    return statistics.fmean(_numbers(lines, name))
 
 
 def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
@@ -59,20 +115,9 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     }
 
 
-def _of_sampling(recent: Lines) -> Table:
+def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     cut, gap = _mean(recent, "response/truncated_fraction"), _mean(recent, "mismatch/logprob_gap_mean")
     effective = _mean(recent, "ratio/effective_fraction")
-    return {
-        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
-        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
-        """: gap >= 0.05,
-        f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
-        actor.mini_batches or actor.optimizer.lr
-        """: effective < 0.5,
-    }
-
-
-def _of_updates(recent: Lines, num_steps: int) -> Table:
     to_noise = _numbers(recent, "gradient/signal_to_noise")
     ratio = statistics.fmean(to_noise)
     shares = [pair for line in recent if (pair := _longest(line)) is not None] or [(math.nan, math.nan)]
@@ -80,6 +125,12 @@ def _of_updates(recent: Lines, num_steps: int) -> Table:
     # The median: a single step of nearly equal returns has an explained variance of any size below 0.
     explained = statistics.median(_numbers(recent, "critic/explained_variance"))
     return {
+        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
+        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
+        """: gap >= 0.05,
+        f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
+        actor.mini_batches or actor.optimizer.lr
+        """: effective < 0.5,
         f"""noisy_gradient: a mini-batch's gradient is lost in its noise (signal-to-noise ratio {ratio:.3f}): raise
         rollout.queries_per_step, or lower actor.mini_batches
         """: len(to_noise) >= _FEW and ratio < 0.05,
@@ -92,6 +143,15 @@ def _of_updates(recent: Lines, num_steps: int) -> Table:
         """not_finite: updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr
         """: _mean(recent, "policy/skipped_updates") > 0,
     }
+
+
+def _numbers(lines: Lines, name: str) -> list[float]:
+    """The numbers of the steps that have one; a NaN, which is above and below nothing, where no step has."""
+    return [value for line in lines if is_number(value := line.get(name))] or [math.nan]
+
+
+def _mean(lines: Lines, name: str) -> float:
+    return statistics.fmean(_numbers(lines, name))
 
 
 def _longest(line: Mapping[str, Any]) -> tuple[float, float] | None:
