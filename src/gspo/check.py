@@ -13,8 +13,8 @@ from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction
-from gspo.reward.probe import JUNK, probe
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import JUNK, probe
 from gspo.run.directory import check_absent
 from gspo.run.prepare import load_inputs
 from gspo.run.summary import arithmetic, objective

@@ -9,8 +9,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.reward.calls import Threads
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction, Threads
 from gspo.reward.score import score
 
 

@@ -12,8 +12,8 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 from gspo.reward import gym
 from gspo.reward.builtin import reasoning_gym as reward
+from gspo.reward.functions import EVALUATING_TASKS
 from gspo.reward.gym import integer_value, parse_expression
-from gspo.reward.probe import EVALUATING_TASKS
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs others
 # Smaller than they come, for they take seconds to make.

@@ -10,8 +10,7 @@ from gspo import cli
 from gspo.errors import UserError
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe
-from gspo.reward.functions import load_functions
-from gspo.reward.probe import EVALUATING_TASKS, check_origin
+from gspo.reward.functions import EVALUATING_TASKS, check_origin, load_functions
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gspo.evaluation.estimate import Estimate, HeldOutScore, estimate
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction
 from gspo.reward.score import score
 from gspo.rollout.engine import Engine
 from gspo.rollout.random_numbers import SamplingKey

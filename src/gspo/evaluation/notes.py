@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gspo.evaluation.held_out import verdict
 from gspo.recipe.schema import Recipe
-from gspo.reward.probe import JUNK
+from gspo.reward.functions import JUNK
 from gspo.types import Score
 
 

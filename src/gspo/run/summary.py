@@ -9,7 +9,7 @@ from gspo.metrics.evaluation import measured, measures
 from gspo.model.policy import Policy
 from gspo.queries.source import QuerySet
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction
 
 
 def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
