@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
 from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async
 from gspo.reward.processes import Processes
-from gspo.reward.score import check_columns, score
+from gspo.reward.score import arguments_of, score
 from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Sample, Score
 
@@ -49,8 +50,10 @@ def load_functions(
         raise UserError("the recipe has no reward", where="reward", fix=fix)
     for function in functions:
         function.host.open()
-    names = _unique([function.name for function in functions])
-    return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
+    names = [function.name for function in functions]
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]  # equal names: format, format_2
+    suffixes = ["" if count == 1 else f"_{count}" for count in counts]
+    return tuple(replace(f, name=f.name + suffix) for f, suffix in zip(functions, suffixes, strict=True))
 
 
 def close_functions(functions: Sequence[RewardFunction]) -> None:
@@ -68,23 +71,16 @@ def _given_function(function: Function) -> RewardFunction:
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
-    call = find_function(reward.function)
+    name, call = reward.function, find_function(reward.function)
     _check_options(reward, call)
+    is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls
     return RewardFunction(
-        name=reward.function.rpartition(":")[2],
+        name=name.rpartition(":")[2],
         call=call,
-        weight=reward.weight,
-        time_limit_seconds=reward.time_limit_seconds,
-        options=reward.options,
-        only_options=OPTIONS.get(reward.function, ()),
-        host=Processes(
-            reward.function,
-            is_async=is_async(call),
-            concurrent_calls=reward.concurrent_calls,
-            is_verifier=reward.function in VERIFIERS,
-        ),
-        per=reward.per,
+        only_options=OPTIONS.get(name, ()),
+        host=Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier),
         segment_separator=segment_separator,
+        **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
     )
 
 
@@ -97,19 +93,8 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
         takes_any, accepted = False, list(OPTIONS[reward.function])
     for option in reward.options:
         if option not in accepted and not (takes_any and option not in named):
-            fix = f"it takes: {', '.join(accepted)}" if accepted else "it takes none"
-            raise UserError(
-                f"reward function {reward.function} has no option {option!r}", where="reward.options", fix=fix
-            )
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """The names, the second and later of equal ones numbered: format, format_2."""
-    unique: list[str] = []
-    for position, name in enumerate(names):
-        count = names[: position + 1].count(name)
-        unique.append(name if count == 1 else f"{name}_{count}")
-    return unique
+            what = f"reward function {reward.function} has no option {option!r}"
+            raise UserError(what, where="reward.options", fix=f"it takes: {', '.join(accepted) or 'none'}")
 
 
 def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
@@ -141,7 +126,8 @@ def probe(
     Raises UserError for a function that needs a column which is not there, raises, crashes,
     runs over its time limit, or returns what is no score.
     """
-    check_columns([*train[:1], *held_out[:1]], functions)
+    for query, function in product([*train[:1], *held_out[:1]], functions):
+        arguments_of(query, (), function)
     answer = train[0].columns.get("answer")
     texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))

@@ -21,12 +21,6 @@ Part = float | Tensor | Failure | None  # what a function says of a sample: of a
 
 MAX_MASKED_FRACTION = 0.2
 
-_FIXES: Mapping[FailureKind, str] = {
-    "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
-    "timed_out": "make it faster or raise time_limit_seconds",
-    "invalid": "return a list with a finite number for each completion, or None where the function does not apply",
-}
-
 
 def score(
     groups: Sequence[Group],
@@ -44,18 +38,11 @@ def score(
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
     the samples are masked; where `strict`, for the first call that fails.
     """
-    scores = _Scores(groups, functions, strict=strict, max_masked_fraction=max_masked_fraction)
+    scores = _Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
     calls = [_call(group.samples, function) for group in groups for function in functions]
     run_calls(calls, scores.add, check_stop)
     batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
-
-
-def check_columns(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> None:
-    """UserError where a function needs a column that a query does not have; calls nothing."""
-    for query in queries:
-        for function in functions:
-            _arguments(query, (), function)
 
 
 class _Scores:
@@ -65,21 +52,13 @@ class _Scores:
     """
 
     def __init__(
-        self,
-        groups: Sequence[Group],
-        functions: Sequence[RewardFunction],
-        *,
-        strict: bool,
-        max_masked_fraction: float,
+        self, functions: Sequence[RewardFunction], num_samples: int, strict: bool, max_masked_fraction: float
     ) -> None:
         self.seconds = dict.fromkeys((function.name for function in functions), 0.0)  # of all calls
-        self._num_samples = sum(len(group.samples) for group in groups)
-        self._functions = functions
-        self._strict = strict
-        self._max_masked_fraction = max_masked_fraction
+        self._functions, self._num_samples = functions, num_samples
+        self._strict, self._max_masked_fraction = strict, max_masked_fraction
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
-        self._masked: set[Sample] = set()
-        self._first_mask: UserError | None = None
+        self._masked: dict[Sample, UserError] = {}
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
@@ -96,13 +75,26 @@ class _Scores:
             return [_call((sample,), function) for sample in call.samples]
         values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
         for sample, value in zip(call.samples, values, strict=True):
-            part = value if value is None or isinstance(value, str) else to_token_rewards(value, function.per, sample)
+            part: Part | str = to_token_rewards(value, function.per, sample)
             if isinstance(part, str):
-                self._fail(sample, function, reply.kind or "invalid", part)
-            else:
-                self._parts[sample, function.name] = part
-        self._check()
+                name, kind = f"reward function {function.name}", reply.kind or "invalid"
+                if function.weight != 0 or self._strict:
+                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
+                    self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
+                part = Failure(kind=kind, message=f"{name}: {part}")
+            self._parts[sample, function.name] = part
+        self._check_masked()
         return ()
+
+    def _check_masked(self) -> None:
+        masked, total = len(self._masked), self._num_samples
+        first = next(iter(self._masked.values()), None)
+        if first is not None and self._strict:
+            raise first
+        if first is not None and masked > self._max_masked_fraction * total:
+            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
+            fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
+            raise UserError(what, where=first.where, fix=fix)
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
@@ -126,33 +118,16 @@ class _Scores:
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
 
-    def _fail(self, sample: Sample, function: RewardFunction, kind: FailureKind, what: str) -> None:
-        name = f"reward function {function.name}"
-        self._parts[sample, function.name] = Failure(kind=kind, message=f"{name}: {what}")
-        if function.weight == 0 and not self._strict:
-            return
-        self._masked.add(sample)
-        if self._first_mask is None:
-            where = f"{name}, row {sample.query.id}"
-            self._first_mask = UserError(what, where=where, fix=_fix(kind, what, function.per))
 
-    def _check(self) -> None:
-        if (first := self._first_mask) is None:
-            return
-        if self._strict:
-            raise first
-        masked, total = len(self._masked), self._num_samples
-        if masked > self._max_masked_fraction * total:
-            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
-            fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
-            raise UserError(what, where=first.where, fix=fix)
-
-
-def to_token_rewards(value: float | Sequence[float], per: Per, sample: Sample) -> float | Float[Tensor, "W"] | str:
+def to_token_rewards(
+    value: float | Sequence[float] | str | None, per: Per, sample: Sample
+) -> float | Float[Tensor, "W"] | str | None:
     """One reward for all, or one for each token, in float64: a segment's is earned by its last token.
 
-    A text says why the value is not of the right form.
+    A text says why there is none, or why the value is not of the right form; None: the function does not apply.
     """
+    if value is None or isinstance(value, str):
+        return value
     if per == "response":
         return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
     expected = sample.num_written if per == "token" else len(sample.segments)
@@ -175,13 +150,15 @@ def _total(part: float | Tensor) -> float:
 
 
 def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
-    if kind == "raised" and "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
+    if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
         return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
-    if kind == "invalid" and per != "response":
-        return (
-            f"return, for each completion, a list with a finite number for each {per}, or None where it does not apply"
-        )
-    return _FIXES.get(kind)
+    due = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
+    fixes: Mapping[FailureKind, str] = {
+        "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
+        "timed_out": "make it faster or raise time_limit_seconds",
+        "invalid": f"return a list with {due} for each completion, or None where the function does not apply",
+    }
+    return fixes.get(kind)
 
 
 def _count(number: int, noun: str) -> str:
@@ -189,11 +166,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _call(samples: Sequence[Sample], function: RewardFunction) -> Call:
-    return Call(function=function, samples=samples, arguments=_arguments(samples[0].query, samples, function))
+    return Call(function=function, samples=samples, arguments=arguments_of(samples[0].query, samples, function))
 
 
-def _arguments(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, Any]:
-    """What the function takes of the query's columns, by name, with one entry a completion."""
+def arguments_of(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, Any]:
+    """What the function takes of the query's columns, by name, with one entry a completion.
+
+    Raises UserError where it needs what is not there.
+    """
     size, is_text = len(samples), isinstance(query.prompt, str)
     texts = [sample.text for sample in samples]
     own: dict[str, Any] = {
@@ -212,15 +192,11 @@ def _arguments(query: Query, samples: Sequence[Sample], function: RewardFunction
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
     if missing:
-        names = ", ".join(query.columns) or "none"  # what is there besides is not the data's
+        what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
         fix = "rename the column or the parameter, or give it under the reward's options"
         if "segments" in missing:
             fix = "set per: segment beside the function, or rename the parameter"
-        raise UserError(
-            f"it needs {', '.join(missing)}; the columns there are: {names}",
-            where=f"reward function {function.name}, row {query.id}",
-            fix=fix,
-        )
+        raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return available
     return {p.name: available[p.name] for p in parameters if p.name in available}
