@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,14 +30,13 @@ class Host(Protocol):
     """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
     `num_places` threads call `make` at once, with all calls that wait, or with one. `stop` ends or abandons what runs,
-    so that they return, and `open` begins anew; `close` ends the processes too.
+    so that they return, and once `stopped` is set nothing begins; `close` ends the processes too.
     """
 
     num_places: int
     takes_all: bool
 
-    def open(self) -> None: ...
-    def make(self, calls: Sequence["Call"]) -> Sequence[Reply]: ...
+    def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -49,23 +48,18 @@ class Threads:
     and neither holds a place nor keeps the program from ending.
     """
 
+    num_places = MAX_CONCURRENT_CALLS
     takes_all = False
 
-    def __init__(self, *, concurrent_calls: int = MAX_CONCURRENT_CALLS) -> None:
-        self.num_places = concurrent_calls
+    def __init__(self) -> None:
         self._running: set[Future[Reply]] = set()
-        self._is_stopped = False
 
-    def open(self) -> None:
-        """Get ready to make calls."""
-        self._is_stopped = False
-
-    def make(self, calls: Sequence["Call"]) -> Sequence[Reply]:
+    def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         (call,) = calls
         function, size, future = call.function, len(call.samples), Future[Reply]()
         make = partial(function.call, **call.arguments)
-        if function.is_async:
+        if is_async(function.call):
             coroutine = reply_of_coroutine(make, function.call, size)
             future = asyncio.run_coroutine_threadsafe(coroutine, _responsive_loop())
         else:
@@ -73,7 +67,7 @@ class Threads:
             threading.Thread(target=work, name="reward call", daemon=True).start()
         self._running.add(future)
         try:
-            limit = 0 if self._is_stopped else min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
+            limit = 0 if stopped.is_set() else min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
             return [future.result(timeout=limit)]
         except (TimeoutError, CancelledError):
             return [timed_out(function.time_limit_seconds)]
@@ -83,7 +77,6 @@ class Threads:
 
     def stop(self) -> None:
         """Cancel or abandon whatever runs."""
-        self._is_stopped = True
         for future in list(self._running):
             future.cancel()
 
@@ -128,11 +121,6 @@ class RewardFunction:
     per: Per = "response"  # what it gives a number for
     segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
 
-    @property
-    def is_async(self) -> bool:
-        """Whether a call gives a coroutine."""
-        return is_async(self.call)
-
 
 def is_async(function: Function) -> bool:
     """Whether a function, or an object that is called, gives a coroutine."""
@@ -164,13 +152,14 @@ def run_calls(
     """
     pools = {host: ThreadPoolExecutor(host.num_places, "reward") for host in {call.function.host for call in calls}}
     finished: SimpleQueue[Future[list[tuple[Call, Reply, float]]]] = SimpleQueue()
-    waiting, num_running = list(calls), 0
+    waiting, num_running, stopped = list(calls), 0, threading.Event()
     try:
-        for host in pools:
-            host.open()
         while waiting or num_running:
-            for batch in _batches(waiting):
-                pools[batch[0].function.host].submit(_make, batch).add_done_callback(finished.put)
+            batches: dict[Host | Call, list[Call]] = {}
+            for call in waiting:
+                batches.setdefault(call.function.host if call.function.host.takes_all else call, []).append(call)
+            for batch in batches.values():
+                pools[batch[0].function.host].submit(_make, batch, stopped).add_done_callback(finished.put)
                 num_running += 1
             waiting.clear()
             check_stop()
@@ -179,25 +168,15 @@ def run_calls(
                     waiting.extend(handle(call, reply, seconds))
                 num_running -= 1
     finally:
+        stopped.set()
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         for host in pools:
             host.stop()
 
 
-def _batches(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
-    """The calls that are made together: all of a host that takes all, else each by itself."""
-    together: dict[Host, list[Call]] = {}
-    for call in calls:
-        if call.function.host.takes_all:
-            together.setdefault(call.function.host, []).append(call)
-        else:
-            yield [call]
-    yield from together.values()
-
-
-def _make(calls: Sequence[Call]) -> list[tuple[Call, Reply, float]]:
+def _make(calls: Sequence[Call], stopped: threading.Event) -> list[tuple[Call, Reply, float]]:
     started = time.monotonic()
-    replies = calls[0].function.host.make(calls)
+    replies = calls[0].function.host.make(calls, stopped)
     seconds = (time.monotonic() - started) / len(calls)
     return [(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]

@@ -48,8 +48,6 @@ def load_functions(
     if not functions:
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
-    for function in functions:
-        function.host.open()
     names = [function.name for function in functions]
     counts = [names[: place + 1].count(name) for place, name in enumerate(names)]  # equal names: format, format_2
     suffixes = ["" if count == 1 else f"_{count}" for count in counts]

@@ -73,21 +73,13 @@ class Processes:
         }
         self._directory = Path("/") if is_verifier else Path.cwd()
         self._lock = threading.Lock()
-        self._is_stopped = False
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
-
-    def open(self) -> None:
-        """Start the first process, so that it imports its function while other things are done."""
-        with self._lock:
-            self._is_stopped = False
-            if not self._workers:
-                self._free_worker()
+        self._free_worker()  # it imports its function while other things are done
 
     def stop(self) -> None:
         """Kill the processes that are in the midst of calls."""
         with self._lock:
-            self._is_stopped = True
             busy = [worker for worker in self._workers if worker.is_busy]
         for worker in busy:
             worker.end()
@@ -96,14 +88,14 @@ class Processes:
         """Kill all processes."""
         _end_all(self._workers)
 
-    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
+    def make(self, calls: Sequence[Call], stopped: threading.Event) -> Sequence[Reply]:
         """Make the calls in a free process; UserError where the processes cannot start."""
         request = [(len(call.samples), self._pickled(call), call.function.time_limit_seconds) for call in calls]
         seconds = limit = calls[0].function.time_limit_seconds
         if self.takes_all:
             seconds = (limit + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
         with self._lock:
-            if self._is_stopped:
+            if stopped.is_set():
                 return [Reply()] * len(calls)
             worker = self._free_worker()
             worker.is_busy = True
@@ -117,7 +109,7 @@ class Processes:
         finally:
             worker.is_busy = False
         if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
-            return [reply for call in calls for reply in self.make([call])]
+            return [reply for call in calls for reply in self.make([call], stopped)]
         if is_late:
             return [timed_out(limit)]
         if self._setup["is_verifier"] and status in ANSWERS_FAULT and len(calls[0].samples) == 1:
