@@ -46,7 +46,6 @@ from gspo.reward.worker import main
 main(link, setup, sys.argv[2])
 """
 
-
 MESSAGE = TypeAdapter(tuple[int, list[Reply]])  # the number of the request, and what came of its calls
 
 

@@ -38,14 +38,14 @@ def score(
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
     the samples are masked; where `strict`, for the first call that fails.
     """
-    scores = _Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
+    scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
     calls = [_call(group.samples, function) for group in groups for function in functions]
     run_calls(calls, scores.add, check_stop)
     batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 
 
-class _Scores:
+class Scores:
     """The parts and failures of a step's samples, and the scores that they add up to.
 
     Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the samples masked.

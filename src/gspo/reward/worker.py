@@ -82,15 +82,10 @@ async def _coroutines(function: Function, requests: Sequence[Request], num_place
     places = asyncio.Semaphore(num_places)
 
     async def make(size: int, arguments: bytes, limit: float) -> Reply:
-        async with places:
-            call = partial(_call, function, arguments)
-            task = asyncio.ensure_future(reply_of_coroutine(call, function, size))
-            await asyncio.wait({task}, timeout=limit)
-            if task.done():
-                return task.result()
-            task.cancel()
-            await asyncio.wait({task})  # one that does not end holds all up, until the trainer ends the process
-            return timed_out(limit)
+        # One that does not end when it is cancelled holds all up, until the trainer ends the process.
+        async with places, asyncio.timeout(limit) as timer:
+            reply = await reply_of_coroutine(partial(_call, function, arguments), function, size)
+        return timed_out(limit) if timer.expired() else reply
 
     return await asyncio.gather(*(make(*request) for request in requests))
 
