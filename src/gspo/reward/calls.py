@@ -143,7 +143,7 @@ class Call:
 def run_calls(
     calls: Sequence[Call],
     handle: Callable[[Call, Reply, float], Sequence[Call]],
-    check_stop: Callable[[], None] = lambda: None,
+    check_stop: Callable[[], None],
 ) -> None:
     """Make the calls, and hand over each with its reply and the seconds it took, in the order in which they finish.
 
