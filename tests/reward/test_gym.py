@@ -179,6 +179,14 @@ def test_an_expression_is_mathematics_or_nothing(text: str) -> None:
         integer_value(text)
 
 
+@pytest.mark.parametrize("text", ["5 | 2", "6 & 3", "4 ^ 1", "1 << 3", "~1", "x & y"])
+def test_operators_on_bits_are_for_integers_alone(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_expression(text)
+    with pytest.raises(ValueError):
+        integer_value(f"x + ({text})")
+
+
 def test_expressions_are_sympys() -> None:
     from sympy.parsing.sympy_parser import parse_expr
 
