@@ -71,7 +71,7 @@ def _value(text: str, names: Mapping[str, Any]) -> Any:
         raise ValueError(f"longer than {MAX_CHARACTERS} characters, or with a number of {MAX_DIGITS} digits")
     try:
         return _evaluate(ast.parse(text.strip(), mode="eval").body, names)
-    except (SyntaxError, MemoryError, RecursionError) as error:
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"no expression: {type(error).__name__}") from None
 
 
