@@ -8,7 +8,7 @@ from gspo.evaluation.held_out import verdict
 from gspo.model.policy import check_vocabulary
 from gspo.model.tokenizer import named_stop_ids
 from gspo.recipe.schema import Recipe
-from gspo.reward.probe import JUNK
+from gspo.reward.functions import JUNK
 from gspo.run.console import arithmetic, objective
 from gspo.run.directory import check_absent
 from gspo.run.prepare import Inputs, load_inputs

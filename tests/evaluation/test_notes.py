@@ -7,7 +7,7 @@ import pytest
 from gspo.evaluation.held_out import evaluation_notes
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
-from gspo.reward.probe import JUNK
+from gspo.reward.functions import JUNK
 from gspo.types import Score
 
 Parts = dict[str, float | None]

@@ -11,7 +11,8 @@ import pytest
 from tests.samples import sample_of
 
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.functions import RewardFunction, close_functions, load_functions
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import close_functions, load_functions
 from gspo.types import Group, Messages, Query
 
 Groups = Callable[..., list[Group]]

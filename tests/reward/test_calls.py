@@ -9,8 +9,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.reward.calls import Threads
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction, Threads
 from gspo.reward.score import score
 
 
@@ -146,7 +145,8 @@ def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(gr
         at_once[0] -= 1
         return [1.0] * len(completions)
 
-    places = Threads(concurrent_calls=1)
+    places = Threads()
+    places.num_places = 1
     slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3, host=places)
     scored = score(groups(*[["x"]] * 20), [slow])  # 0.6 s in all: twice the limit of one call
     assert most == [1] and rewards(scored) == [1.0] * 20

@@ -93,7 +93,9 @@ def test_a_coroutine_over_its_limit_is_cancelled_and_its_process_goes_on(groups:
             return [os.getpid() + cancelled / 2]
     """
     function = named(source, time_limit_seconds=0.3)
-    first = rewards(score(groups(["stuck"], *[["a"]] * 9), [function]))
+    scored = score(groups(["stuck"], *[["a"]] * 9), [function])
+    first, failure = rewards(scored), scores_of(scored)[0].failure
+    assert failure is not None and failure.kind == "timed_out"
     assert first[0] is None and len(set(first[1:])) == 1 and first[1] is not None
     assert rewards(score(groups(["a"]), [function])) == [first[1] + 0.5]
 

@@ -11,6 +11,7 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
+from gspo.reward.calls import is_async
 from gspo.reward.functions import load_functions
 
 
@@ -106,7 +107,7 @@ class Judge:
 
 def test_objects_with_an_async_call_are_known_as_async() -> None:
     (judge,) = load_functions((), Judge())
-    assert judge.is_async and judge.name == "Judge"
+    assert is_async(judge.call) and judge.name == "Judge"
 
 
 @pytest.mark.parametrize("given", [None, []])

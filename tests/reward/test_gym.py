@@ -12,8 +12,8 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 from gspo.reward import gym
 from gspo.reward.builtin import reasoning_gym as reward
+from gspo.reward.functions import EVALUATING_TASKS
 from gspo.reward.gym import integer_value, parse_expression
-from gspo.reward.probe import EVALUATING_TASKS
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs others
 # Smaller than they come, for they take seconds to make.
@@ -177,6 +177,14 @@ def test_an_expression_is_mathematics_or_nothing(text: str) -> None:
         parse_expression(text)
     with pytest.raises(ValueError):
         integer_value(text)
+
+
+@pytest.mark.parametrize("text", ["5 | 2", "6 & 3", "4 ^ 1", "1 << 3", "~1", "x & y"])
+def test_operators_on_bits_are_for_integers_alone(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_expression(text)
+    with pytest.raises(ValueError):
+        integer_value(f"x + ({text})")
 
 
 def test_expressions_are_sympys() -> None:

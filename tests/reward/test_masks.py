@@ -9,7 +9,7 @@ from tests.samples import advantages_of, scores_of
 
 from gspo.errors import UserError
 from gspo.learner.advantages import with_advantages
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction
 from gspo.reward.score import score
 from gspo.types import Batch, Failure
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.reward.math_pairs import RIGHT_BUT_NOT_READ, RIGHT_PAIRS, WRONG_PAIRS
 
-from gspo.reward.math import math
+from gspo.reward.builtin import math
 
 
 @pytest.mark.parametrize(("gold", "completion"), RIGHT_PAIRS)

@@ -11,8 +11,8 @@ from gspo.errors import UserError
 from gspo.loop import train
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe
-from gspo.reward.functions import load_functions
-from gspo.reward.probe import EVALUATING_TASKS, check_origin
+from gspo.reward.functions import EVALUATING_TASKS, check_origin, load_functions
+from gspo.loop import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 DATA = ("queries.procedural=null", "cold_start.steps=0", "rollout.queries_per_step=4")

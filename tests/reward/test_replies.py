@@ -1,13 +1,14 @@
 """What a reward's process sends is checked where it is read: a function may have found the connection."""
 
+import json
 import math
-import re
 from typing import Any
 
 import pytest
 from tests.samples import scores_of
 
-from gspo.reward.reply import Reply, read_reply
+from gspo.reward.processes import MESSAGE
+from gspo.reward.reply import Reply
 from gspo.reward.score import score
 
 # The function finds its connection and sends what it likes before it returns.
@@ -20,6 +21,25 @@ FORGER = """
             link.send_bytes({message})
         return [1.0] * len(completions)
 """
+FORGED: tuple[dict[str, Any], ...] = (
+    {"values": [math.nan]},
+    {"values": [math.inf]},
+    {"values": [10**400]},
+    {"values": [1e101]},
+    {"values": [[1.0, math.nan]]},
+    {"values": [[[1.0]]]},
+    {"values": [True]},
+    {"values": [{}]},
+    {"values": [1.0, 1.0]},
+    {"values": 3},
+    {},
+    {"values": [1.0], "kind": "none"},
+    {"values": [1.0], "kind": []},
+    {"values": [1.0], "what": 3},
+    {"user_error": "x"},
+    {"user_error": ["what"]},
+    {"user_error": [1, 2, 3]},
+)
 MESSAGES = (
     "b'garbage'",
     "b''",
@@ -34,6 +54,10 @@ MESSAGES = (
     "b'[1, [{}, {}]]'",
     "b'[1, 3]'",
     "b'[null, [[3]]]'",
+    *(
+        repr(json.dumps([1, [fields]]).encode())  # 1: the first request after that whether it is ready
+        for fields in FORGED
+    ),
 )
 
 
@@ -49,38 +73,24 @@ def test_a_message_that_is_none_masks_the_response_with_the_reason(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"values": [1.0, math.nan]}, "it returns nan"),
-        ({"values": [1.0, math.inf]}, "it returns inf"),
-        ({"values": [1.0, 10**400]}, "what is no reply"),
-        ({"values": [1.0, [1.0, math.nan]]}, "it returns nan as number 2 of 2"),
-        ({"values": [1.0, [[1.0]]]}, "it returns"),
-        ({"values": [1.0, {}]}, "it returns {}"),
-        ({"values": [1.0]}, "1 values for 2 completions"),
-        ({"values": 3}, "it returns 3 for 2"),
-        ({}, "0 values"),
-        ({"values": [1.0, 1.0], "more": 1}, "what is no reply"),
-        ({"values": [1.0, 1.0], "kind": "timed_out"}, "what is no reply"),
-        ({"values": [1.0, 1.0], "kind": []}, "what is no reply"),
-        ({"values": [1.0, 1.0], "what": 3}, "what is no reply"),
-        ({"user_error": "x"}, "what is no reply"),
-        ({"user_error": ["what"]}, "what is no reply"),
-        ({"user_error": [1, 2, 3]}, "what is no reply"),
-    ],
-)
-def test_a_reply_that_is_none_counts_as_failed(fields: dict[str, Any], said: str) -> None:
-    reply = read_reply(fields, 2)
-    whats = [reply.what, *(value for value in reply.values if isinstance(value, str))]
-    assert any(re.search(re.escape(said), what) for what in whats), reply
-
-
 def test_what_a_process_says_is_read_as_it_was_meant() -> None:
-    for reply in (
+    replies = [
         Reply(values=[1.0, None]),
         Reply(values=["it returns 'x' for a completion", [1.0, 2.0]]),
         Reply(kind="raised", what="it raises KeyError"),
-        Reply(user_error=["what", None, "fix"]),
-    ):
-        assert read_reply(vars(reply), 2) == reply
+        Reply(user_error=("what", None, "fix")),
+    ]
+    message = json.dumps([7, [vars(reply) for reply in replies]])
+    assert MESSAGE.validate_json(message, strict=True) == (7, replies)
+
+
+def test_an_error_with_half_a_character_in_it_is_read_too(groups: Any, named: Any) -> None:
+    source = """
+        def f(completions, **columns):
+            if "bad" in completions:
+                raise ValueError("\\ud800")
+            return [1.0] * len(completions)
+    """
+    scored = score(groups(["bad"], *[["good"]] * 5), [named(source)])
+    failure = scores_of(scored)[0].failure
+    assert failure is not None and failure.kind == "raised" and "it raises ValueError: ?" in failure.message

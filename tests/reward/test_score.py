@@ -10,7 +10,8 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.functions import RewardFunction, close_functions, load_functions
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 
 

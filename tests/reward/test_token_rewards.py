@@ -15,8 +15,9 @@ from tests.samples import sample_of, scores_of
 from gspo.errors import UserError
 from gspo.learner.advantages import with_advantages
 from gspo.recipe.sections import ActorConfig, Per, RewardConfig
-from gspo.reward.functions import RewardFunction, close_functions, load_functions
-from gspo.reward.named import find_function
+from gspo.reward.builtin import find_function
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
 from gspo.run.checkpoint.codec import decode, encode

@@ -9,8 +9,8 @@ import pytest
 
 from gspo import cli
 from gspo.errors import UserError
-from gspo.reward.functions import RewardFunction
-from gspo.reward.probe import JUNK, probe
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import JUNK, probe
 from gspo.types import Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"

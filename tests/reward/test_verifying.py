@@ -13,10 +13,11 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.builtin import exact_match
-from gspo.reward.functions import RewardFunction, close_functions, load_functions
-from gspo.reward.math import math
-from gspo.reward.processes import LOADER_VARIABLES, MARK, Processes
+from gspo.reward.builtin import exact_match, math
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import close_functions, load_functions
+from gspo.reward.limits import MARK
+from gspo.reward.processes import LOADER_VARIABLES, Processes
 from gspo.reward.score import score
 
 
@@ -32,7 +33,7 @@ def verifier(tmp_path: Path) -> Iterator[Callable[..., RewardFunction]]:
     def build(judge: str) -> RewardFunction:
         source = """
             import ctypes, os, signal, time
-            from gspo.reward.builtin import within_cpu_limit
+            from gspo.reward.limits import within_cpu_limit
             def f(completions):
                 return [within_cpu_limit(0.3, judge, text) for text in completions]
         """

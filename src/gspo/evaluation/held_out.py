@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction
-from gspo.reward.probe import JUNK
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import JUNK
 from gspo.reward.score import score
 from gspo.rollout.engine import Engine
 from gspo.rollout.random_numbers import SamplingKey

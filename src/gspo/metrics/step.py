@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from gspo.errors import FailureKind
-from gspo.evaluation.estimate import HeldOutScore
+from gspo.evaluation.held_out import HeldOutScore
 from gspo.learner.advantages import rewards_differ
 from gspo.learner.optimizer import Noise
 from gspo.learner.update import MiniBatchReport

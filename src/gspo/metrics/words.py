@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.errors import visible
-from gspo.evaluation.estimate import HeldOutScore
+from gspo.evaluation.held_out import HeldOutScore
 from gspo.metrics.numbers import Metrics, is_number
 from gspo.recipe.published import PUBLISHED
 from gspo.recipe.sections import ActorConfig

@@ -1,22 +1,17 @@
-"""Built-in reward functions but for math, and what they share: texts, right answers, a limit of CPU time."""
+"""Built-in reward functions, and how a name in the recipe becomes a function, in the trainer and in its workers."""
 
-import contextlib
+import difflib
 import json
-import math as arithmetic
-import os
 import re
-import resource
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.reward.processes import MARK
+from gspo.recipe.callables import load_callable
+from gspo.reward.limits import within_cpu_limit
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-GRACE_SECONDS = 2  # of CPU time, after which a computation that does not heed its limit ends its process
 
 
 def exact_match(
@@ -26,7 +21,7 @@ def exact_match(
 
     Of a list in the column any entry is right; a whole number that is stored as 42.0 may be written 42 too.
     """
-    golds = gold_answers(columns, answer_column, function="exact_match")
+    golds = _golds(columns, answer_column, function="exact_match")
     return [
         float(_answer(completion) in right) if (right := _right_texts(gold)) else None
         for completion, gold in zip(completions, golds, strict=True)
@@ -46,7 +41,27 @@ def format_match(
         what = f"not a regular expression: {error}: {pattern!r}"
         raise UserError(what, where="reward function format", fix="fix its option pattern") from None
     match = compiled.fullmatch if full_match else compiled.search
-    return [float(match(completion_text(completion)) is not None) for completion in completions]
+    return [float(match(_text(completion)) is not None) for completion in completions]
+
+
+def math(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    answer_column: str = "answer",
+    seconds_per_answer: float = 2.0,
+    **columns: Any,
+) -> list[float | None]:
+    """1.0 where the completion's last answer equals the column's, 0.0 where not or where it takes more CPU seconds.
+
+    None where the column is empty.
+    """
+    from gspo.reward.final_answer import score
+
+    return [
+        None if _is_blank(gold) else within_cpu_limit(seconds_per_answer, score, str(gold), _text(completion))
+        for gold, completion in zip(_golds(columns, answer_column, function="math"), completions, strict=True)
+    ]
 
 
 def reasoning_gym(
@@ -70,25 +85,25 @@ def reasoning_gym(
     return [within_cpu_limit(seconds_per_answer, score, *row) for row in rows]
 
 
-def completion_text(completion: Any) -> str:
+def _text(completion: Any) -> str:
     """A completion's text: itself, or the content of its last message."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def _answer(completion: Any) -> str:
     """The stripped text in the last <answer>…</answer>; the whole stripped completion where there is no tag."""
-    text = completion_text(completion)
+    text = _text(completion)
     return (TAGGED.findall(text) or [text])[-1].strip()
 
 
-def is_blank(gold: Any) -> bool:
+def _is_blank(gold: Any) -> bool:
     """Whether a column's cell holds no answer: nothing, white space, NaN (an empty cell of Parquet), an empty list."""
     if isinstance(gold, float):
-        return arithmetic.isnan(gold)
+        return isnan(gold)
     return gold is None or (isinstance(gold, str) and not gold.strip()) or gold in ([], ())
 
 
-def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
+def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
     """The column of right answers; UserError where there is none, naming the columns there are."""
     if name not in columns:
         there = ", ".join(column for column in columns if column != "completion_ids") or "none"
@@ -98,7 +113,7 @@ def gold_answers(columns: Mapping[str, Any], name: str, *, function: str) -> lis
 
 
 def _right_texts(gold: Any) -> set[str]:
-    if is_blank(gold):
+    if _is_blank(gold):
         return set()
     if isinstance(gold, list | tuple):
         return {text for entry in gold for text in _right_texts(entry)}
@@ -106,40 +121,31 @@ def _right_texts(gold: Any) -> set[str]:
     return {str(gold).strip(), str(int(gold))} if is_whole else {str(gold).strip()}
 
 
-class _OutOfTime(BaseException):
-    """No Exception: the verifiers catch those."""
+BUILT_IN: Mapping[str, Callable[..., Any]] = {
+    "exact_match": exact_match,
+    "format": format_match,
+    "math": math,
+    "reasoning_gym": reasoning_gym,
+}
+VERIFIERS = ("math", "reasoning_gym")  # they compute what others have written
+# Keyword arguments that the recipe alone sets; what else they take is a column of the data.
+OPTIONS: Mapping[str, Sequence[str]] = {
+    "exact_match": ("answer_column",),
+    "format": ("pattern", "full_match"),
+    "math": ("answer_column", "seconds_per_answer"),
+    "reasoning_gym": ("seconds_per_answer",),
+}
 
 
-def within_cpu_limit(seconds: float, score: Callable[..., float], *arguments: Any) -> float:
-    """The score, 0.0 where it takes more than the seconds of CPU time, which a busy machine does not change."""
-    try:
-        with _cpu_limit(seconds):
-            return score(*arguments)
-    except (_OutOfTime, MemoryError, RecursionError):
-        return 0.0
-
-
-@contextlib.contextmanager
-def _cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise _OutOfTime at the limit; in a worker end the process where one long computation in C does not heed that.
-
-    Outside of the main thread, where no signal can be handled, there is no limit but the call's own.
-    """
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise _OutOfTime
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    previous = signal.signal(signal.SIGPROF, interrupt)
-    try:
-        if MARK in os.environ:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + GRACE_SECONDS, hard))
-        signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)  # again, where one is lost in a callback
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, previous)
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+def find_function(name: str) -> Callable[..., Any]:
+    """The function of a built-in's name, `module:name` or `file.py:name`; UserError where there is none."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ":" in name:
+        return load_callable(name, where="reward.function")
+    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
+    suggestion = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
+    fix = f"{suggestion} A function of your own is module:name or file.py:name"
+    if name.endswith(".py"):
+        fix = f"name the function in the file: {name}:function"
+    raise UserError(f"no built-in reward {name!r}", where="reward.function", fix=fix)

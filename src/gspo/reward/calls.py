@@ -1,108 +1,44 @@
-"""Many calls at once, each with a time limit that a stuck one cannot make others pay for."""
+"""Reward functions and their calls: many at once, each with a time limit, so that a stuck one costs no other."""
 
 import asyncio
+import inspect
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from gspo.reward.reply import Reply, reply_of, reply_of_coroutine
+from gspo.recipe.sections import Per, RewardConfig
+from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
+from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32
 LOOP_ANSWER_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 1e6  # a lock takes no timeout of any length
 LOOK_SECONDS = 0.2  # between two looks at whether the run is to stop
 
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # what arguments by name can be for
+
+Function = Callable[..., Any]
+
 
 class Host(Protocol):
     """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
     `num_places` threads call `make` at once, with all calls that wait, or with one. `stop` ends or abandons what runs,
-    so that they return, and `open` begins anew; `close` ends the processes too.
+    so that they return, and once `stopped` is set nothing begins; `close` ends the processes too.
     """
 
     num_places: int
     takes_all: bool
 
-    def open(self) -> None: ...
-    def make(self, calls: Sequence["Call"]) -> Sequence[Reply]: ...
+    def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
-    """A call to be made, of a function for `size` completions.
-
-    Example: Call(key=job, host=host, function=f, is_async=False, arguments={"completions": ["4"]}, size=1,
-    time_limit_seconds=60.0)
-    """
-
-    key: Any  # what its maker knows it by
-    host: Host
-    function: Callable[..., Any]
-    is_async: bool
-    arguments: Mapping[str, Any]
-    size: int
-    time_limit_seconds: float
-
-    def timed_out(self) -> Reply:
-        """The reply in place of one that does not come in time."""
-        return Reply(kind="timed_out", what=f"it ran over its time limit of {self.time_limit_seconds:g} s")
-
-
-class Finished(NamedTuple):
-    """A call, what came of it, and the seconds it took: of calls that were made together, an equal share."""
-
-    call: Call
-    reply: Reply
-    seconds: float
-
-
-def run_calls(waiting: deque[Call], check_stop: Callable[[], None] = lambda: None) -> Generator[Finished, None, None]:
-    """Make the calls, which are taken out of the queue, in the order they finish; a call's clock starts when it does.
-
-    More calls of the same hosts may be put in the queue while it goes on. However the loop over it ends, nothing is
-    left running: close the generator where an exception may end that loop.
-    """
-    pools = {call.host: ThreadPoolExecutor(call.host.num_places, "reward") for call in waiting}
-    finished: SimpleQueue[Future[list[Finished]]] = SimpleQueue()
-    num_running = 0
-    try:
-        for host in pools:
-            host.open()
-        while waiting or num_running:
-            batches: dict[Host | Call, list[Call]] = {}
-            for call in waiting:
-                batches.setdefault(call.host if call.host.takes_all else call, []).append(call)
-            waiting.clear()
-            for calls in batches.values():
-                pools[calls[0].host].submit(_make, calls).add_done_callback(finished.put)
-                num_running += 1
-            while True:
-                check_stop()
-                with suppress(Empty):
-                    yield from finished.get(timeout=LOOK_SECONDS).result()
-                    break
-            num_running -= 1
-    finally:
-        for pool in pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
-        for host in pools:
-            host.stop()
-
-
-def _make(calls: Sequence[Call]) -> list[Finished]:
-    started = time.monotonic()
-    replies = calls[0].host.make(calls)
-    seconds = (time.monotonic() - started) / len(calls)
-    return [Finished(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]
 
 
 class Threads:
@@ -112,40 +48,35 @@ class Threads:
     and neither holds a place nor keeps the program from ending.
     """
 
+    num_places = MAX_CONCURRENT_CALLS
     takes_all = False
 
-    def __init__(self, *, concurrent_calls: int = MAX_CONCURRENT_CALLS) -> None:
-        self.num_places = concurrent_calls
+    def __init__(self) -> None:
         self._running: set[Future[Reply]] = set()
-        self._is_stopped = False
 
-    def open(self) -> None:
-        """Get ready to make calls."""
-        self._is_stopped = False
-
-    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
+    def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         (call,) = calls
-        make, future = partial(call.function, **call.arguments), Future[Reply]()
-        if call.is_async:
-            coroutine = reply_of_coroutine(make, call.function, call.size)
+        function, size, future = call.function, len(call.samples), Future[Reply]()
+        make = partial(function.call, **call.arguments)
+        if is_async(function.call):
+            coroutine = reply_of_coroutine(make, function.call, size)
             future = asyncio.run_coroutine_threadsafe(coroutine, _responsive_loop())
         else:
-            work = partial(_deliver, future, partial(reply_of, make, call.function, call.size))
+            work = partial(_deliver, future, partial(reply_of, make, function.call, size))
             threading.Thread(target=work, name="reward call", daemon=True).start()
         self._running.add(future)
         try:
-            limit = 0 if self._is_stopped else min(call.time_limit_seconds, LONGEST_WAIT_SECONDS)
+            limit = 0 if stopped.is_set() else min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
             return [future.result(timeout=limit)]
         except (TimeoutError, CancelledError):
-            return [call.timed_out()]
+            return [timed_out(function.time_limit_seconds)]
         finally:
             future.cancel()
             self._running.discard(future)
 
     def stop(self) -> None:
         """Cancel or abandon whatever runs."""
-        self._is_stopped = True
         for future in list(self._running):
             future.cancel()
 
@@ -171,3 +102,81 @@ def _responsive_loop() -> asyncio.AbstractEventLoop:
             _loops.append(asyncio.new_event_loop())
             threading.Thread(target=_loops[-1].run_forever, name="reward event loop", daemon=True).start()
         return _loops[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFunction:
+    """A function in TRL's signature with what the recipe says about it.
+
+    Example: RewardFunction(name="format", call=format_match, weight=0.1, options={"pattern": "<answer>"})
+    """
+
+    name: str  # unique in the recipe: the key in Score.parts
+    call: Function
+    weight: float = 1.0
+    time_limit_seconds: float = RewardConfig.model_fields["time_limit_seconds"].default
+    options: Mapping[str, Any] = field(default_factory=dict)
+    only_options: Sequence[str] = ()  # parameters that no column of the data sets
+    host: Host = field(default_factory=Threads)  # where calls are made
+    per: Per = "response"  # what it gives a number for
+    segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
+
+
+def is_async(function: Function) -> bool:
+    """Whether a function, or an object that is called, gives a coroutine."""
+    own = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(own)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """A call of a function for some samples of one group.
+
+    Example: Call(function=function, samples=group.samples, arguments={"completions": ["4", "5"]})
+    """
+
+    function: RewardFunction
+    samples: Sequence[Sample]
+    arguments: Mapping[str, Any]
+
+
+def run_calls(
+    calls: Sequence[Call],
+    handle: Callable[[Call, Reply, float], Sequence[Call]],
+    check_stop: Callable[[], None],
+) -> None:
+    """Make the calls, and hand over each with its reply and the seconds it took, in the order in which they finish.
+
+    `handle` returns the calls to be made instead. A call's clock starts when it does; of calls that are made together,
+    each has taken an equal share. However this ends, nothing is left running.
+    """
+    pools = {host: ThreadPoolExecutor(host.num_places, "reward") for host in {call.function.host for call in calls}}
+    finished: SimpleQueue[Future[list[tuple[Call, Reply, float]]]] = SimpleQueue()
+    waiting, num_running, stopped = list(calls), 0, threading.Event()
+    try:
+        while waiting or num_running:
+            batches: dict[Host | Call, list[Call]] = {}
+            for call in waiting:
+                batches.setdefault(call.function.host if call.function.host.takes_all else call, []).append(call)
+            for batch in batches.values():
+                pools[batch[0].function.host].submit(_make, batch, stopped).add_done_callback(finished.put)
+                num_running += 1
+            waiting.clear()
+            check_stop()
+            with suppress(Empty):
+                for call, reply, seconds in finished.get(timeout=LOOK_SECONDS).result():
+                    waiting.extend(handle(call, reply, seconds))
+                num_running -= 1
+    finally:
+        stopped.set()
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+        for host in pools:
+            host.stop()
+
+
+def _make(calls: Sequence[Call], stopped: threading.Event) -> list[tuple[Call, Reply, float]]:
+    started = time.monotonic()
+    replies = calls[0].function.host.make(calls, stopped)
+    seconds = (time.monotonic() - started) / len(calls)
+    return [(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]

@@ -49,6 +49,16 @@ _BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
 _ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers
 
 
+def score(gold: str, completion: str) -> float:
+    """1.0 where the completion's answer says what the gold one says, else 0.0."""
+    right = read(gold)
+    try:
+        answer = final_answer(completion)
+        return float(answer is not None and same(right, read(answer)))
+    except Exception:  # sympy raises on some texts; such an answer is wrong
+        return 0.0
+
+
 def final_answer(completion: str) -> str | None:
     """The text of the answer; None where it is missing, cut off, denied, taken back or one of several."""
     if "<answer>" in completion:

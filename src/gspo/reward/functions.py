@@ -1,37 +1,33 @@
-"""The recipe's reward functions, found and checked before anything is sampled."""
+"""The recipe's reward functions, found and checked before anything is sampled, and tried on two completions."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import torch
+
 from gspo.errors import UserError
-from gspo.recipe.sections import Per, RewardConfig
-from gspo.reward.calls import Host, Threads
-from gspo.reward.named import BUILT_IN, VERIFIERS, built_in_options, find_function
+from gspo.queries.row import Row
+from gspo.recipe.sections import RewardConfig
+from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
+from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async
 from gspo.reward.processes import Processes
+from gspo.reward.score import arguments_of, score
+from gspo.rollout.segments import split_segments
+from gspo.types import Group, Query, Sample, Score
 
-Function = Callable[..., Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardFunction:
-    """A function in TRL's signature with what the recipe says about it."""
-
-    name: str  # unique in the recipe: the key in Score.parts
-    call: Function
-    weight: float = 1.0
-    time_limit_seconds: float = RewardConfig.model_fields["time_limit_seconds"].default
-    options: Mapping[str, Any] = field(default_factory=dict)
-    only_options: tuple[str, ...] = ()  # parameters that no column of the data sets
-    host: Host = field(default_factory=Threads)  # where calls are made
-    per: Per = "response"  # what it gives a number for
-    segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
-
-    @property
-    def is_async(self) -> bool:
-        """Whether a call gives a coroutine."""
-        return _is_async(self.call)
+JUNK = "I do not know."
+# By what their verifiers evaluate as Python: the answer, something in the entry, or whatever another task's does.
+EVALUATING_TASKS = frozenset(
+    re.findall(
+        r"\w+",
+        "binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting "
+        "polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion",
+    )
+)
 
 
 def load_functions(
@@ -52,10 +48,10 @@ def load_functions(
     if not functions:
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
-    for function in functions:
-        function.host.open()
-    names = _unique([function.name for function in functions])
-    return tuple(replace(function, name=name) for name, function in zip(names, functions, strict=True))
+    names = [function.name for function in functions]
+    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]  # equal names: format, format_2
+    suffixes = ["" if count == 1 else f"_{count}" for count in counts]
+    return tuple(replace(f, name=f.name + suffix) for f, suffix in zip(functions, suffixes, strict=True))
 
 
 def close_functions(functions: Sequence[RewardFunction]) -> None:
@@ -73,29 +69,16 @@ def _given_function(function: Function) -> RewardFunction:
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
-    call = find_function(reward.function)
+    name, call = reward.function, find_function(reward.function)
     _check_options(reward, call)
+    is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls
     return RewardFunction(
-        name=reward.function.rpartition(":")[2],
+        name=name.rpartition(":")[2],
         call=call,
-        weight=reward.weight,
-        time_limit_seconds=reward.time_limit_seconds,
-        options=reward.options,
-        only_options=built_in_options(reward.function),
-        host=Processes(
-            reward.function,
-            is_async=_is_async(call),
-            concurrent_calls=reward.concurrent_calls,
-            is_verifier=reward.function in VERIFIERS,
-        ),
-        per=reward.per,
+        only_options=OPTIONS.get(name, ()),
+        host=Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier),
         segment_separator=segment_separator,
-    )
-
-
-def _is_async(call: Function) -> bool:
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
     )
 
 
@@ -105,22 +88,64 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     accepted = [name for name in named if name not in ("prompts", "completions")]
     if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
-        takes_any, accepted = False, list(built_in_options(reward.function))
+        takes_any, accepted = False, list(OPTIONS[reward.function])
     for option in reward.options:
         if option not in accepted and not (takes_any and option not in named):
-            fix = f"it takes: {', '.join(accepted)}" if accepted else "it takes none"
-            raise UserError(
-                f"reward function {reward.function} has no option {option!r}", where="reward.options", fix=fix
+            what = f"reward function {reward.function} has no option {option!r}"
+            raise UserError(what, where="reward.options", fix=f"it takes: {', '.join(accepted) or 'none'}")
+
+
+def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
+    """UserError for a row of data whose task's verifier evaluates text, which would be the data's; calls nothing."""
+    functions = [function for function in functions if function.call is reasoning_gym]
+    for row in rows if functions else ():
+        task = row.columns.get("task")
+        tasks = task if isinstance(task, list | tuple) else [task]
+        named = EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
+        if named and not row.is_procedural:
+            what = (
+                f"task {min(named)}: reasoning-gym's verifier of it evaluates text as Python or sympy, and in data "
+                "that text could be any program"
             )
+            fix = "give queries.procedural.task instead of data, or use a task whose verifier only reads"
+            raise UserError(what, where=f"reward function {functions[0].name}, row {row.id}", fix=fix)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    """The names, the second and later of equal ones numbered: format, format_2."""
-    unique: list[str] = []
-    for position, name in enumerate(names):
-        count = names[: position + 1].count(name)
-        unique.append(name if count == 1 else f"{name}_{count}")
-    return unique
+def probe(
+    train: Sequence[Query],
+    held_out: Sequence[Query],
+    functions: Sequence[RewardFunction],
+    tokenizer: Any,
+    *,
+    segment_separator: str | None,
+) -> list[tuple[str, Score]]:
+    """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
+
+    Raises UserError for a function that needs a column which is not there, raises, crashes,
+    runs over its time limit, or returns what is no score.
+    """
+    for query, function in product([*train[:1], *held_out[:1]], functions):
+        arguments_of(query, (), function)
+    answer = train[0].columns.get("answer")
+    texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
+    group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
+    samples = score([group], functions, strict=True).samples
+    return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> Sample:
+    """As if it had been sampled, each segment's tokens by itself, and an end token in the last."""
+    segments = [text] if separator is None else split_segments(text, separator)
+    ids = [list(tokenizer(segment, add_special_tokens=False).input_ids) for segment in segments]
+    ids[-1].append(tokenizer.eos_token_id or 0)  # any will do where the tokenizer names none
+    num_tokens = sum(map(len, ids))
+    return Sample(
+        query=query,
+        token_ids=torch.tensor([token for segment in ids for token in segment]),
+        loss_mask=torch.ones(num_tokens, dtype=torch.bool),
+        text=text,
+        finish_reason="stop",
+        sampler_logprobs=torch.zeros(num_tokens),
+        versions=((0, num_tokens),),
+        segments=() if separator is None else tuple(map(len, ids)),
+    )

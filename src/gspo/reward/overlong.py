@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gspo.recipe.sections import RolloutConfig
-from gspo.types import Batch, Sample, Score
+from gspo.types import Batch, Score
 
 PART = "overlong_penalty"  # its name among a score's parts
 
@@ -12,7 +12,10 @@ def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
     """The scores with the penalty in them, where rollout.overlong asks for it; what has no reward has none either."""
     if sampling.overlong != "penalty":
         return batch
-    return batch.with_changed({sample: _penalised(sample, sampling) for sample in batch.samples})
+    limit, margin = sampling.max_new_tokens, sampling.overlong_margin
+    scored = [(sample, sample.score) for sample in batch.samples if sample.score is not None]
+    changed = [(sample, _penalised(own, overlong_penalty(sample.num_tokens, limit, margin))) for sample, own in scored]
+    return batch.with_changed({sample: replace(sample, score=score) for sample, score in changed})
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
@@ -21,14 +24,10 @@ def overlong_penalty(num_tokens: int, max_tokens: int, margin: float) -> float:
     return 0.0 if num_tokens <= start else -(num_tokens - start) / (max_tokens - start)
 
 
-def _penalised(sample: Sample, sampling: RolloutConfig) -> Sample:
-    score = sample.score
-    assert score is not None
+def _penalised(score: Score, penalty: float) -> Score:
     if score.reward is None:
-        return replace(sample, score=replace(score, parts={**score.parts, PART: None}))
-    penalty = overlong_penalty(sample.num_tokens, sampling.max_new_tokens, sampling.overlong_margin)
-    parts = {**score.parts, PART: penalty}
-    return replace(sample, score=replace(with_added(score, penalty), penalty=penalty, parts=parts))
+        return replace(score, parts={**score.parts, PART: None})
+    return replace(with_added(score, penalty), penalty=penalty, parts={**score.parts, PART: penalty})
 
 
 def without_penalty(score: Score) -> Score:

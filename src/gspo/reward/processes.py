@@ -1,7 +1,5 @@
 """Calls in worker processes: for functions named in the recipe, which a process can import for itself."""
 
-import contextlib
-import json
 import math
 import os
 import pickle
@@ -12,25 +10,27 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
 import gspo
 from gspo.errors import UserError
 from gspo.reward.calls import LONGEST_WAIT_SECONDS, Call
-from gspo.reward.reply import Reply, read_reply
+from gspo.reward.limits import MARK, end_tree
+from gspo.reward.reply import Reply, timed_out
+from gspo.reward.worker import Request
 
 START_SECONDS = 120.0
 MAX_PROCESSES = 8
 MAX_COROUTINES = 32
 MAX_REPLY_BYTES = 2**28
 CANCEL_SECONDS = 1.0  # within which a coroutine that is cancelled must end
-MARK = "GSPO_REWARD_WORKER"  # an environment variable that a worker's descendants inherit
 # Without these the interpreter itself may not start; they are the loader's, and say nothing of the user.
 LOADER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 # How an answer ends the process that verifies it: out of CPU time, of memory or of stack.
@@ -45,6 +45,8 @@ sys.path[:] = [setup["home"], *sys.path, *setup["path"]]
 from gspo.reward.worker import main
 main(link, setup, sys.argv[2])
 """
+
+MESSAGE = TypeAdapter(tuple[int, list[Reply]])  # the number of the request, and what came of its calls
 
 
 class Processes:
@@ -70,21 +72,13 @@ class Processes:
         }
         self._directory = Path("/") if is_verifier else Path.cwd()
         self._lock = threading.Lock()
-        self._is_stopped = False
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
-
-    def open(self) -> None:
-        """Start the first process, so that it imports its function while other things are done."""
-        with self._lock:
-            self._is_stopped = False
-            if not self._workers:
-                self._free_worker()
+        self._free_worker()  # it imports its function while other things are done
 
     def stop(self) -> None:
         """Kill the processes that are in the midst of calls."""
         with self._lock:
-            self._is_stopped = True
             busy = [worker for worker in self._workers if worker.is_busy]
         for worker in busy:
             worker.end()
@@ -93,14 +87,14 @@ class Processes:
         """Kill all processes."""
         _end_all(self._workers)
 
-    def make(self, calls: Sequence[Call]) -> Sequence[Reply]:
+    def make(self, calls: Sequence[Call], stopped: threading.Event) -> Sequence[Reply]:
         """Make the calls in a free process; UserError where the processes cannot start."""
-        request = [(call.size, self._pickled(call), call.time_limit_seconds) for call in calls]
-        seconds = max(call.time_limit_seconds for call in calls)
+        request = [(len(call.samples), self._pickled(call), call.function.time_limit_seconds) for call in calls]
+        seconds = limit = calls[0].function.time_limit_seconds
         if self.takes_all:
-            seconds = (seconds + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
+            seconds = (limit + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
         with self._lock:
-            if self._is_stopped:
+            if stopped.is_set():
                 return [Reply()] * len(calls)
             worker = self._free_worker()
             worker.is_busy = True
@@ -108,17 +102,16 @@ class Processes:
             worker.wait_until_ready(self._where)
             started = time.monotonic()
             if (replies := worker.ask(request, seconds)) is not None:
-                pairs = zip(replies, calls, strict=True)
-                return [call.timed_out() if fields is None else read_reply(fields, call.size) for fields, call in pairs]
+                return replies
             status = worker.end()
             is_late = status == -signal.SIGKILL and time.monotonic() - started >= seconds
         finally:
             worker.is_busy = False
         if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
-            return [reply for call in calls for reply in self.make([call])]
+            return [reply for call in calls for reply in self.make([call], stopped)]
         if is_late:
-            return [calls[0].timed_out()]
-        if self._setup["is_verifier"] and status in ANSWERS_FAULT and calls[0].size == 1:
+            return [timed_out(limit)]
+        if self._setup["is_verifier"] and status in ANSWERS_FAULT and len(calls[0].samples) == 1:
             return [Reply(values=[0.0])]
         return [Reply(kind="crashed", what=worker.garbled or how_it_ended(status))]
 
@@ -182,32 +175,32 @@ class _Worker:
         if self._is_ready:
             return
         started = time.monotonic()
-        answer = self.ask([None], START_SECONDS)
-        if answer is None:
+        replies = self.ask([(0, b"", 0.0)], START_SECONDS)
+        if replies is None:
             what = f"{how_it_ended(self.end())} while it started"
             if time.monotonic() - started >= START_SECONDS:
                 what = f"its process is not ready after {START_SECONDS:g} s"
             raise UserError(what, where=where)
-        if refusal := answer[0]:
-            raise UserError(refusal[0], where=where, fix=refusal[1])
+        if refusal := replies[0].user_error:
+            raise UserError(refusal[0], where=where, fix=refusal[2])
         self._is_ready = True
 
-    def ask(self, requests: Sequence[Any], seconds: float) -> Sequence[Any] | None:
+    def ask(self, requests: Sequence[Request], seconds: float) -> list[Reply] | None:
         """A reply to each request; None where the process ends before, or is ended as the time is over."""
         timer = threading.Timer(min(seconds, LONGEST_WAIT_SECONDS), self.end)
         timer.daemon = True
         timer.start()
-        message = b""
+        number, message = next(self._numbers), b""
         try:
-            number = next(self._numbers)
             self._link.send((number, requests, seconds))
             message = self._link.recv_bytes(MAX_REPLY_BYTES)
-            answered, replies = json.loads(message)
-            if answered == number and isinstance(replies, list) and len(replies) == len(requests):
+            answered, replies = MESSAGE.validate_json(message, strict=True)
+            pairs = zip(replies, requests, strict=True)
+            if answered == number and all(r.kind or r.user_error or len(r.values) == size for r, (size, *_) in pairs):
                 return replies
         except (EOFError, OSError):
             return None
-        except (ValueError, TypeError, RecursionError):
+        except ValueError:
             pass
         finally:
             timer.cancel()
@@ -228,32 +221,3 @@ def how_it_ended(status: int) -> str:
         return f"its process ended with exit status {status}"
     name = {int(number): f" ({number.name})" for number in signal.Signals}.get(-status, "")
     return f"its process was ended by signal {-status}{name}"
-
-
-def end_tree(leader: int, mark: str) -> None:
-    """Kill the leader of a process group, its group, its descendants and all processes that bear its mark.
-
-    The leader must not have been waited for yet: its number could be another's. This process itself goes last.
-    """
-    stopped: dict[int, psutil.Process] = {}
-    # All are stopped before any is killed: none has time to start others, and no orphan gets lost.
-    while new := {p.pid: p for p in _members(leader, mark) if p.pid not in stopped and p.pid != os.getpid()}:
-        stopped |= new
-        for process in new.values():
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-    for process in stopped.values():
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
-        os.killpg(leader, signal.SIGKILL)
-
-
-def _members(leader: int, mark: str) -> Iterator[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(leader)
-        yield from [root, *root.children(recursive=True)]
-    for process in psutil.process_iter():  # a daemon, or a child of one that has crashed, is no descendant any more
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                yield process

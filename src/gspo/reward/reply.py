@@ -1,7 +1,7 @@
 """What came of one call of a reward function, as plain data that passes between processes."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -14,25 +14,26 @@ MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One value a completion, or why there are none."""
+    """One value for each completion, or the reason why there are none.
 
-    values: Sequence[float | list[float] | str | None] = ()  # a text says why what came is no score
+    Example: Reply(values=[1.0, None, "it returns nan for a completion"]), or
+    Reply(kind="raised", what="it raises KeyError: 'answer', at mine.py:2")
+    """
+
+    values: list[float | list[float] | str | None] = field(default_factory=list)  # a text says why it is no score
     kind: FailureKind | None = None  # of a call that failed as a whole
     what: str = ""  # how it failed
-    user_error: Sequence[str | None] | None = None  # what, where, fix: the recipe is at fault, not a completion
+    user_error: tuple[str, str | None, str | None] | None = None  # what, where, fix: no completion is at fault
+
+    def __post_init__(self) -> None:
+        rows = [value if isinstance(value, list) else [value] for value in self.values]
+        if not all(abs(number) <= MAX_REWARD for row in rows for number in row if isinstance(number, float)):
+            raise ValueError("a number that is no reward")
 
 
-def read_reply(fields: Any, size: int) -> Reply:
-    """The reply that a process sends about a call for `size` completions; an invalid one where it is no reply."""
-    try:
-        reply = Reply(**fields)
-        kinds = [type(text) for text in reply.user_error or ()]
-        is_error = len(kinds) in (0, 3) and set(kinds) <= {str, type(None)}
-        if is_error and reply.kind in (None, "raised", "invalid") and isinstance(reply.what, str):
-            return reply if reply.kind or reply.user_error else _returned(reply.values, size, is_sent=True)
-    except (TypeError, OverflowError):
-        pass
-    return Reply(kind="invalid", what=f"its process says what is no reply: {repr(fields)[:80]}")
+def timed_out(seconds: float) -> Reply:
+    """The reply in place of one that does not come in time."""
+    return Reply(kind="timed_out", what=f"it ran over its time limit of {seconds:g} s")
 
 
 def reply_of(call: Callable[[], Any], function: Callable[..., Any], size: int) -> Reply:
@@ -51,27 +52,28 @@ async def reply_of_coroutine(call: Callable[[], Awaitable[Any]], function: Calla
         return _raised(error, function)
 
 
-def _returned(returned: Any, size: int, *, is_sent: bool = False) -> Reply:
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if not isinstance(values, list | tuple) or len(values) != size:
-        count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
-        return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
-    # A text that a process sends says why what its function has returned is no score.
-    return Reply(values=[value if is_sent and isinstance(value, str) else _score(value) for value in values])
+def _returned(values: Any, size: int) -> Reply:
+    """The reply of a function that returns these values for `size` completions."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, list | tuple) and len(values) == size:
+        return Reply(values=[_score(value) for value in values])
+    count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
+    return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
 
 
 def _score(value: Any) -> float | list[float] | str | None:
-    if value is None:
+    plain = None if value is None else _plain(value)
+    if plain is None:
         return None
-    plain = _plain(value)
-    if not isinstance(plain, list | tuple):
-        number = _number(plain)
-        return f"it returns {repr(value)[:80]} for a completion" if number is None else number
-    numbers = [_number(_plain(entry)) for entry in plain]
-    if None in numbers:
-        place = numbers.index(None)
-        return f"it returns {repr(plain[place])[:80]} as number {place + 1} of {len(numbers)} for a completion"
-    return [number for number in numbers if number is not None]
+    is_list = isinstance(plain, list | tuple)
+    numbers = []
+    for place, entry in enumerate(plain if is_list else [plain], 1):
+        number = _plain(entry)
+        if not isinstance(number, Real) or not abs(float(number)) <= MAX_REWARD:
+            which = f" as number {place} of {len(plain)}" if is_list else ""
+            return f"it returns {repr(entry)[:80]}{which} for a completion"
+        numbers.append(float(number))
+    return numbers if is_list else numbers[0]
 
 
 def _plain(value: Any) -> Any:
@@ -82,10 +84,6 @@ def _plain(value: Any) -> Any:
     while isinstance(plain, list) and len(plain) == 1:
         plain = plain[0]
     return plain
-
-
-def _number(plain: Any) -> float | None:
-    return float(plain) if isinstance(plain, Real) and abs(float(plain)) <= MAX_REWARD else None
 
 
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:

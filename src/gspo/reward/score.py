@@ -1,18 +1,25 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
 import inspect
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import fsum
 from typing import Any
 
-from gspo.errors import UserError
-from gspo.reward.aggregate import MAX_MASKED_FRACTION, Job, Scores
-from gspo.reward.calls import Call, run_calls
-from gspo.reward.functions import NAMED, RewardFunction
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gspo.errors import FailureKind, UserError
+from gspo.recipe.sections import Per
+from gspo.reward.calls import NAMED, Call, RewardFunction, run_calls
+from gspo.reward.reply import Reply
 from gspo.rollout.segments import split_segments
-from gspo.types import Batch, Group, Query, Sample
+from gspo.types import Batch, Failure, Group, Query, Sample, Score
+
+Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
+
+MAX_MASKED_FRACTION = 0.2
 
 
 def score(
@@ -31,42 +38,142 @@ def score(
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
     the samples are masked; where `strict`, for the first call that fails.
     """
-    scores = Scores(groups, functions, strict=strict, max_masked_fraction=max_masked_fraction)
-    jobs = [Job(samples=group.samples, function=function) for group in groups for function in functions]
-    waiting = deque(map(_call, jobs))
-    seconds = dict.fromkeys((function.name for function in functions), 0.0)
-    with closing(run_calls(waiting, check_stop)) as finished:
-        for call, reply, took in finished:
-            job: Job = call.key
-            seconds[job.function.name] += took
-            if not scores.add(job, reply):
-                alone = [Job(samples=(sample,), function=job.function) for sample in job.samples]
-                waiting.extendleft(map(_call, reversed(alone)))
-    batch = Batch(groups=tuple(groups), reward_seconds=seconds)
+    scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
+    calls = [_call(group.samples, function) for group in groups for function in functions]
+    run_calls(calls, scores.add, check_stop)
+    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 
 
-def check_columns(queries: Sequence[Query], functions: Sequence[RewardFunction]) -> None:
-    """UserError where a function needs a column that a query does not have; calls nothing."""
-    for query in queries:
-        for function in functions:
-            _arguments(query, (), function)
+class Scores:
+    """The parts and failures of a step's samples, and the scores that they add up to.
+
+    Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the samples masked.
+    """
+
+    def __init__(
+        self, functions: Sequence[RewardFunction], num_samples: int, strict: bool, max_masked_fraction: float
+    ) -> None:
+        self.seconds = dict.fromkeys((function.name for function in functions), 0.0)  # of all calls
+        self._functions, self._num_samples = functions, num_samples
+        self._strict, self._max_masked_fraction = strict, max_masked_fraction
+        self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
+        self._masked: dict[Sample, UserError] = {}
+
+    def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
+        """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
+
+        Raises UserError where the recipe is at fault, or too much has failed.
+        """
+        function = call.function
+        self.seconds[function.name] += seconds
+        if reply.user_error:
+            what, where, fix = reply.user_error
+            raise UserError(what, where=where, fix=fix)
+        # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
+        if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
+            return [_call((sample,), function) for sample in call.samples]
+        values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
+        for sample, value in zip(call.samples, values, strict=True):
+            part: Part | str = to_token_rewards(value, function.per, sample)
+            if isinstance(part, str):
+                name, kind = f"reward function {function.name}", reply.kind or "invalid"
+                if function.weight != 0 or self._strict:
+                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
+                    self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
+                part = Failure(kind=kind, message=f"{name}: {part}")
+            self._parts[sample, function.name] = part
+        self._check_masked()
+        return ()
+
+    def _check_masked(self) -> None:
+        masked, total = len(self._masked), self._num_samples
+        first = next(iter(self._masked.values()), None)
+        if first is not None and self._strict:
+            raise first
+        if first is not None and masked > self._max_masked_fraction * total:
+            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
+            fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
+            raise UserError(what, where=first.where, fix=fix)
+
+    def of(self, sample: Sample) -> Score:
+        """The sample's score, once everything is in."""
+        pairs = [(function, self._parts[sample, function.name]) for function in self._functions]
+        parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
+        failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
+        weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
+        applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
+        if failure is not None or not applying:
+            return Score(reward=None, parts=parts, failure=failure, failures=failures)
+        reward = sum(weight * _total(part) for weight, part in applying)
+        finer = {function.per for function in self._functions if function.weight != 0} - {"response"}
+        if not finer:
+            return Score(reward=reward, parts=parts, failures=failures)
+        by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
+        last[-1] = 1.0  # a response's own reward is earned by its end
+        for weight, part in applying:
+            by_token += weight * part if isinstance(part, Tensor) else weight * part * last
+        segments = None if "token" in finer else torch.tensor(sample.segments)
+        places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
+        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
 
 
-def _call(job: Job) -> Call:
-    return Call(
-        key=job,
-        host=job.function.host,
-        function=job.function.call,
-        is_async=job.function.is_async,
-        arguments=_arguments(job.samples[0].query, job.samples, job.function),
-        size=len(job.samples),
-        time_limit_seconds=job.function.time_limit_seconds,
-    )
+def to_token_rewards(
+    value: float | Sequence[float] | str | None, per: Per, sample: Sample
+) -> float | Float[Tensor, "W"] | str | None:
+    """One reward for all, or one for each token, in float64: a segment's is earned by its last token.
+
+    A text says why there is none, or why the value is not of the right form; None: the function does not apply.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if per == "response":
+        return value if isinstance(value, float) else f"it returns {repr(value)[:80]} for a completion"
+    expected = sample.num_written if per == "token" else len(sample.segments)
+    if isinstance(value, float) and expected == 1:  # an array of one number comes as that number
+        value = [value]
+    if isinstance(value, float):
+        return f"it returns {value!r} for a completion where a list is due, with a number for each {per}"
+    if len(value) != expected:
+        return f"it returns {_count(len(value), 'number')} for a response of {_count(expected, per)}"
+    numbers = torch.tensor(value, dtype=torch.float64)
+    if per == "token":
+        return numbers
+    last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
+    return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
 
 
-def _arguments(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, Any]:
-    """What the function takes of the query's columns, by name, with one entry a completion."""
+def _total(part: float | Tensor) -> float:
+    """Over the response's tokens."""
+    return fsum(part.tolist()) if isinstance(part, Tensor) else part
+
+
+def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
+    if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
+        return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
+    due = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
+    fixes: Mapping[FailureKind, str] = {
+        "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
+        "timed_out": "make it faster or raise time_limit_seconds",
+        "invalid": f"return a list with {due} for each completion, or None where the function does not apply",
+    }
+    return fixes.get(kind)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _call(samples: Sequence[Sample], function: RewardFunction) -> Call:
+    return Call(function=function, samples=samples, arguments=arguments_of(samples[0].query, samples, function))
+
+
+def arguments_of(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, Any]:
+    """What the function takes of the query's columns, by name, with one entry a completion.
+
+    Raises UserError where it needs what is not there.
+    """
     size, is_text = len(samples), isinstance(query.prompt, str)
     texts = [sample.text for sample in samples]
     own: dict[str, Any] = {
@@ -85,15 +192,11 @@ def _arguments(query: Query, samples: Sequence[Sample], function: RewardFunction
     parameters = inspect.signature(function.call).parameters.values()
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
     if missing:
-        names = ", ".join(query.columns) or "none"  # what is there besides is not the data's
+        what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
         fix = "rename the column or the parameter, or give it under the reward's options"
         if "segments" in missing:
             fix = "set per: segment beside the function, or rename the parameter"
-        raise UserError(
-            f"it needs {', '.join(missing)}; the columns there are: {names}",
-            where=f"reward function {function.name}, row {query.id}",
-            fix=fix,
-        )
+        raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return available
     return {p.name: available[p.name] for p in parameters if p.name in available}

@@ -10,21 +10,24 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.reward.named import find_function, prepare
-from gspo.reward.processes import end_tree
-from gspo.reward.reply import reply_of, reply_of_coroutine
+from gspo.reward.builtin import find_function, math
+from gspo.reward.limits import end_tree
+from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
 
 MAX_VERIFIER_BYTES = 4 * 2**30
 OVERTIME_SECONDS = 5.0  # the trainer ends a call at its limit; where it cannot any more, the process ends itself then
 LONGEST_TIMER_SECONDS = 1e9
 
+Function = Callable[..., Any]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
-Fields = dict[str, Any] | None  # of the reply; None for a call that is over its limit
+
+_nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
 def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
@@ -39,16 +42,14 @@ def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
         for limit, value in ((resource.RLIMIT_AS, MAX_VERIFIER_BYTES), (resource.RLIMIT_CORE, 0)):
             with suppress(ValueError, OSError):  # macOS refuses the first
                 resource.setrlimit(limit, (value, value))
+    ready = Reply()
     try:
         function = find_function(setup["name"])
-        prepare(setup["name"])
-        refusal = None
+        _prepare(setup["name"])
     except UserError as error:
-        refusal = [error.what, error.fix]
-    except BaseException as error:
-        refusal = [f"importing it raises {type(error).__name__}: {error}", None]
+        ready = Reply(user_error=(error.what, None, error.fix))
     number, *_ = received.get()  # the question whether it is ready
-    _send(link, [number, [refusal]])
+    _send(link, number, [ready])
     loop = asyncio.new_event_loop()
     while True:
         number, requests, seconds = received.get()
@@ -58,32 +59,33 @@ def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
         if setup["is_async"]:
             replies = loop.run_until_complete(_coroutines(function, requests, setup["num_coroutines"]))
         else:  # in the main thread, where alarms work
-            replies = [vars(reply_of(_bound(function, arguments), function, size)) for size, arguments, _ in requests]
+            replies = [reply_of(partial(_call, function, data), function, size) for size, data, _ in requests]
         faulthandler.cancel_dump_traceback_later()
-        _send(link, [number, replies])
+        _send(link, number, replies)
 
 
-def _bound(function: Callable[..., Any], arguments: bytes) -> Callable[[], Any]:
-    return lambda: function(**pickle.loads(arguments))
+def _prepare(name: str) -> None:
+    """Import what the first answer would have to wait for."""
+    if name == "math":
+        assert math(["q"], [r"\boxed{(x - 1)(x + 1)}"], answer=["x^2 - 1"], seconds_per_answer=60.0) == [1.0]
+    elif name == "reasoning_gym":
+        import gspo.reward.gym  # noqa: F401
 
 
-async def _coroutines(function: Callable[..., Any], requests: Sequence[Request], num_places: int) -> list[Fields]:
+def _call(function: Function, arguments: bytes) -> Any:
+    return function(**pickle.loads(arguments))
+
+
+async def _coroutines(function: Function, requests: Sequence[Request], num_places: int) -> list[Reply]:
     places = asyncio.Semaphore(num_places)
 
-    async def make(size: int, arguments: bytes, limit: float) -> Fields:
-        async with places:
-            task = asyncio.ensure_future(reply_of_coroutine(_bound(function, arguments), function, size))
-            await asyncio.wait({task}, timeout=limit)
-            if task.done():
-                return vars(task.result())
-            task.cancel()
-            await asyncio.wait({task})  # one that does not end holds all up, until the trainer ends the process
-            return None
+    async def make(size: int, arguments: bytes, limit: float) -> Reply:
+        # One that does not end when it is cancelled holds all up, until the trainer ends the process.
+        async with places, asyncio.timeout(limit) as timer:
+            reply = await reply_of_coroutine(partial(_call, function, arguments), function, size)
+        return timed_out(limit) if timer.expired() else reply
 
     return await asyncio.gather(*(make(*request) for request in requests))
-
-
-_nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
 def _read(link: Connection, deliver: Callable[[Any], Any], mark: str) -> None:
@@ -93,6 +95,7 @@ def _read(link: Connection, deliver: Callable[[Any], Any], mark: str) -> None:
     end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
 
-def _send(link: Connection, message: Any) -> None:
+def _send(link: Connection, number: int, replies: Sequence[Reply]) -> None:
+    message = json.dumps([number, [vars(reply) for reply in replies]], ensure_ascii=False)
     with suppress(OSError):  # the reading thread sees that the trainer is gone
-        link.send_bytes(json.dumps(message).encode())
+        link.send_bytes(message.encode(errors="replace"))  # a half of a surrogate pair has no bytes

@@ -21,7 +21,7 @@ from gspo.metrics.words import measured, measures
 from gspo.model.policy import Policy
 from gspo.queries.source import QuerySet
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction
 
 _PLAIN_LINES = 40  # that a phase prints at most where there is no terminal
 _ROWS = 12  # of the newest steps in a live display

@@ -21,8 +21,9 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.reward.functions import RewardFunction, load_functions
-from gspo.reward.probe import check_origin, probe
+from gspo.recipe.sections import ModelConfig
+from gspo.reward.calls import RewardFunction
+from gspo.reward.functions import check_origin, load_functions, probe
 from gspo.rollout.engine import Engine, make_engine
 from gspo.run.checkpoint.position import COLD_START
 from gspo.run.resume import Saved, check_rows, finished_cold_start

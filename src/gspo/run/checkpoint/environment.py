@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from gspo.model.policy import Policy
-from gspo.reward.functions import RewardFunction
+from gspo.reward.calls import RewardFunction
 
 _LIBRARIES = (
     "gspo",
