@@ -25,8 +25,8 @@ SAMPLING, REWARD, EVALUATION = (
 )
 ROUND, APPRAISAL, LIKELIHOOD = (
     "gspo.run.collect._queries",
-    "gspo.loop.score_with_reference_and_critic",
-    "gspo.loop.compute_old_logprobs",
+    "gspo.train.score_with_reference_and_critic",
+    "gspo.train.compute_old_logprobs",
 )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
-from gspo.loop import train
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
+from gspo.train import train
 
 TINY = Path(__file__).with_name("tiny.yaml")
 OWN_DATA = ["queries.procedural=null", "cold_start.steps=0", "cold_start.demonstrations=null"]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
-from gspo.loop import train
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
+from gspo.train import train
 
 ROOT = Path(__file__).parents[1]
 TINY = Path(__file__).with_name("tiny.yaml")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from gspo import cli
-from gspo.loop import Outcome, train
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
+from gspo.train import Outcome, train
 
 TINY = Path(__file__).with_name("tiny.yaml")
 ROLLOUT_FIELDS = {

@@ -12,11 +12,11 @@ import pytest
 
 import gspo
 from gspo import cli
-from gspo.loop import Outcome, train
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
+from gspo.train import Outcome, train
 
 TINY = Path(__file__).with_name("tiny.yaml")
 CHAT_TEMPLATE = (
@@ -93,7 +93,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 def test_gspo_train_is_the_function_whatever_was_imported_before() -> None:
-    importlib.import_module("gspo.loop")
+    importlib.import_module("gspo.train")
     assert gspo.train is train
     assert gspo.train is train  # and stays so
 

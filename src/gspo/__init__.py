@@ -6,23 +6,35 @@ recipe = gspo.load_recipe("recipes/gsm8k.yaml", ["steps=10"])
 outcome = gspo.train(recipe, queries=rows, reward=function)
 """
 
-from importlib import import_module
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gspo.errors import RunError, UserError
-    from gspo.loop import Outcome, train
     from gspo.recipe.load import load_recipe, make_recipe
     from gspo.recipe.schema import Recipe
+    from gspo.train import Outcome, train
 
 __all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
 
 _MODULES = {
     "gspo.errors": ("RunError", "UserError"),
-    "gspo.loop": ("Outcome", "train"),
     "gspo.recipe.load": ("load_recipe", "make_recipe"),
     "gspo.recipe.schema": ("Recipe",),
+    "gspo.train": ("Outcome", "train"),
 }
+
+
+class _Package(ModuleType):
+    """`gspo.train` is the function, though importing the module of that name would set it to the module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "train" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:
@@ -31,7 +43,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: the command line's help must not wait for torch.
+    import importlib
+
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(module), name)
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")

@@ -87,8 +87,8 @@ def _resume(options: Namespace) -> int:
 
 
 def _run(recipe: "Recipe", *, resume: bool) -> int:
-    from gspo.loop import train
     from gspo.run.console import Display, summary
+    from gspo.train import train
 
     display = Display()
     outcome = train(recipe, display=display, resume=resume)

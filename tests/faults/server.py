@@ -25,7 +25,7 @@ from tests.faults import injections
 from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: F401
 
-import gspo.loop  # noqa: F401
+import gspo.train  # noqa: F401
 from gspo import cli
 
 _answering = threading.Lock()

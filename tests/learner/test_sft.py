@@ -16,13 +16,13 @@ import gspo
 from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import ColdStep, cold_start, encode_demonstrations
-from gspo.loop import train
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
+from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 NewPolicy = Callable[..., Policy]
@@ -229,7 +229,7 @@ def test_reinforcement_learning_goes_on_from_the_cold_started_weights(dtype: str
 
 
 def test_train_is_callable_by_its_public_name_also_after_its_module_was_imported() -> None:
-    assert sys.modules["gspo.loop"]
+    assert sys.modules["gspo.train"]
     assert callable(gspo.train)  # a second run in the same notebook
 
 

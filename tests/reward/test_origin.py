@@ -8,11 +8,10 @@ import pytest
 
 from gspo import cli
 from gspo.errors import UserError
-from gspo.loop import train
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe
 from gspo.reward.functions import EVALUATING_TASKS, check_origin, load_functions
-from gspo.loop import train
+from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 DATA = ("queries.procedural=null", "cold_start.steps=0", "rollout.queries_per_step=4")

@@ -12,7 +12,6 @@ import pytest
 
 from gspo import cli
 from gspo.errors import RunError, UserError
-from gspo.loop import Outcome, train
 from gspo.recipe.load import load_recipe
 from gspo.report.run_files import read_run
 from gspo.run.checkpoint.checkpointer import Checkpointer
@@ -22,6 +21,7 @@ from gspo.run.history import end_recorded
 from gspo.run.interrupt import Stopped
 from gspo.run.recorder import Recorder
 from gspo.run.run import open_run
+from gspo.train import Outcome, train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 RUN = Path("runs/tiny")

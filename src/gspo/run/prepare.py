@@ -21,7 +21,6 @@ from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import ModelConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import check_origin, load_functions, probe
 from gspo.rollout.engine import Engine, make_engine
