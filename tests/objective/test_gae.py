@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.objective import advantages_and_returns, value_loss
-from gspo.objective.gae import whitened
+from gspo.objective.advantage import whitened
 
 SETTINGS = [(1.0, 0.95), (1.0, 1.0), (0.9, 0.5), (0.97, 0.0), (0.0, 0.7)]
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
-from gspo.objective.gae import whitened
+from gspo.objective.advantage import whitened
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Batch, Group, Sample
