@@ -9,10 +9,9 @@ import torch
 from tests.mixtures import MIXTURES
 from tests.samples import accumulated, advantaged, learner_of, query_of, sample_of, sequence_of, updates
 
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
 from gspo.learner.loss import Denominators, denominators_of
-from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CriticConfig, OptimizerConfig

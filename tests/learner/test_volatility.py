@@ -10,10 +10,10 @@ from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
 from tests.samples import advantaged, learner_of, query_of, sample_of, updates
 from tests.sampling import sample_groups
 
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
-from gspo.learner.volatility import Activation, VolatilitySample, activation
+from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.metrics.experts import expert_metrics
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
@@ -185,20 +185,19 @@ def test_of_a_batchs_only_update_a_sample_is_read_before_and_after(
 
 def test_a_dense_model_and_an_empty_mini_batch_have_no_sample(new_policy: NewPolicy, actor_of: Any) -> None:
     sample = sample_of(query_of([4]), [5, 6])
-    assert VolatilitySample(new_policy("qwen3"), [sample], actor_of()).change() is None
-    assert VolatilitySample(new_policy("qwen3_moe"), [], actor_of()).change() is None
+    assert not watched_experts(learner_of(new_policy("qwen3"), actor_of()), [sample])
+    assert not watched_experts(learner_of(new_policy("qwen3_moe"), actor_of()), [])
 
 
 def test_the_sample_is_read_in_passes_within_the_budget(new_policy: NewPolicy, actor_of: Any, tokens_read: Any) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     samples = [sample_of(query_of([4 + n, 7, 8]), [5, 6, 7]) for n in range(6)]
-    whole = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=10**6))
+    whole = watched_experts(learner_of(policy, actor_of(micro_batch_tokens=10**6)), samples)
     shapes = tokens_read(policy)
-    cut = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=12))
+    cut = watched_experts(learner_of(policy, actor_of(micro_batch_tokens=12)), samples)
     assert max(rows * width for rows, width in shapes) <= 12
-    found, expected = cut.change(), whole.change()
-    assert found is not None and expected is not None
-    assert same(found, expected) and found.compared.tolist() == [6 * 3 * 2] * 3
+    found = activation(cut, whole, 5)
+    assert found.changed.tolist() == [0] * 3 and found.compared.tolist() == [6 * 3 * 2] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
-"""The loss of a micro-batch: the surrogate, and what a recipe adds to it."""
+"""The loss of a micro-batch: the surrogate, and what a recipe adds to it; and what its pass shows of each sequence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gspo.learner.critic import Critic
-from gspo.learner.micro_batching import token_sequence
-from gspo.learner.sequence_stats import Observation, observe
+from gspo.learner.micro_batching import Learner, token_sequence
 from gspo.learner.volatility import Activation, activation
-from gspo.model.likelihood import Likelihood, response_likelihood
-from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.likelihood import response_likelihood
 from gspo.objective import (
     Surrogate,
     SurrogateSettings,
@@ -26,12 +22,15 @@ from gspo.objective import (
 )
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.sections import ActorConfig
-from gspo.types import Group, Sample
+from gspo.types import Group, Sample, SequenceStats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denominators:
-    """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it."""
+    """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it.
+
+    Example: Denominators(num_sequences=8, mean_tokens=26.5, group_tokens={sample: 31.0, …}, max_tokens=512)
+    """
 
     num_sequences: int  # that take part in the loss
     mean_tokens: float = 1.0  # of those: tokens that the policy wrote
@@ -53,64 +52,59 @@ def denominators_of(groups: Sequence[Group], max_tokens: int) -> Denominators:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loss:
-    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what was seen."""
+    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what its pass showed.
+
+    All of it lies on the pass's device: a GPU is waited for once a mini-batch.
+    """
 
     total: Tensor  # to be minimised
-    terms: dict[str, Float[Tensor, ""]]  # by name, on the device: the surrogate, the others without their coefficients
-    observation: Observation
+    terms: dict[str, Float[Tensor, ""]]  # by name: the surrogate, the others without their coefficients
+    samples: Sequence[Sample]
+    by_token: Float[Tensor, "K N"]  # what `sequence_stats` reads
+    sequence_ratio: Float[Tensor, "B"]
     activation: Activation | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Pass:
     """One forward pass over some samples of a mini-batch."""
 
-    samples: Sequence[Sample]
-    sequences: Sequence[TokenSequence]
-    likelihood: Likelihood
-    lengths: Int[Tensor, "B"]
-    actor: ActorConfig
+    def __init__(self, learner: Learner, samples: Sequence[Sample]) -> None:
+        self.actor, self.samples = learner.actor, samples
+        self.sequences = [token_sequence(sample, self.actor) for sample in samples]
+        self.likelihood = response_likelihood(
+            learner.policy,
+            self.sequences,
+            temperature=learner.temperature,
+            keep_router_logits=self.actor.router_aux_loss > 0,
+        )
+        self.lengths: Int[Tensor, B] = torch.tensor([sample.num_written for sample in samples])
 
     def packed(self, name: str) -> Float[Tensor, "N"]:
         """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
         values = [getattr(sample, name) for sample in self.samples]
-        given = [value for value in values if value is not None]
-        if not given:
+        if all(value is None for value in values):
             return self.likelihood.logprobs.detach()
-        assert len(given) == len(values), f"some samples of a micro-batch have {name}, and others have not"
-        return torch.cat(given).to(self.likelihood.logprobs.device, non_blocking=True)
+        return torch.cat(values).to(self.likelihood.logprobs.device, non_blocking=True)
 
     def per_sequence(self, values: Float[Tensor, "N"]) -> Float[Tensor, ""]:
         """The sum over sequences of the mean over tokens."""
         return sequence_mean(values, self.lengths).sum()
 
 
-def micro_batch_loss(
-    policy: Policy,
-    samples: Sequence[Sample],
-    actor: ActorConfig,
-    denominators: Denominators,
-    *,
-    critic: Critic | None,
-    temperature: float,
-) -> Loss:
+def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
     """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
-    sequences, count = [token_sequence(sample, actor) for sample in samples], denominators.num_sequences
-    likelihood = response_likelihood(
-        policy, sequences, temperature=temperature, keep_router_logits=actor.router_aux_loss > 0
-    )
-    lengths = torch.tensor([sample.num_written for sample in samples])
-    forward = _Pass(samples=samples, sequences=sequences, likelihood=likelihood, lengths=lengths, actor=actor)
+    forward, actor, critic = _Pass(learner, samples), learner.actor, learner.critic
+    likelihood, count = forward.likelihood, denominators.num_sequences
     old = forward.packed("old_logprobs")
     weights = _weights(forward, old)
     result = _surrogate(forward, old, weights, denominators)
     total = -result.per_sequence.sum() / count
-    observation = observe(samples, result, likelihood.logprobs, old, likelihood.entropy, weights)
+    by_token = _by_token(forward, result, old, weights)
     terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
         total = total.detach()
-    if actor.kl.coefficient and actor.kl.place == "loss":
+    if actor.kl_in_loss:
         reference = forward.packed("reference_logprobs")
         divergence = forward.per_sequence(kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
         total = total + actor.kl.coefficient * divergence / count
@@ -122,16 +116,19 @@ def micro_batch_loss(
         total = total + actor.router_aux_loss * unbalanced
         terms["balance_loss"] = unbalanced.detach()
     if critic is not None:
-        values = critic.values(sequences, likelihood.hidden)
+        values = critic.values(forward.sequences, likelihood.hidden)
         errors = value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
         value_error = forward.per_sequence(errors) / count
         total = total + critic.coefficient * value_error
         terms["value_loss"] = value_error.detach()
-    seen = None
-    if policy.routing is not None and likelihood.experts is not None:
-        before = [sample.old_experts or sample.experts for sample in samples]
-        seen = activation(likelihood.experts, before, policy.routing.num_experts)
-    return Loss(total=total, terms=terms, observation=observation, activation=seen)
+    return Loss(
+        total=total,
+        terms=terms,
+        samples=samples,
+        by_token=by_token,
+        sequence_ratio=result.sequence_ratio,
+        activation=_activation(learner, forward),
+    )
 
 
 def _surrogate(
@@ -159,18 +156,11 @@ def _surrogate(
 
 
 def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
-    """The recipe's settings of the objective."""
-    return SurrogateSettings(
-        name=actor.surrogate,
-        level=actor.importance_sampling_level,
-        clip_low=actor.clip_low,
-        clip_high=actor.clip_high,
-        length_norm=actor.length_norm,
-        dual_clip=actor.dual_clip,
-        minirl_cap=actor.minirl_cap,
-        sapo_temperature=actor.sapo_temperature,
-        opsm_delta=actor.opsm_delta,
-    )
+    """The recipe's settings of the objective, whose keys have the same names but for two."""
+    same = {
+        own.name: getattr(actor, own.name) for own in fields(SurrogateSettings) if own.name not in ("name", "level")
+    }
+    return SurrogateSettings(name=actor.surrogate, level=actor.importance_sampling_level, **same)
 
 
 def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | None:
@@ -189,3 +179,52 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
     rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
     return balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
+
+
+def _activation(learner: Learner, forward: _Pass) -> Activation | None:
+    routing, experts = learner.policy.routing, forward.likelihood.experts
+    if routing is None or experts is None:
+        return None
+    return activation(
+        experts, [sample.old_experts or sample.experts for sample in forward.samples], routing.num_experts
+    )
+
+
+def _by_token(
+    forward: _Pass, result: Surrogate, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None
+) -> Float[Tensor, "K N"]:
+    """What `sequence_stats` reads. It must come before the backward pass, whose graph it reads."""
+    logprobs, entropy = forward.likelihood.logprobs, forward.likelihood.entropy
+    (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
+    log_ratio = logprobs.detach() - old
+    ratio = log_ratio.exp()
+    weights = torch.ones_like(ratio) if weights is None else weights
+    summed = [result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach()]
+    return torch.stack([*summed, old, log_ratio])
+
+
+def sequence_stats(losses: Sequence[Loss], mini_batch: int) -> dict[Sample, SequenceStats]:
+    """Of each sample that a mini-batch trained, in their order; the one copy of its tokens' numbers to the CPU."""
+    if not losses:
+        return {}
+    samples = [sample for loss in losses for sample in loss.samples]
+    by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
+    ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()
+    stats = {}
+    for sample, sequence_ratio, piece in zip(samples, ratios, by_token, strict=True):
+        clipped, masked, ratio, square, slope, weight, entropy = piece[:-2].double().sum(1).tolist()
+        stats[sample] = SequenceStats(
+            mini_batch=mini_batch,
+            num_tokens=sample.num_written,
+            num_clipped=int(clipped),
+            num_masked=int(masked),
+            sequence_ratio=sequence_ratio,
+            ratio_sum=ratio,
+            ratio_square_sum=square,
+            gradient_weight=slope,
+            correction_weight=weight / sample.num_written,
+            entropy_sum=entropy,
+            old_logprobs=piece[-2].clone(),
+            log_ratios=piece[-1].clone(),
+        )
+    return stats

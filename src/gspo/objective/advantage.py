@@ -1,6 +1,5 @@
 """Advantages: rewards compared within a group, or with a value model's values."""
 
-from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -171,9 +170,8 @@ def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
     return torch.arange(num_tokens, device=lengths.device) - starts[sequence_of_token(lengths, num_tokens)]
 
 
-def whitened(advantages: Sequence[Float[Tensor, "_"]]) -> list[Float[Tensor, "_"]]:
-    """The advantages of all tokens, shifted to mean 0 and, unless they are equal, scaled to standard deviation 1."""
-    everything = torch.cat(list(advantages))
-    std = everything.std() if len(everything) > 1 else everything.new_zeros(())
-    scale = torch.where(std > 0, std, 1.0)
-    return [(values - everything.mean()) / scale for values in advantages]
+def whitened(advantages: Float[Tensor, "N"], counted: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Shifted and, unless they are equal, scaled: those that are counted have mean 0 and standard deviation 1."""
+    some = advantages[counted]
+    std = some.std() if len(some) > 1 else some.new_zeros(())
+    return (advantages - some.mean()) / torch.where(std > 0, std, 1.0)
