@@ -1,41 +1,37 @@
 """What models compute of a batch before it is trained on: the reference, the critic, and the policy that is π_old."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
-
-from jaxtyping import Float
-from torch import Tensor
 
 from gspo.learner.micro_batching import Learner, for_each_sample, mini_batches, split_tokens, trained_samples
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.types import Batch, Experts
+from gspo.types import Batch, Sample
+
+Fields = dict[str, Any]  # those of a sample that a forward pass fills in
 
 
 def score_with_reference_and_critic(batch: Batch, learner: Learner, reference: Policy | None) -> Batch:
     """The batch with reference log-likelihoods and values of every scored sample, where the recipe has such models."""
+    critic = learner.critic
 
-    def logprobs(policy: Policy, sequences: Sequence[TokenSequence]) -> Float[Tensor, "N"]:
+    def logprobs(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        assert reference is not None
         free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
-        return response_likelihood(policy, free, temperature=learner.temperature).logprobs
+        packed = response_likelihood(reference, free, temperature=learner.temperature).logprobs
+        return ({"reference_logprobs": own} for own in split_tokens(packed, sequences))
 
-    if reference is not None:
-        batch = _with_scored(batch, learner, "reference_logprobs", lambda part: logprobs(reference, part))
-    if learner.critic is not None:
-        batch = _with_scored(batch, learner, "values", learner.critic.values)
+    def values(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        assert critic is not None
+        return ({"values": own} for own in split_tokens(critic.values(sequences), sequences))
+
+    for model, compute in ((reference, logprobs), (critic, values)):
+        if model is not None:
+            batch = _with_fields(batch, learner, [s for s in batch.samples if s.reward is not None], compute)
     return batch
-
-
-def _with_scored(
-    batch: Batch, learner: Learner, field: str, compute: Callable[[Sequence[TokenSequence]], Float[Tensor, "N"]]
-) -> Batch:
-    """The batch with a field of its scored samples filled in, token by token."""
-    samples = [sample for sample in batch.samples if sample.reward is not None]
-    values = for_each_sample(learner, samples, lambda part: split_tokens(compute(part), part))
-    columns: list[dict[str, Any]] = [{field: own} for own in values]
-    return batch.with_changed({s: replace(s, **own) for s, own in zip(samples, columns, strict=True)})
 
 
 def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
@@ -52,15 +48,22 @@ def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
     if of_engine and actor.routing_replay != "policy":
         return batch
 
-    def own(sequences: Sequence[TokenSequence]) -> Iterator[tuple[Float[Tensor, "_"], Experts | None]]:
+    def own(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
         likelihood = response_likelihood(learner.policy, sequences, temperature=learner.temperature)
-        experts = likelihood.experts or [None] * len(sequences)
-        return zip(split_tokens(likelihood.logprobs, sequences), experts, strict=True)
+        rows = zip(split_tokens(likelihood.logprobs, sequences), likelihood.experts or repeat(None), strict=False)
+        return ({"old_experts": row} | ({} if of_engine else {"old_logprobs": logprobs}) for logprobs, row in rows)
 
-    changed = {}
     for groups in mini_batches(batch, actor.mini_batches)[1:]:
-        samples = trained_samples(groups, actor)
-        for sample, (logprobs, experts) in zip(samples, for_each_sample(learner, samples, own), strict=True):
-            old_logprobs = sample.old_logprobs if of_engine else logprobs
-            changed[sample] = replace(sample, old_logprobs=old_logprobs, old_experts=experts)
-    return batch.with_changed(changed)
+        batch = _with_fields(batch, learner, trained_samples(groups, actor), own)
+    return batch
+
+
+def _with_fields(
+    batch: Batch,
+    learner: Learner,
+    samples: Sequence[Sample],
+    compute: Callable[[Sequence[TokenSequence]], Iterable[Fields]],
+) -> Batch:
+    """The batch with some of its samples' fields filled in by forward passes over them."""
+    rows = zip(samples, for_each_sample(learner, samples, compute), strict=True)
+    return batch.with_changed({sample: replace(sample, **fields) for sample, fields in rows})

@@ -8,18 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gspo import objective
 from gspo.learner.micro_batching import Learner, token_sequence
 from gspo.learner.volatility import Activation, activation
 from gspo.model.likelihood import response_likelihood
-from gspo.objective import (
-    Surrogate,
-    SurrogateSettings,
-    balance_loss,
-    correction_weights,
-    kl_estimate,
-    surrogate,
-    value_loss,
-)
+from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Group, Sample, SequenceStats
@@ -106,7 +99,7 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
         total = total.detach()
     if actor.kl_in_loss:
         reference = forward.packed("reference_logprobs")
-        divergence = forward.per_sequence(kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
+        divergence = forward.per_sequence(objective.kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
         total = total + actor.kl.coefficient * divergence / count
         terms["kl"] = divergence.detach() / count
     if actor.entropy_bonus:
@@ -117,7 +110,7 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
         terms["balance_loss"] = unbalanced.detach()
     if critic is not None:
         values = critic.values(forward.sequences, likelihood.hidden)
-        errors = value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
+        errors = objective.value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
         value_error = forward.per_sequence(errors) / count
         total = total + critic.coefficient * value_error
         terms["value_loss"] = value_error.detach()
@@ -143,7 +136,7 @@ def _surrogate(
     if actor.length_norm == "group":
         group_tokens = torch.tensor([denominators.group_tokens[sample] for sample in samples])
         norms["group"] = group_tokens.to(logprobs.device, non_blocking=True)
-    return surrogate(
+    return objective.surrogate(
         logprobs,
         old,
         advantages.to(logprobs.device, non_blocking=True),
@@ -169,7 +162,7 @@ def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | No
         return None
     bounds, level = (actor.correction_low, actor.correction_high), actor.correction_level
     sampler_logprobs = forward.packed("sampler_logprobs")
-    return correction_weights(old, sampler_logprobs, forward.lengths, actor.correction, bounds, level=level)
+    return objective.correction_weights(old, sampler_logprobs, forward.lengths, actor.correction, bounds, level=level)
 
 
 def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
@@ -178,7 +171,7 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
     rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
     rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
-    return balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
+    return objective.balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
 
 
 def _activation(learner: Learner, forward: _Pass) -> Activation | None:

@@ -47,7 +47,9 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int) -> None:
         self.settings, self.total_steps, self.steps_taken = settings, total_steps, 0
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._masters = {name: p if p.dtype == torch.float32 else _master_of(p) for name, p in named.items()}
+        self._masters: dict[str, Tensor] = {
+            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for name, p in named.items()
+        }
         self._rounded = {name: p for name, p in named.items() if p is not self._masters[name]}
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(_add_gradient, self._masters[name]))
@@ -120,10 +122,6 @@ class Optimizer:
         """Take the hooks off the parameters, so that another optimiser can have them."""
         for hook in self._hooks:
             hook.remove()
-
-
-def _master_of(parameter: nn.Parameter) -> Tensor:
-    return parameter.detach().float().requires_grad_()
 
 
 def _add_gradient(master: Tensor, parameter: Tensor) -> None:
