@@ -70,7 +70,7 @@ def test_every_stage_speaks_of_the_written_tokens_alone(
     samples = samples_of(policy, plain_logprobs)
     groups = [Group(samples=tuple(samples[:2])), Group(samples=tuple(samples[2:]))]
     batch = advantaged([*groups, *groups], [1.0, 0.0] * 4)
-    assert denominators_of(batch.groups[:2], 9).mean_tokens == (4 + 2 + 4 + 2) / 4
+    assert set(denominators_of(batch.groups[:2], "mean", 9).tokens.values()) == {(4 + 2 + 4 + 2) / 4}
     critic = Critic(CriticConfig(trunk="shared"), policy, None, total_steps=1)
     actor = actor_of(mini_batches=2, router_aux_loss=0.1, kl={"coefficient": 0.1}, routing_replay="policy")
     batch = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), reference)

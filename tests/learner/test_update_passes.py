@@ -70,7 +70,7 @@ def test_a_micro_batch_waits_for_its_device_once(
         actor = actor_of(old_logprobs="engine", correction="tis", micro_batch_tokens=tokens, **settings)
         batch = compute_old_logprobs(batch, learner_of(policy, actor))
         samples = trained_samples(batch.groups, actor)
-        denominators = denominators_of(batch.groups, max_tokens=9)
+        denominators = denominators_of(batch.groups, actor.length_norm, max_tokens=9)
         with Waits() as waits:
             accumulated(policy, samples, actor, denominators)
         counts.append(len(waits.names))

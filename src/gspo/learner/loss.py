@@ -14,6 +14,7 @@ from gspo.learner.volatility import Activation, activation
 from gspo.model.likelihood import response_likelihood
 from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
+from gspo.recipe.published import LengthNorm
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Group, Sample, SequenceStats
 
@@ -22,25 +23,22 @@ from gspo.types import Group, Sample, SequenceStats
 class Denominators:
     """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it.
 
-    Example: Denominators(num_sequences=8, mean_tokens=26.5, group_tokens={sample: 31.0, …}, max_tokens=512)
+    Example: Denominators(num_sequences=8, tokens={sample: 26.5, …}) at length_norm: mean
     """
 
     num_sequences: int  # that take part in the loss
-    mean_tokens: float = 1.0  # of those: tokens that the policy wrote
-    group_tokens: Mapping[Sample, float] = field(default_factory=dict)  # the same mean over each sample's group
-    max_tokens: int = 1  # of any response
+    tokens: Mapping[Sample, float] = field(default_factory=dict)  # for each sample's own sum, where length_norm has any
 
 
-def denominators_of(groups: Sequence[Group], max_tokens: int) -> Denominators:
-    """Those of a mini-batch, given by its groups."""
+def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) -> Denominators:
+    """Those of a mini-batch, given by its groups; no response has more than `max_tokens`."""
     parts = [[sample for sample in group.samples if sample.takes_part] for group in groups]
-    lengths = [sample.num_written for part in parts for sample in part]
-    return Denominators(
-        num_sequences=len(lengths),
-        mean_tokens=fmean(lengths) if lengths else 0.0,
-        group_tokens={sample: fmean(s.num_written for s in part) for part in parts for sample in part},
-        max_tokens=max_tokens,
-    )
+    if norm == "mean":
+        parts = [[sample for part in parts for sample in part]]
+    tokens: dict[Sample, float] = {}
+    for part in filter(None, parts):
+        tokens |= dict.fromkeys(part, max_tokens if norm == "constant" else fmean(s.num_written for s in part))
+    return Denominators(num_sequences=len(tokens), tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,13 +112,14 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
         value_error = forward.per_sequence(errors) / count
         total = total + critic.coefficient * value_error
         terms["value_loss"] = value_error.detach()
+    before = [sample.old_experts or sample.experts for sample in samples]
     return Loss(
         total=total,
         terms=terms,
         samples=samples,
         by_token=by_token,
         sequence_ratio=result.sequence_ratio,
-        activation=_activation(learner, forward),
+        activation=activation(learner.policy.routing, likelihood.experts or (), before),
     )
 
 
@@ -132,17 +131,17 @@ def _surrogate(
     if any(sample.token_advantages is not None for sample in samples):
         own = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
         advantages = torch.cat([same if tokens is None else tokens for tokens, same in own])
-    norms: dict[str, float | Tensor] = {"mean": denominators.mean_tokens, "constant": float(denominators.max_tokens)}
-    if actor.length_norm == "group":
-        group_tokens = torch.tensor([denominators.group_tokens[sample] for sample in samples])
-        norms["group"] = group_tokens.to(logprobs.device, non_blocking=True)
+    tokens = None
+    if actor.length_norm in ("mean", "group", "constant"):
+        tokens = torch.tensor([denominators.tokens[sample] for sample in samples], dtype=torch.float32)
+        tokens = tokens.to(logprobs.device, non_blocking=True)
     return objective.surrogate(
         logprobs,
         old,
         advantages.to(logprobs.device, non_blocking=True),
         forward.lengths,
         settings=surrogate_settings(actor),
-        tokens_per_sequence=norms.get(actor.length_norm),
+        tokens_per_sequence=tokens,
         sampler_logprobs=forward.packed("sampler_logprobs"),
         weights=weights,
     )
@@ -172,15 +171,6 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
     rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
     return objective.balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
-
-
-def _activation(learner: Learner, forward: _Pass) -> Activation | None:
-    routing, experts = learner.policy.routing, forward.likelihood.experts
-    if routing is None or experts is None:
-        return None
-    return activation(
-        experts, [sample.old_experts or sample.experts for sample in forward.samples], routing.num_experts
-    )
 
 
 def _by_token(

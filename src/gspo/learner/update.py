@@ -41,13 +41,14 @@ def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tup
     After each step it yields its report and the batch, in which the samples trained so far have their `stats`. The
     loss is −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
     """
-    actor, critic, routing = learner.actor, learner.critic, learner.policy.routing
+    actor, critic = learner.actor, learner.critic
     for number, groups in list(enumerate(mini_batches(batch, actor.mini_batches)))[num_done:]:
         samples = trained_samples(groups, actor)
         # Where mini-batches follow, their own forward passes show what the step has changed.
         watched = samples if actor.mini_batches == 1 else []
         before = watched_experts(learner, watched)
-        report, stats = accumulate_gradient(learner, samples, denominators_of(groups, learner.max_tokens), number)
+        denominators = denominators_of(groups, actor.length_norm, learner.max_tokens)
+        report, stats = accumulate_gradient(learner, samples, denominators, number)
         finite = math.isfinite(report.loss) and math.isfinite(report.value_loss)
         step = learner.optimizer.step(loss_is_finite=finite)
         report = replace(
@@ -55,9 +56,7 @@ def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tup
             step=step,
             critic_step=None if critic is None else critic.optimizer.step(loss_is_finite=finite and step.applied),
             clip_range=(actor.clip_low, actor.clip_high),
-            after=activation(watched_experts(learner, watched), before, routing.num_experts)
-            if routing and before
-            else None,
+            after=activation(learner.policy.routing, watched_experts(learner, watched), before),
         )
         batch = batch.with_changed({sample: replace(sample, stats=seen) for sample, seen in stats.items()})
         yield report, batch

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gspo.learner.micro_batching import Learner, for_each_sample
 from gspo.model.likelihood import response_likelihood
+from gspo.model.routing import Routing
 from gspo.types import Experts, Sample
 
 _WATCHED = 8  # sequences: two more forward passes over them
@@ -29,22 +30,25 @@ class Activation:
         return Activation(**{name: getattr(self, name) + getattr(other, name) for name in vars(self)})
 
 
-def activation(experts: Sequence[Experts], before: Sequence[Experts | None], num_experts: int) -> Activation:
+def activation(
+    routing: Routing | None, experts: Sequence[Experts], before: Sequence[Experts | None]
+) -> Activation | None:
     """Count the experts of each sequence, and how many are not those it had before; None: not known.
 
-    The order in which a token's experts are named does not matter, nor do their weights.
+    The order in which a token's experts are named does not matter, nor do their weights. None of a model without
+    routers, and of no sequences.
     """
+    if routing is None or not experts:
+        return None
     rows = torch.cat([own.row for own in experts]).long()  # N L K
-    num_layers, top_k = rows.shape[1:]
+    num_layers, num_experts = rows.shape[1], routing.num_experts
     first = torch.arange(num_layers)[:, None] * num_experts  # number of each layer's first expert, among all layers'
     load = torch.bincount((rows + first).flatten(), minlength=num_layers * num_experts).view(num_layers, num_experts)
     pairs = [(now.row, then.row) for now, then in zip(experts, before, strict=True) if then is not None]
     nothing = experts[0].row[:0]
     now, then = (torch.cat(rows) for rows in zip((nothing, nothing), *pairs, strict=True))
     moved = (now[..., :, None] != then[..., None, :]).all(-1)  # N L K
-    return Activation(
-        load=load, changed=moved.sum((0, 2)), compared=torch.full((num_layers,), len(now) * top_k, dtype=torch.long)
-    )
+    return Activation(load=load, changed=moved.sum((0, 2)), compared=torch.ones_like(moved).sum((0, 2)))
 
 
 def watched_experts(learner: Learner, samples: Sequence[Sample]) -> Sequence[Experts]:
