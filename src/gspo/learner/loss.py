@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gspo import objective
@@ -68,7 +68,9 @@ class _Pass:
             temperature=learner.temperature,
             keep_router_logits=self.actor.router_aux_loss > 0,
         )
-        self.lengths: Int[Tensor, B] = torch.tensor([sample.num_written for sample in samples])
+        self.lengths = torch.tensor([sample.num_written for sample in samples])
+        self.old_logprobs = self.packed("old_logprobs")
+        self.weights = self._weights()
 
     def packed(self, name: str) -> Float[Tensor, "N"]:
         """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
@@ -81,16 +83,23 @@ class _Pass:
         """The sum over sequences of the mean over tokens."""
         return sequence_mean(values, self.lengths).sum()
 
+    def _weights(self) -> Float[Tensor, "N"] | None:
+        actor, sampler_logprobs = self.actor, self.packed("sampler_logprobs")
+        if actor.correction == "none":
+            return None
+        level, bounds = actor.correction_level, (actor.correction_low, actor.correction_high)
+        return objective.correction_weights(
+            self.old_logprobs, sampler_logprobs, self.lengths, actor.correction, bounds, level=level
+        )
+
 
 def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
     """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
     forward, actor, critic = _Pass(learner, samples), learner.actor, learner.critic
     likelihood, count = forward.likelihood, denominators.num_sequences
-    old = forward.packed("old_logprobs")
-    weights = _weights(forward, old)
-    result = _surrogate(forward, old, weights, denominators)
+    result = _surrogate(forward, denominators)
     total = -result.per_sequence.sum() / count
-    by_token = _by_token(forward, result, old, weights)
+    by_token = _by_token(forward, result)
     terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
@@ -123,9 +132,7 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
     )
 
 
-def _surrogate(
-    forward: _Pass, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None, denominators: Denominators
-) -> Surrogate:
+def _surrogate(forward: _Pass, denominators: Denominators) -> Surrogate:
     actor, samples, logprobs = forward.actor, forward.samples, forward.likelihood.logprobs
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     if any(sample.token_advantages is not None for sample in samples):
@@ -137,13 +144,13 @@ def _surrogate(
         tokens = tokens.to(logprobs.device, non_blocking=True)
     return objective.surrogate(
         logprobs,
-        old,
+        forward.old_logprobs,
         advantages.to(logprobs.device, non_blocking=True),
         forward.lengths,
         settings=surrogate_settings(actor),
         tokens_per_sequence=tokens,
         sampler_logprobs=forward.packed("sampler_logprobs"),
-        weights=weights,
+        weights=forward.weights,
     )
 
 
@@ -155,15 +162,6 @@ def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
     return SurrogateSettings(name=actor.surrogate, level=actor.importance_sampling_level, **same)
 
 
-def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | None:
-    actor = forward.actor
-    if actor.correction == "none":
-        return None
-    bounds, level = (actor.correction_low, actor.correction_high), actor.correction_level
-    sampler_logprobs = forward.packed("sampler_logprobs")
-    return objective.correction_weights(old, sampler_logprobs, forward.lengths, actor.correction, bounds, level=level)
-
-
 def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     """Summed over the sequences, by the experts that were used, replayed ones too."""
     assert forward.likelihood.experts is not None
@@ -173,23 +171,19 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     return objective.balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
 
 
-def _by_token(
-    forward: _Pass, result: Surrogate, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None
-) -> Float[Tensor, "K N"]:
+def _by_token(forward: _Pass, result: Surrogate) -> Float[Tensor, "K N"]:
     """What `sequence_stats` reads. It must come before the backward pass, whose graph it reads."""
     logprobs, entropy = forward.likelihood.logprobs, forward.likelihood.entropy
     (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
-    log_ratio = logprobs.detach() - old
+    log_ratio = logprobs.detach() - forward.old_logprobs
     ratio = log_ratio.exp()
-    weights = torch.ones_like(ratio) if weights is None else weights
+    weights = torch.ones_like(ratio) if forward.weights is None else forward.weights
     summed = [result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach()]
-    return torch.stack([*summed, old, log_ratio])
+    return torch.stack([*summed, forward.old_logprobs, log_ratio])
 
 
 def sequence_stats(losses: Sequence[Loss], mini_batch: int) -> dict[Sample, SequenceStats]:
-    """Of each sample that a mini-batch trained, in their order; the one copy of its tokens' numbers to the CPU."""
-    if not losses:
-        return {}
+    """Of each sample that a mini-batch trained, in their order: its tokens' numbers come to the CPU here, at once."""
     samples = [sample for loss in losses for sample in loss.samples]
     by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
     ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()

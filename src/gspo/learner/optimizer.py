@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gspo.recipe.sections import OptimizerConfig
 
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's names
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 
@@ -111,11 +112,9 @@ class Optimizer:
         for name in self._rounded:
             self._masters[name].copy_(state[f"master/{name}"])
         for name, master in self._masters.items():
-            own = {key: state.get(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
-            self._adamw.state[master] = {  # empty before the first step that applied
-                key: torch.empty_like(value, device=master.device).copy_(value)
-                for key, value in own.items()
-                if value is not None
+            own = {key: state[f"{key}/{name}"] for key in _MOMENTS if f"{key}/{name}" in state}  # none before a step
+            self._adamw.state[master] = {
+                key: torch.empty_like(value, device=master.device).copy_(value) for key, value in own.items()
             }
 
     def close(self) -> None:

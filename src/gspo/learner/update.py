@@ -66,6 +66,8 @@ def accumulate_gradient(
     learner: Learner, samples: Sequence[Sample], denominators: Denominators, mini_batch: int
 ) -> tuple[MiniBatchReport, dict[Sample, SequenceStats]]:
     """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch."""
+    if not samples:
+        return MiniBatchReport(), {}
     losses, half = list[Loss](), None
     split = split_point(samples) if learner.actor.gradient_noise else 0
     for part in micro_batches(learner.policy, samples, learner.actor):
@@ -77,7 +79,8 @@ def accumulate_gradient(
             loss.total.backward()
         losses.append(loss)
     activations = [loss.activation for loss in losses if loss.activation is not None]
-    terms = _summed_terms(losses)
+    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go
+    terms: dict[str, Any] = dict(zip(losses[0].terms, map(sum, zip(*rows, strict=True)), strict=True))
     if "balance_loss" in terms:
         terms["balance_loss"] *= denominators.num_sequences / len(samples)
     report = MiniBatchReport(
@@ -87,11 +90,3 @@ def accumulate_gradient(
         noise=None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples)),
     )
     return report, sequence_stats(losses, mini_batch)
-
-
-def _summed_terms(losses: Sequence[Loss]) -> dict[str, Any]:
-    """Over the micro-batches, all read from the device in one go."""
-    if not losses:
-        return {}
-    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()
-    return {name: sum(values) for name, values in zip(losses[0].terms, zip(*rows, strict=True), strict=True)}
