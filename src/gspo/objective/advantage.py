@@ -5,7 +5,6 @@ from typing import get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence, unpad_sequence
 
 from gspo.objective.ratio import check_name, check_packed, sequence_mean, sequence_of_token
 from gspo.recipe.published import Advantage
@@ -154,12 +153,14 @@ def discounted_sums(
     """x_t = v_t + d_t x_{t+1} within each sequence, where d_t is the factor of the next token's sum."""
     if not len(values):
         return values.clone()
+    sequences, position = sequence_of_token(lengths, len(values)), positions(lengths, len(values))
     # A row a position, a column a sequence: one operation a position, whatever the number of sequences.
-    sums, factors = (pad_sequence(part.split(lengths.tolist())) for part in (values, discounts))
-    rows = sums.unbind(0)
+    by_position, factors = values.new_zeros(2, int(lengths.max()), len(lengths))
+    by_position[position, sequences], factors[position, sequences] = values, discounts
+    rows = by_position.unbind(0)
     for row, following, factor in zip(rows[-2::-1], rows[:0:-1], factors.unbind(0)[-2::-1], strict=True):
         row.addcmul_(following, factor)
-    return torch.cat(unpad_sequence(sums, lengths))
+    return by_position[position, sequences]
 
 
 def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
