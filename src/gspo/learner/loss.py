@@ -37,7 +37,8 @@ def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) 
         parts = [[sample for part in parts for sample in part]]
     tokens: dict[Sample, float] = {}
     for part in filter(None, parts):
-        tokens |= dict.fromkeys(part, max_tokens if norm == "constant" else fmean(s.num_written for s in part))
+        mean = fmean(sample.num_written for sample in part)
+        tokens |= dict.fromkeys(part, float(max_tokens) if norm == "constant" else mean)
     return Denominators(num_sequences=len(tokens), tokens=tokens)
 
 
