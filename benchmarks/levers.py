@@ -24,10 +24,10 @@ from benchmarks.machine import load
 from benchmarks.peer import workloads
 from benchmarks.samples import scored
 from gspo.learner.advantages import with_advantages
-from gspo.learner.micro_batching import token_sequence, trained_samples
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
+from gspo.learner.micro_batching import Learner, token_sequence, trained_samples
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Learner, update
+from gspo.learner.update import update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy, load_policy, make_tokenizer
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig

@@ -9,11 +9,11 @@ from typing import Any
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
 from benchmarks.samples import scored
 from gspo.learner.advantages import with_advantages
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Learner, update
+from gspo.learner.update import update
 from gspo.model.policy import load_policy
 from gspo.recipe.sections import CriticConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine

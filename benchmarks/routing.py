@@ -9,9 +9,10 @@ from functools import partial
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
 from benchmarks.samples import scored
 from gspo.learner.advantages import with_advantages
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
+from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Learner, update
+from gspo.learner.update import update
 from gspo.model.policy import Policy
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.random_numbers import SamplingKey

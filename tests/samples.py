@@ -10,8 +10,9 @@ from torch import Tensor
 from gspo.learner.advantages import with_advantages
 from gspo.learner.critic import Critic
 from gspo.learner.loss import Denominators
+from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import GradientReport, Learner, MiniBatchReport, accumulate_gradient, update
+from gspo.learner.update import MiniBatchReport, accumulate_gradient, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ActorConfig, OptimizerConfig
@@ -105,7 +106,7 @@ def accumulated(
     *,
     temperature: float = 1.0,
     critic: Critic | None = None,
-) -> tuple[GradientReport, list[SequenceStats]]:
+) -> tuple[MiniBatchReport, list[SequenceStats]]:
     """The gradient of one mini-batch, added to the parameters; what was seen of its samples, in their order."""
     learner = Learner(
         policy=policy,

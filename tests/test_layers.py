@@ -14,9 +14,10 @@ def test_every_room_imports_only_rooms_before_it() -> None:
     for path in ROOT.rglob("*.py"):
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gspo."):
-                other = str(node.module).split(".")[1]
-                assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gspo":
+                module = str(node.module).split(".")
+                for other in module[1:2] or [alias.name for alias in node.names]:
+                    assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
 
 
 def test_only_the_doors_import_for_the_type_checker_alone() -> None:

@@ -14,7 +14,7 @@ from tests.sampling import sample_groups
 
 from gspo import cli
 from gspo.errors import RunError
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gspo.learner.advantages import with_advantages
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
 from gspo.learner.critic import Critic
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
+from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
-from gspo.learner.update import Learner, update
+from gspo.learner.update import update
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.checkpointer import Trainee
 from gspo.run.collect import collect

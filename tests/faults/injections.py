@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gspo.learner import loss, old_policy
+from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.rollout.embedded import decoding
@@ -26,7 +26,7 @@ from gspo.run.console import Display
 # By name: an object and its attribute, called at that place of a run.
 PLACES: dict[str, tuple[Any, str]] = {
     "sampling": (decoding, "sample_tokens"),
-    "old likelihoods": (old_policy, "response_likelihood"),
+    "old likelihoods": (forward_passes, "response_likelihood"),
     "gradient": (loss, "response_likelihood"),
     "cold gradient": (coldstart, "response_likelihood"),
     "optimizer step": (Optimizer, "step"),
@@ -160,7 +160,7 @@ def nan_gradients(first: int, last: int) -> None:
 
     def step(self: Optimizer, **keywords: Any) -> Any:
         if first <= next(numbers) <= last:
-            for parameter in self._parameters:
+            for parameter in self._masters.values():
                 parameter.grad = torch.full_like(parameter, torch.nan)
         return original(self, **keywords)
 
@@ -175,7 +175,7 @@ def broken_weights(count: int) -> None:
         report = original(self, **keywords)
         if next(numbers) == count:
             with torch.no_grad():
-                for parameter in self._parameters:
+                for parameter in self._masters.values():
                     parameter.fill_(torch.nan)
         return report
 

@@ -9,11 +9,10 @@ import torch
 from tests.samples import accumulated, changed, learner_of, sequence_of, sequences_of, updates, with_old
 from torch import Tensor
 
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import trained_samples
-from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import MiniBatchReport
 from gspo.model.packing import TokenSequence
@@ -137,7 +136,7 @@ def test_it_begins_with_the_policys_weights_and_no_opinion(trunk: str, new_polic
     if critic._own is not None:
         pairs = zip(critic._own.model.parameters(), policy.model.parameters(), strict=True)
         assert all(torch.equal(p, q) and p is not q and p.data_ptr() != q.data_ptr() for p, q in pairs)
-    assert critic.needs_policy() == (trunk == "shared")
+    assert (critic._own is None) == (trunk == "shared")
 
 
 def trained(

@@ -9,8 +9,8 @@ import torch
 from tests.samples import learner_of, regrouped, scored, sequence_of
 from tests.sampling import sample_groups
 
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
+from gspo.learner.forward_passes import score_with_reference_and_critic
 from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy

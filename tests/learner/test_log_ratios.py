@@ -9,7 +9,7 @@ import torch
 from tests.samples import Step, advantaged, learner_of, sequences_of, updates, with_old
 from tests.sampling import sample_groups
 
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import OptimizerConfig, RolloutConfig

@@ -9,10 +9,9 @@ import torch
 from tests.mixtures import MIXTURES
 from tests.samples import accumulated, advantaged, learner_of, query_of, sample_of, sequence_of, updates
 
-from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.critic import Critic
+from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
 from gspo.learner.loss import Denominators, denominators_of
-from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CriticConfig, OptimizerConfig
@@ -71,7 +70,10 @@ def test_every_stage_speaks_of_the_written_tokens_alone(
     samples = samples_of(policy, plain_logprobs)
     groups = [Group(samples=tuple(samples[:2])), Group(samples=tuple(samples[2:]))]
     batch = advantaged([*groups, *groups], [1.0, 0.0] * 4)
-    assert denominators_of(batch.groups[:2], 9).mean_tokens == (4 + 2 + 4 + 2) / 4
+    uneven = advantaged([Group(samples=(samples[0],)), Group(samples=tuple(samples[1:]))], [1.0, 1.0, 0.0, 1.0]).groups
+    divisors: dict[Any, list[float]] = {"mean": [3.0] * 4, "group": [4.0, *[8 / 3] * 3], "constant": [9.0] * 4}
+    for norm, expected in divisors.items():
+        assert list(denominators_of(uneven, norm, 9).tokens.values()) == expected
     critic = Critic(CriticConfig(trunk="shared"), policy, None, total_steps=1)
     actor = actor_of(mini_batches=2, router_aux_loss=0.1, kl={"coefficient": 0.1}, routing_replay="policy")
     batch = score_with_reference_and_critic(batch, learner_of(policy, actor, critic=critic), reference)

@@ -21,9 +21,10 @@ from gspo.types import Sample
 GROUP_TOKENS = [6.5] * 4 + [3.0] + [5.5] * 4
 
 
-def whole(samples: list[Sample]) -> Denominators:
-    group_tokens = dict(zip(samples, GROUP_TOKENS, strict=True))
-    return Denominators(num_sequences=NUM_SEQUENCES, mean_tokens=6.7, max_tokens=23, group_tokens=group_tokens)
+def whole(samples: list[Sample], actor: ActorConfig) -> Denominators:
+    tokens = {"mean": [6.7] * len(samples), "constant": [23.0] * len(samples), "group": GROUP_TOKENS}
+    given = tokens.get(actor.length_norm, [])
+    return Denominators(num_sequences=NUM_SEQUENCES, tokens=dict(zip(samples, given, strict=False)))
 
 
 NUM_SEQUENCES = 17
@@ -186,7 +187,7 @@ def test_the_gradient_is_that_of_the_whole_mini_batch_however_it_is_cut(
     seen = []
     for micro_batch_tokens in CUTS:
         actor = actor_of(**settings, micro_batch_tokens=micro_batch_tokens)
-        seen.append(accumulated(policy, items, actor, whole(items)))
+        seen.append(accumulated(policy, items, actor, whole(items, actor)))
         assert (gradient_of(policy.model) - expected).norm() <= 1e-5 * expected.norm()
     (first, first_stats), *others = seen
     if "kl" in settings:
@@ -233,6 +234,6 @@ def test_the_value_losss_gradient_is_that_of_the_whole_mini_batch_however_it_is_
     expected = [gradient_of(model) for model in models]
     for micro_batch_tokens in CUTS:
         actor = actor_of(surrogate="ppo", micro_batch_tokens=micro_batch_tokens, **TOKEN_CLIP)
-        accumulated(policy, items, actor, whole(items), critic=critic)
+        accumulated(policy, items, actor, whole(items, actor), critic=critic)
         for model, wanted in zip(models, expected, strict=True):
             assert wanted.norm() > 0 and (gradient_of(model) - wanted).norm() <= 1e-5 * wanted.norm()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.samples import Step, advantages_of, changed, learner_of, query_of, sample_of, updates
 
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import micro_batches, split_point, trained_samples
-from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer, StepReport, gradient_noise
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ActorConfig
@@ -28,7 +28,8 @@ class Noting(Optimizer):
 
     def gradient(self) -> list[torch.Tensor]:
         found = super().gradient()
-        self.halves.append(torch.cat([one.flatten() for one in found]))
+        if len(self.halves) == len(self.wholes):  # the second call of a mini-batch is for the whole
+            self.halves.append(torch.cat([one.flatten() for one in found]))
         return found
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:

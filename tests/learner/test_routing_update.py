@@ -10,7 +10,7 @@ from tests.mixtures import MIXTURES, conditioned, live_experts, replayed_logprob
 from tests.samples import Step, advantaged, learner_of, updates
 from tests.sampling import sample_groups
 
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy

@@ -9,8 +9,8 @@ import torch
 from tests.samples import Step, advantaged, changed, learner_of, sequences_of, updates, with_old
 from tests.sampling import sample_groups
 
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import trained_samples
-from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.likelihood import response_likelihood
 from gspo.model.policy import Policy

@@ -9,11 +9,11 @@ from tests.samples import accumulated, advantaged, learner_of, sample_from, sequ
 from tests.sampling import sample_groups
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.loss import Denominators, denominators_of
-from gspo.learner.micro_batching import micro_batches, trained_samples
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.micro_batching import Learner, micro_batches, trained_samples
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import Learner, update
+from gspo.learner.update import update
 from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
@@ -70,7 +70,7 @@ def test_a_micro_batch_waits_for_its_device_once(
         actor = actor_of(old_logprobs="engine", correction="tis", micro_batch_tokens=tokens, **settings)
         batch = compute_old_logprobs(batch, learner_of(policy, actor))
         samples = trained_samples(batch.groups, actor)
-        denominators = denominators_of(batch.groups, max_tokens=9)
+        denominators = denominators_of(batch.groups, actor.length_norm, max_tokens=9)
         with Waits() as waits:
             accumulated(policy, samples, actor, denominators)
         counts.append(len(waits.names))

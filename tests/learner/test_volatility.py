@@ -10,12 +10,13 @@ from tests.mixtures import MIXTURES, conditioned, live_experts, turn_routers
 from tests.samples import advantaged, learner_of, query_of, sample_of, updates
 from tests.sampling import sample_groups
 
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import StepReport
 from gspo.learner.update import MiniBatchReport
-from gspo.learner.volatility import Activation, VolatilitySample, activation
+from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.metrics.step import expert_metrics
 from gspo.model.policy import Policy
+from gspo.model.routing import Routing
 from gspo.recipe.sections import RolloutConfig
 from gspo.types import Batch, Experts
 
@@ -42,6 +43,13 @@ def brute_force(now: Sequence[Experts], before: Sequence[Experts | None]) -> Act
     return Activation(load=load, changed=torch.tensor(changed), compared=torch.tensor(compared))
 
 
+def counted(now: Sequence[Experts], before: Sequence[Experts | None], num_experts: int) -> Activation:
+    routing = Routing([], num_experts=num_experts, top_k=K)
+    found = activation(routing, now, before)
+    assert found is not None
+    return found
+
+
 def same(found: Activation | None, expected: Activation) -> bool:
     assert found is not None
     return all(torch.equal(getattr(found, name), getattr(expected, name)) for name in ("load", "changed", "compared"))
@@ -53,29 +61,29 @@ def test_changes_and_load_are_those_of_sets_compared_one_by_one() -> None:
     now, before = ([drawn(tokens, generator) for tokens in lengths] for _ in range(2))
     for known in ([True] * 4, [True, False, True, False], [False] * 4):
         then = [one if is_known else None for one, is_known in zip(before, known, strict=True)]
-        found = activation(now, then, E)
+        found = counted(now, then, E)
         assert same(found, brute_force(now, then))
         assert found.load.sum(1).tolist() == [K * sum(lengths)] * L
         assert 0 < found.changed.sum() < found.compared.sum() or not any(known)
-    parts = [activation([one], [then], E) for one, then in zip(now, before, strict=True)]
-    assert same(parts[0] + parts[1] + parts[2] + parts[3], activation(now, list(before), E))
+    parts = [counted([one], [then], E) for one, then in zip(now, before, strict=True)]
+    assert same(parts[0] + parts[1] + parts[2] + parts[3], counted(now, list(before), E))
 
 
 def test_neither_the_order_of_a_tokens_experts_nor_its_prompts_count() -> None:
     generator = torch.Generator().manual_seed(1)
     one, other = drawn(9, generator), drawn(9, generator)
-    assert activation([one], [one], E).changed.tolist() == [0] * L
+    assert counted([one], [one], E).changed.tolist() == [0] * L
     turned = Experts(prefix=other.prefix, row=one.row.flip(-1))
-    found = activation([turned], [one], E)
+    found = counted([turned], [one], E)
     assert found.changed.tolist() == [0] * L and found.compared.tolist() == [9 * K] * L
-    assert torch.equal(found.load, activation([one], [None], E).load)
+    assert torch.equal(found.load, counted([one], [None], E).load)
 
 
 def test_all_of_a_tokens_experts_or_one_of_them_may_change() -> None:
     def row(*experts: list[int]) -> Experts:
         return Experts(prefix=torch.zeros(0, 1, 2, dtype=torch.uint8), row=torch.tensor([[one] for one in experts]))
 
-    found = activation([row([0, 1], [0, 1], [0, 1])], [row([2, 3], [1, 2], [1, 0])], 4)
+    found = counted([row([0, 1], [0, 1], [0, 1])], [row([2, 3], [1, 2], [1, 0])], 4)
     assert found.changed.tolist() == [3] and found.compared.tolist() == [6]
     assert found.load.tolist() == [[3, 3, 0, 0]]
 
@@ -185,20 +193,20 @@ def test_of_a_batchs_only_update_a_sample_is_read_before_and_after(
 
 def test_a_dense_model_and_an_empty_mini_batch_have_no_sample(new_policy: NewPolicy, actor_of: Any) -> None:
     sample = sample_of(query_of([4]), [5, 6])
-    assert VolatilitySample(new_policy("qwen3"), [sample], actor_of()).change() is None
-    assert VolatilitySample(new_policy("qwen3_moe"), [], actor_of()).change() is None
+    assert not watched_experts(learner_of(new_policy("qwen3"), actor_of()), [sample])
+    assert activation(None, [], []) is None and activation(new_policy("qwen3_moe").routing, [], []) is None
+    assert not watched_experts(learner_of(new_policy("qwen3_moe"), actor_of()), [])
 
 
 def test_the_sample_is_read_in_passes_within_the_budget(new_policy: NewPolicy, actor_of: Any, tokens_read: Any) -> None:
     policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
     samples = [sample_of(query_of([4 + n, 7, 8]), [5, 6, 7]) for n in range(6)]
-    whole = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=10**6))
+    whole = watched_experts(learner_of(policy, actor_of(micro_batch_tokens=10**6)), samples)
     shapes = tokens_read(policy)
-    cut = VolatilitySample(policy, samples, actor_of(micro_batch_tokens=12))
+    cut = watched_experts(learner_of(policy, actor_of(micro_batch_tokens=12)), samples)
     assert max(rows * width for rows, width in shapes) <= 12
-    found, expected = cut.change(), whole.change()
-    assert found is not None and expected is not None
-    assert same(found, expected) and found.compared.tolist() == [6 * 3 * 2] * 3
+    found = counted(cut, whole, 5)
+    assert found.changed.tolist() == [0] * 3 and found.compared.tolist() == [6 * 3 * 2] * 3
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.samples import (
 )
 
 from gspo.learner.advantages import rewards_differ, with_advantages
-from gspo.learner.old_policy import compute_old_logprobs
+from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.objective import group_advantages, token_advantages
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.types import Batch, Group, Score

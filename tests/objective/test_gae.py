@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gspo.objective import advantages_and_returns, value_loss
-from gspo.objective.gae import whitened
+from gspo.objective.advantage import whitened
 
 SETTINGS = [(1.0, 0.95), (1.0, 1.0), (0.9, 0.5), (0.97, 0.0), (0.0, 0.7)]
 
@@ -76,18 +76,19 @@ def test_values_that_are_right_leave_no_advantage(gamma: float, lam: float) -> N
     assert returns == pytest.approx(values, rel=1e-12)
 
 
-def test_whitened_advantages_have_mean_zero_and_deviation_one_over_all_tokens() -> None:
+def test_whitened_advantages_have_mean_zero_and_deviation_one_over_the_counted_tokens() -> None:
     pieces = [torch.tensor(random_response(n, n)[0], dtype=torch.float64) * 3 + 1 for n in (1, 4, 9)]
-    found = [value for piece in whitened(pieces) for value in piece.tolist()]
-    before = [value for piece in pieces for value in piece.tolist()]
+    counted = torch.cat([torch.full((len(piece),), number != 1) for number, piece in enumerate(pieces)])
+    found = whitened(torch.cat(pieces), counted)[counted].tolist()
+    before = torch.cat(pieces)[counted].tolist()
     mean, std = statistics.fmean(before), statistics.stdev(before)
     assert found == pytest.approx([(value - mean) / std for value in before], rel=1e-12)
 
 
-@pytest.mark.parametrize("pieces", [[[2.0]], [[0.5], [0.5, 0.5]]])
-def test_whitening_what_does_not_differ_leaves_zero(pieces: list[list[float]]) -> None:
-    found = whitened([torch.tensor(piece) for piece in pieces])
-    assert [piece.tolist() for piece in found] == [[0.0] * len(piece) for piece in pieces]
+@pytest.mark.parametrize("values", [[2.0], [0.5, 0.5, 0.5]])
+def test_whitening_what_does_not_differ_leaves_zero(values: list[float]) -> None:
+    found = whitened(torch.tensor(values), torch.ones(len(values), dtype=torch.bool))
+    assert found.tolist() == [0.0] * len(values)
 
 
 @pytest.mark.parametrize("clip", [0.2, None])

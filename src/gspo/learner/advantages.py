@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
-from gspo.objective.gae import whitened
+from gspo.objective.advantage import whitened
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
 from gspo.types import Batch, Group, Sample
@@ -37,15 +37,15 @@ def rewards_differ(group: Group, sampling: RolloutConfig | None = None) -> bool:
     return any(sample.has_advantage for sample in batch.samples)
 
 
-def _has_penalty(group: Group) -> bool:
-    return any(sample.score is not None and sample.score.penalty for sample in group.samples)
+def _penalty_alone_differs(group: Group) -> bool:
+    return any(s.score and s.score.penalty for s in group.samples) and not rewards_differ(group)
 
 
 def _without_penalties(group: Group) -> Group:
     return Group(samples=tuple(replace(s, score=s.score and without_penalty(s.score)) for s in group.samples))
 
 
-def _earned(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
+def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
     """What the tokens of a sample earn, in float64; NaN: not scored.
 
     It is one number where all is earned at the end, unless a value model tells tokens apart.
@@ -67,12 +67,12 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     groups = batch.groups
     if actor.advantage in ("group", "batch"):
         # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
-        groups = tuple(_without_penalties(g) if _has_penalty(g) and not rewards_differ(g) else g for g in groups)
-    rewards = [_earned(sample, actor) for group in groups for sample in group.samples]
-    scores = [sample.score for sample in batch.samples]
+        groups = tuple(_without_penalties(group) if _penalty_alone_differs(group) else group for group in groups)
+    rewards = [_rewards(sample, actor) for group in groups for sample in group.samples]
+    given = [sample.score.places if sample.score else None for sample in batch.samples]
     places = [
-        torch.arange(len(own)) if score is None or score.places is None or len(own) == 1 else score.places
-        for own, score in zip(rewards, scores, strict=True)
+        torch.arange(len(own)) if segments is None or len(own) == 1 else segments
+        for own, segments in zip(rewards, given, strict=True)
     ]
     lengths = torch.tensor([len(own) for own in rewards])
     advantages = token_advantages(
@@ -93,20 +93,18 @@ def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
     samples = [sample for sample in batch.samples if sample.reward is not None]
     if not samples:
         return batch
-    lengths = [sample.num_written for sample in samples]
-    packed = advantages_and_returns(
-        torch.cat([_earned(sample, actor) for sample in samples]),
+    lengths = torch.tensor([sample.num_written for sample in samples])
+    advantages, returns = advantages_and_returns(
+        torch.cat([_rewards(sample, actor) for sample in samples]),
         torch.cat([sample.values.double() for sample in samples if sample.values is not None]),
-        torch.tensor(lengths),
+        lengths,
         gamma=critic.gae_gamma,
         lam=critic.gae_lambda,
     )
-    advantages, returns = (list(values.split(lengths)) for values in packed)
-    trained = [index for index, sample in enumerate(samples) if not sample.masked]
-    if critic.whiten and trained:
-        for index, own in zip(trained, whitened([advantages[index] for index in trained]), strict=True):
-            advantages[index] = own
-    rows = zip(samples, advantages, returns, strict=True)
+    if critic.whiten:
+        trained = torch.tensor([not sample.masked for sample in samples]).repeat_interleave(lengths)
+        advantages = whitened(advantages, trained)
+    rows = zip(samples, advantages.split(lengths.tolist()), returns.split(lengths.tolist()), strict=True)
     return batch.with_changed(
         {s: replace(_with_advantage(s, own), returns=to_come.float()) for s, own, to_come in rows}
     )

@@ -29,7 +29,7 @@ def next_scale(scale: Scale | None, actor: ActorConfig, samples: Sequence[Sample
     """
     if actor.clip_fraction is None or not (wanted := clipping_scale(actor, samples)) > 0:
         return scale
-    level, trend = (0.0, 0.0) if scale is None else scale
+    level, trend = scale or (0.0, 0.0)
     current = min(max(math.log(wanted), level - _BOUND), level + _BOUND)
     if scale is None:
         return current, 0.0
@@ -42,20 +42,19 @@ def clipping_scale(actor: ActorConfig, samples: Sequence[Sample]) -> float:
 
     A sequence is clipped if its excess, (s - 1)/clip_high where Â > 0 and (1 - s)/clip_low where Â < 0, is above the
     scale. So the scale is the quantile of the excess, weighed by tokens, over all mini-batches of the step. Not above
-    0, or NaN, where fewer than that have moved at all.
+    0, or NaN, where fewer than that have moved at all. A sequence of Â = 0, trained by a KL or entropy term, is never
+    clipped.
     """
+    excesses = []
+    for sample in samples:
+        if sample.stats is not None:
+            moved, advantage = sample.stats.sequence_ratio - 1, sample.advantage
+            excess = moved / actor.clip_high if advantage > 0 else -moved / actor.clip_low if advantage else -math.inf
+            excesses.append((excess, sample.stats.num_tokens))
     assert actor.clip_fraction is not None
-    trained = [(sample.advantage, sample.stats) for sample in samples if sample.stats is not None]
-    excesses = [(_excess(advantage, stats.sequence_ratio, actor), stats.num_tokens) for advantage, stats in trained]
     budget = actor.clip_fraction * sum(tokens for _, tokens in excesses)
     for excess, tokens in sorted(excesses, reverse=True):
         budget -= tokens
         if budget < 0:
             return excess
     return 0.0
-
-
-def _excess(advantage: float, sequence_ratio: float, actor: ActorConfig) -> float:
-    if advantage == 0:  # trained by a KL or entropy term: never clipped
-        return -math.inf
-    return (sequence_ratio - 1) / actor.clip_high if advantage > 0 else (1 - sequence_ratio) / actor.clip_low

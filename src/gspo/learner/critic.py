@@ -20,7 +20,7 @@ class Critic:
 
     def __init__(self, settings: CriticConfig, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
         """`own`: a second model, which takes the policy's weights; None: the critic reads the policy's states."""
-        self.settings, self._own = settings, own
+        self.settings, self._policy, self._own = settings, policy, own
         # In float32; without a draw, which a resumed run would make once more, and without an opinion.
         self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
@@ -36,19 +36,17 @@ class Critic:
         """Of the value loss: in a trunk of its own it would only scale the gradient, which Adam undoes."""
         return self.settings.coefficient if self._own is None else 1.0
 
-    def values(self, sequences: Sequence[TokenSequence], hidden: Float[Tensor, "N H"] | None) -> Float[Tensor, "N"]:
-        """V before each response token; `hidden` are the policy's states there, which only a shared trunk reads."""
-        states = hidden
+    def values(
+        self, sequences: Sequence[TokenSequence], hidden: Float[Tensor, "N H"] | None = None
+    ) -> Float[Tensor, "N"]:
+        """V before each response token; `hidden` spares a shared trunk its pass: the policy's states there."""
         if self._own is not None:
             free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
-            states = response_states(self._own, free)
-        assert states is not None
-        values: Tensor = self._head(states.float())[:, 0]
+            hidden = response_states(self._own, free)
+        elif hidden is None:
+            hidden = response_states(self._policy, sequences)
+        values: Tensor = self._head(hidden.float())[:, 0]
         return values
-
-    def needs_policy(self) -> bool:
-        """Whether values are read off the policy's own states."""
-        return self._own is None
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs of it, by name."""

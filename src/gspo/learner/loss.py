@@ -1,118 +1,113 @@
-"""The loss of a micro-batch: the surrogate, and what a recipe adds to it."""
+"""The loss of a micro-batch: the surrogate, and what a recipe adds to it; and what its pass shows of each sequence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from gspo.learner.critic import Critic
-from gspo.learner.micro_batching import token_sequence
-from gspo.learner.sequence_stats import Observation, observe
+from gspo import objective
+from gspo.learner.micro_batching import Learner, token_sequence
 from gspo.learner.volatility import Activation, activation
-from gspo.model.likelihood import Likelihood, response_likelihood
-from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
-from gspo.objective import (
-    Surrogate,
-    SurrogateSettings,
-    balance_loss,
-    correction_weights,
-    kl_estimate,
-    surrogate,
-    value_loss,
-)
+from gspo.model.likelihood import response_likelihood
+from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
+from gspo.recipe.published import LengthNorm
 from gspo.recipe.sections import ActorConfig
-from gspo.types import Group, Sample
+from gspo.types import Group, Sample, SequenceStats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denominators:
-    """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it."""
+    """What sums over a mini-batch are divided by, over all its micro-batches and ranks: no cut can change it.
+
+    Example: Denominators(num_sequences=8, tokens={sample: 26.5, …}) at length_norm: mean
+    """
 
     num_sequences: int  # that take part in the loss
-    mean_tokens: float = 1.0  # of those: tokens that the policy wrote
-    group_tokens: Mapping[Sample, float] = field(default_factory=dict)  # the same mean over each sample's group
-    max_tokens: int = 1  # of any response
+    tokens: Mapping[Sample, float] = field(default_factory=dict)  # for each sample's own sum, where length_norm has any
 
 
-def denominators_of(groups: Sequence[Group], max_tokens: int) -> Denominators:
-    """Those of a mini-batch, given by its groups."""
+def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) -> Denominators:
+    """Those of a mini-batch, given by its groups; no response has more than `max_tokens`."""
     parts = [[sample for sample in group.samples if sample.takes_part] for group in groups]
-    lengths = [sample.num_written for part in parts for sample in part]
-    return Denominators(
-        num_sequences=len(lengths),
-        mean_tokens=fmean(lengths) if lengths else 0.0,
-        group_tokens={sample: fmean(s.num_written for s in part) for part in parts for sample in part},
-        max_tokens=max_tokens,
-    )
+    if norm == "mean":
+        parts = [[sample for part in parts for sample in part]]
+    tokens: dict[Sample, float] = {}
+    for part in filter(None, parts):
+        mean = fmean(sample.num_written for sample in part)
+        tokens |= dict.fromkeys(part, float(max_tokens) if norm == "constant" else mean)
+    return Denominators(num_sequences=len(tokens), tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loss:
-    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what was seen."""
+    """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what its pass showed.
+
+    All of it lies on the pass's device: a GPU is waited for once a mini-batch.
+    """
 
     total: Tensor  # to be minimised
-    terms: dict[str, Float[Tensor, ""]]  # by name, on the device: the surrogate, the others without their coefficients
-    observation: Observation
+    terms: dict[str, Float[Tensor, ""]]  # by name: the surrogate, the others without their coefficients
+    samples: Sequence[Sample]
+    by_token: Float[Tensor, "K N"]  # what `sequence_stats` reads
+    sequence_ratio: Float[Tensor, "B"]
     activation: Activation | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Pass:
     """One forward pass over some samples of a mini-batch."""
 
-    samples: Sequence[Sample]
-    sequences: Sequence[TokenSequence]
-    likelihood: Likelihood
-    lengths: Int[Tensor, "B"]
-    actor: ActorConfig
+    def __init__(self, learner: Learner, samples: Sequence[Sample]) -> None:
+        self.actor, self.samples = learner.actor, samples
+        self.sequences = [token_sequence(sample, self.actor) for sample in samples]
+        self.likelihood = response_likelihood(
+            learner.policy,
+            self.sequences,
+            temperature=learner.temperature,
+            keep_router_logits=self.actor.router_aux_loss > 0,
+        )
+        self.lengths = torch.tensor([sample.num_written for sample in samples])
+        self.old_logprobs = self.packed("old_logprobs")
+        self.weights = self._weights()
 
     def packed(self, name: str) -> Float[Tensor, "N"]:
         """A field of the samples, one after another on the device; where none has it, the pass's own likelihoods."""
         values = [getattr(sample, name) for sample in self.samples]
-        given = [value for value in values if value is not None]
-        if not given:
+        if all(value is None for value in values):
             return self.likelihood.logprobs.detach()
-        assert len(given) == len(values), f"some samples of a micro-batch have {name}, and others have not"
-        return torch.cat(given).to(self.likelihood.logprobs.device, non_blocking=True)
+        return torch.cat(values).to(self.likelihood.logprobs.device, non_blocking=True)
 
     def per_sequence(self, values: Float[Tensor, "N"]) -> Float[Tensor, ""]:
         """The sum over sequences of the mean over tokens."""
         return sequence_mean(values, self.lengths).sum()
 
+    def _weights(self) -> Float[Tensor, "N"] | None:
+        actor, sampler_logprobs = self.actor, self.packed("sampler_logprobs")
+        if actor.correction == "none":
+            return None
+        level, bounds = actor.correction_level, (actor.correction_low, actor.correction_high)
+        return objective.correction_weights(
+            self.old_logprobs, sampler_logprobs, self.lengths, actor.correction, bounds, level=level
+        )
 
-def micro_batch_loss(
-    policy: Policy,
-    samples: Sequence[Sample],
-    actor: ActorConfig,
-    denominators: Denominators,
-    *,
-    critic: Critic | None,
-    temperature: float,
-) -> Loss:
+
+def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
     """One forward pass over some samples of a mini-batch, and everything that is learned from it."""
-    sequences, count = [token_sequence(sample, actor) for sample in samples], denominators.num_sequences
-    likelihood = response_likelihood(
-        policy, sequences, temperature=temperature, keep_router_logits=actor.router_aux_loss > 0
-    )
-    lengths = torch.tensor([sample.num_written for sample in samples])
-    forward = _Pass(samples=samples, sequences=sequences, likelihood=likelihood, lengths=lengths, actor=actor)
-    old = forward.packed("old_logprobs")
-    weights = _weights(forward, old)
-    result = _surrogate(forward, old, weights, denominators)
+    forward, actor, critic = _Pass(learner, samples), learner.actor, learner.critic
+    likelihood, count = forward.likelihood, denominators.num_sequences
+    result = _surrogate(forward, denominators)
     total = -result.per_sequence.sum() / count
-    observation = observe(samples, result, likelihood.logprobs, old, likelihood.entropy, weights)
+    by_token = _by_token(forward, result)
     terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
         total = total.detach()
-    if actor.kl.coefficient and actor.kl.place == "loss":
+    if actor.kl_in_loss:
         reference = forward.packed("reference_logprobs")
-        divergence = forward.per_sequence(kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
+        divergence = forward.per_sequence(objective.kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))
         total = total + actor.kl.coefficient * divergence / count
         terms["kl"] = divergence.detach() / count
     if actor.entropy_bonus:
@@ -122,64 +117,50 @@ def micro_batch_loss(
         total = total + actor.router_aux_loss * unbalanced
         terms["balance_loss"] = unbalanced.detach()
     if critic is not None:
-        values = critic.values(sequences, likelihood.hidden)
-        errors = value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
+        values = critic.values(forward.sequences, likelihood.hidden)
+        errors = objective.value_loss(values, forward.packed("values"), forward.packed("returns"), critic.settings.clip)
         value_error = forward.per_sequence(errors) / count
         total = total + critic.coefficient * value_error
         terms["value_loss"] = value_error.detach()
-    seen = None
-    if policy.routing is not None and likelihood.experts is not None:
-        before = [sample.old_experts or sample.experts for sample in samples]
-        seen = activation(likelihood.experts, before, policy.routing.num_experts)
-    return Loss(total=total, terms=terms, observation=observation, activation=seen)
+    before = [sample.old_experts or sample.experts for sample in samples]
+    return Loss(
+        total=total,
+        terms=terms,
+        samples=samples,
+        by_token=by_token,
+        sequence_ratio=result.sequence_ratio,
+        activation=activation(learner.policy.routing, likelihood.experts or (), before),
+    )
 
 
-def _surrogate(
-    forward: _Pass, old: Float[Tensor, "N"], weights: Float[Tensor, "N"] | None, denominators: Denominators
-) -> Surrogate:
+def _surrogate(forward: _Pass, denominators: Denominators) -> Surrogate:
     actor, samples, logprobs = forward.actor, forward.samples, forward.likelihood.logprobs
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     if any(sample.token_advantages is not None for sample in samples):
         own = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
         advantages = torch.cat([same if tokens is None else tokens for tokens, same in own])
-    norms: dict[str, float | Tensor] = {"mean": denominators.mean_tokens, "constant": float(denominators.max_tokens)}
-    if actor.length_norm == "group":
-        group_tokens = torch.tensor([denominators.group_tokens[sample] for sample in samples])
-        norms["group"] = group_tokens.to(logprobs.device, non_blocking=True)
-    return surrogate(
+    tokens = None
+    if actor.length_norm in ("mean", "group", "constant"):
+        tokens = torch.tensor([denominators.tokens[sample] for sample in samples], dtype=torch.float32)
+        tokens = tokens.to(logprobs.device, non_blocking=True)
+    return objective.surrogate(
         logprobs,
-        old,
+        forward.old_logprobs,
         advantages.to(logprobs.device, non_blocking=True),
         forward.lengths,
         settings=surrogate_settings(actor),
-        tokens_per_sequence=norms.get(actor.length_norm),
+        tokens_per_sequence=tokens,
         sampler_logprobs=forward.packed("sampler_logprobs"),
-        weights=weights,
+        weights=forward.weights,
     )
 
 
 def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
-    """The recipe's settings of the objective."""
-    return SurrogateSettings(
-        name=actor.surrogate,
-        level=actor.importance_sampling_level,
-        clip_low=actor.clip_low,
-        clip_high=actor.clip_high,
-        length_norm=actor.length_norm,
-        dual_clip=actor.dual_clip,
-        minirl_cap=actor.minirl_cap,
-        sapo_temperature=actor.sapo_temperature,
-        opsm_delta=actor.opsm_delta,
-    )
-
-
-def _weights(forward: _Pass, old: Float[Tensor, "N"]) -> Float[Tensor, "N"] | None:
-    actor = forward.actor
-    if actor.correction == "none":
-        return None
-    bounds, level = (actor.correction_low, actor.correction_high), actor.correction_level
-    sampler_logprobs = forward.packed("sampler_logprobs")
-    return correction_weights(old, sampler_logprobs, forward.lengths, actor.correction, bounds, level=level)
+    """The recipe's settings of the objective, whose keys have the same names but for two."""
+    same = {
+        own.name: getattr(actor, own.name) for own in fields(SurrogateSettings) if own.name not in ("name", "level")
+    }
+    return SurrogateSettings(name=actor.surrogate, level=actor.importance_sampling_level, **same)
 
 
 def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
@@ -188,4 +169,40 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
     rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
     rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
-    return balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
+    return objective.balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
+
+
+def _by_token(forward: _Pass, result: Surrogate) -> Float[Tensor, "K N"]:
+    """What `sequence_stats` reads. It must come before the backward pass, whose graph it reads."""
+    logprobs, entropy = forward.likelihood.logprobs, forward.likelihood.entropy
+    (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
+    log_ratio = logprobs.detach() - forward.old_logprobs
+    ratio = log_ratio.exp()
+    weights = torch.ones_like(ratio) if forward.weights is None else forward.weights
+    summed = [result.clipped, result.masked, ratio, ratio**2, slope.abs(), weights, entropy.detach()]
+    return torch.stack([*summed, forward.old_logprobs, log_ratio])
+
+
+def sequence_stats(losses: Sequence[Loss], mini_batch: int) -> dict[Sample, SequenceStats]:
+    """Of each sample that a mini-batch trained, in their order: its tokens' numbers come to the CPU here, at once."""
+    samples = [sample for loss in losses for sample in loss.samples]
+    by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
+    ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()
+    stats = {}
+    for sample, sequence_ratio, piece in zip(samples, ratios, by_token, strict=True):
+        clipped, masked, ratio, square, slope, weight, entropy = piece[:-2].double().sum(1).tolist()
+        stats[sample] = SequenceStats(
+            mini_batch=mini_batch,
+            num_tokens=sample.num_written,
+            num_clipped=int(clipped),
+            num_masked=int(masked),
+            sequence_ratio=sequence_ratio,
+            ratio_sum=ratio,
+            ratio_square_sum=square,
+            gradient_weight=slope,
+            correction_weight=weight / sample.num_written,
+            entropy_sum=entropy,
+            old_logprobs=piece[-2].clone(),
+            log_ratios=piece[-1].clone(),
+        )
+    return stats

@@ -1,12 +1,15 @@
 """How a batch is split: into mini-batches, of an optimiser step each, and these into micro-batches, of a pass each."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gspo.learner.critic import Critic
+from gspo.learner.optimizer import Optimizer
 from gspo.model import packing
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
@@ -14,6 +17,23 @@ from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Learner:
+    """What a run trains with, and how.
+
+    Example: Learner(policy=policy, optimizer=Optimizer(policy.model, …), actor=recipe.actor, temperature=1.0)
+    """
+
+    policy: Policy
+    optimizer: Optimizer
+    actor: ActorConfig
+    temperature: float  # of the distribution that the samples were drawn from
+    max_tokens: int = 1  # of any response: what length_norm: constant divides by
+    critic: Critic | None = None
+    # Called before each forward pass, where nothing but gradients has changed since the last step; it may raise.
+    check_stop: Callable[[], None] = lambda: None
 
 
 def mini_batches(batch: Batch, number: int) -> list[tuple[Group, ...]]:
@@ -62,21 +82,17 @@ def split_point(samples: Sequence[Sample]) -> int:
 
 @torch.no_grad()
 def for_each_sample(
-    compute: Callable[[Sequence[TokenSequence]], Iterable[T]],
-    policy: Policy,
-    samples: Sequence[Sample],
-    actor: ActorConfig,
-    check_stop: Callable[[], None] = lambda: None,
+    learner: Learner, samples: Sequence[Sample], compute: Callable[[Sequence[TokenSequence]], Iterable[T]]
 ) -> list[T]:
-    """What `compute` says of each sample, in their order, without gradients; `check_stop` may raise before each pass.
+    """The result of `compute` for each sample, in their order, without gradients.
 
     The passes are cut as the update cuts its own: other shapes round differently, in bfloat16 by as much as GSPO's
     clip range.
     """
     results: list[T] = []
-    for part in micro_batches(policy, samples, actor):
-        check_stop()
-        results += compute([token_sequence(sample, actor) for sample in part])
+    for part in micro_batches(learner.policy, samples, learner.actor):
+        learner.check_stop()
+        results += compute([token_sequence(sample, learner.actor) for sample in part])
     return results
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -10,22 +11,28 @@ from torch import Tensor, nn
 
 from gspo.recipe.sections import OptimizerConfig
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's names
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one call of `step` did."""
+    """What one call of `step` did.
 
-    grad_norm: float  # before clipping
-    learning_rate: float
-    applied: bool  # False: the gradient was not finite, the weights are unchanged
+    Example: StepReport(grad_norm=0.7, learning_rate=1e-6, applied=True)
+    """
+
+    grad_norm: float = 0.0  # before clipping
+    learning_rate: float = 0.0
+    applied: bool = False  # False: the gradient was not finite, the weights are unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Squared norms; their ratio, of sums over mini-batches, is the signal-to-noise ratio of one mini-batch."""
+    """Squared norms; their ratio, of sums over mini-batches, is the signal-to-noise ratio of one mini-batch.
+
+    Example: Noise(signal=0.02, noise=0.31)
+    """
 
     signal: float  # of the expected gradient, estimated without bias: by chance it may be negative
     noise: float  # of the deviation of the mini-batch's gradient from it
@@ -39,19 +46,18 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int) -> None:
-        self.settings = settings
-        self.total_steps = total_steps
-        self.steps_taken = 0
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._names, self._parameters = [name for name, _ in named], [p for _, p in named]
-        self._masters = [p if p.dtype == torch.float32 else _master_of(p) for p in self._parameters]
+        self.settings, self.total_steps, self.steps_taken = settings, total_steps, 0
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters: dict[str, Tensor] = {
+            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for name, p in named.items()
+        }
+        self._rounded = {name: p for name, p in named.items() if p is not self._masters[name]}
         self._hooks = [
-            p.register_post_accumulate_grad_hook(_adder(m))
-            for p, m in zip(self._parameters, self._masters, strict=True)
-            if m is not p
+            p.register_post_accumulate_grad_hook(partial(_add_gradient, self._masters[name]))
+            for name, p in self._rounded.items()
         ]
-        own = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps, "weight_decay": settings.weight_decay}
-        self._adamw = torch.optim.AdamW(self._masters, **own, fused=True)  # type: ignore[arg-type]
+        own = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+        self._adamw = torch.optim.AdamW(self._masters.values(), **own, fused=True)
 
     @property
     def learning_rate(self) -> float:
@@ -65,54 +71,50 @@ class Optimizer:
         remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": cosine}[settings.schedule]
         return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
 
-    def step(self, *, loss_is_finite: bool = True) -> StepReport:
-        """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing."""
-        for master in self._masters:
-            if master.grad is None:  # every optimiser step is one: a gradient of zero lets the moments decay
+    def gradient(self) -> list[Tensor]:
+        """What has been accumulated, in float32, no copies: zero where nothing has been."""
+        for master in self._masters.values():
+            if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        gradients = [m.grad for m in self._masters if m.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        return [master.grad for master in self._masters.values() if master.grad is not None]
+
+    def step(self, *, loss_is_finite: bool = True) -> StepReport:
+        """Clip the accumulated gradient, update, and clear it; what is not finite changes nothing.
+
+        Where there is no gradient it is zero, so that the moments decay.
+        """
+        norm = torch.nn.utils.get_total_norm(self.gradient())
         grad_norm, learning_rate = float(norm), self.learning_rate
         self.steps_taken += 1  # first, so that an error within leaves a count that belongs to no safe point
         applied = loss_is_finite and math.isfinite(grad_norm)
         if applied:
-            torch.nn.utils.clip_grads_with_norm_(self._masters, self.settings.max_grad_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.settings.max_grad_norm, norm)
             for group in self._adamw.param_groups:
                 group["lr"] = learning_rate
             self._adamw.step()
-            self._publish()
+            with torch.no_grad():
+                for name, parameter in self._rounded.items():
+                    parameter.copy_(self._masters[name])
         self._adamw.zero_grad(set_to_none=True)
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
-
-    def gradient(self) -> list[Tensor]:
-        """A copy of what has been accumulated, in float32."""
-        return [torch.zeros_like(m) if m.grad is None else m.grad.clone() for m in self._masters]
-
-    def noise(self, first_half: Sequence[Tensor], fraction: float) -> Noise:
-        """Of the accumulated gradient, which was `first_half` after a fraction of its sequences."""
-        whole = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._masters]
-        return gradient_noise(first_half, whole, fraction)
 
     def state(self) -> dict[str, Tensor]:
         """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
         state = {"steps_taken": torch.tensor(self.steps_taken)}
-        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+        for name, master in self._masters.items():
             state |= {f"{key}/{name}": value for key, value in self._adamw.state[master].items()}
-            if master is not parameter:
-                state[f"master/{name}"] = master.detach()
-        return state
+        return state | {f"master/{name}": self._masters[name].detach() for name in self._rounded}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to where `state` found it; the parameters themselves are the model's to restore."""
         self.steps_taken = int(state["steps_taken"])
-        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
-            if master is not parameter:
-                master.copy_(state[f"master/{name}"])
-            keys = [key for key in _MOMENTS if f"{key}/{name}" in state]  # none before the first step that applied
+        for name in self._rounded:
+            self._masters[name].copy_(state[f"master/{name}"])
+        for name, master in self._masters.items():
+            own = {key: state[f"{key}/{name}"] for key in _MOMENTS if f"{key}/{name}" in state}  # none before a step
             self._adamw.state[master] = {
-                key: torch.empty_like(state[f"{key}/{name}"], device=master.device).copy_(state[f"{key}/{name}"])
-                for key in keys
+                key: torch.empty_like(value, device=master.device).copy_(value) for key, value in own.items()
             }
 
     def close(self) -> None:
@@ -120,25 +122,13 @@ class Optimizer:
         for hook in self._hooks:
             hook.remove()
 
-    @torch.no_grad()
-    def _publish(self) -> None:
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
 
-
-def _master_of(parameter: nn.Parameter) -> Tensor:
-    return parameter.detach().float().requires_grad_()
-
-
-def _adder(master: Tensor):  # type: ignore[no-untyped-def]
-    def add(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        gradient = parameter.grad.float()
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
-
-    return add
+def _add_gradient(master: Tensor, parameter: Tensor) -> None:
+    """Move a parameter's gradient to its master's."""
+    assert parameter.grad is not None
+    gradient = parameter.grad.float()
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    parameter.grad = None
 
 
 def gradient_noise(

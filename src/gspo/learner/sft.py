@@ -19,7 +19,10 @@ from gspo.types import Query
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStep:
-    """One supervised optimiser step."""
+    """One supervised optimiser step.
+
+    Example: ColdStep(step=3, loss=1.7, learning_rate=8e-4, applied=True)
+    """
 
     step: int
     loss: float  # mean negative log-likelihood of a completion token, in nats
@@ -31,22 +34,18 @@ def encode_demonstrations(
     policy: Policy, queries: Sequence[Query], demonstrations: Sequence[tuple[Row, str]]
 ) -> list[TokenSequence]:
     """Prompt and completion tokens of each demonstration, the completion closed by the tokenizer's end token."""
-    end = policy.tokenizer.eos_token_id
+    end, limit = policy.tokenizer.eos_token_id, policy.max_positions
     if end is None:
         raise UserError("the tokenizer has no end token, so completions could not be closed", where="cold_start")
     texts = [completion for _, completion in demonstrations]
     completions = policy.tokenizer(texts, add_special_tokens=False).input_ids
-    examples = [
-        TokenSequence(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
-        for query, ids in zip(queries, completions, strict=True)
-    ]
-    for query, example in zip(queries, examples, strict=True):
-        if policy.max_positions is not None and example.num_tokens > policy.max_positions:
-            raise UserError(
-                f"prompt and completion have {example.num_tokens} tokens, the model {policy.max_positions} positions",
-                where=f"cold start, row {query.id}",
-                fix="shorten or remove such rows",
-            )
+    examples = []
+    for query, ids in zip(queries, completions, strict=True):
+        example = TokenSequence(prompt_ids=query.prompt_ids, response_ids=torch.tensor([*ids, end]))
+        if limit is not None and example.num_tokens > limit:
+            problem = f"prompt and completion have {example.num_tokens} tokens, the model {limit} positions"
+            raise UserError(problem, where=f"cold start, row {query.id}", fix="shorten or remove such rows")
+        examples.append(example)
     return examples
 
 
@@ -63,12 +62,12 @@ def cold_start(
 
     `check_stop` may raise: it is called where nothing but gradients has changed since the last step.
     """
-    order = _epochs(len(examples), recipe.cold_start.rows_per_step, random.Random(f"cold start order {recipe.seed}"))
-    for step in range(1, recipe.cold_start.steps + 1):
-        rows, loss = [examples[index] for index in next(order)], 0.0
-        if step <= num_done:
-            continue
-        num_tokens = sum(len(row.response_ids) for row in rows)
+    settings, rng = recipe.cold_start, random.Random(f"cold start order {recipe.seed}")
+    num_epochs = math.ceil(settings.steps * settings.rows_per_step / len(examples))
+    order = [row for _ in range(num_epochs) for row in rng.sample(examples, len(examples))]
+    for step in range(num_done, settings.steps):
+        rows = order[step * settings.rows_per_step : (step + 1) * settings.rows_per_step]
+        num_tokens, loss = sum(len(row.response_ids) for row in rows), 0.0
         for part in micro_batches(rows, recipe.actor.micro_batch_tokens):
             check_stop()
             likelihood = response_likelihood(policy, [rows[index] for index in part])
@@ -76,14 +75,4 @@ def cold_start(
             part_loss.backward()
             loss += part_loss.item()
         report = optimizer.step(loss_is_finite=math.isfinite(loss))
-        yield ColdStep(step=step, loss=loss, learning_rate=report.learning_rate, applied=report.applied)
-
-
-def _epochs(num_rows: int, rows_per_step: int, rng: random.Random) -> Iterator[list[int]]:
-    """Endless steps of row indices, each row once an epoch."""
-    waiting: list[int] = []
-    while True:
-        while len(waiting) < rows_per_step:
-            waiting += rng.sample(range(num_rows), num_rows)
-        yield waiting[:rows_per_step]
-        waiting = waiting[rows_per_step:]
+        yield ColdStep(step=step + 1, loss=loss, learning_rate=report.learning_rate, applied=report.applied)

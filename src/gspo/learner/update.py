@@ -1,42 +1,25 @@
 """The update: a batch split into mini-batches, one optimiser step each."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from gspo.learner.critic import Critic
-from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss
-from gspo.learner.micro_batching import micro_batches, mini_batches, split_point, trained_samples
-from gspo.learner.optimizer import Noise, Optimizer, StepReport
-from gspo.learner.sequence_stats import sequence_stats
-from gspo.learner.volatility import Activation, VolatilitySample
-from gspo.model.policy import Policy
-from gspo.recipe.sections import ActorConfig
+from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, sequence_stats
+from gspo.learner.micro_batching import Learner, micro_batches, mini_batches, split_point, trained_samples
+from gspo.learner.optimizer import Noise, StepReport, gradient_noise
+from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.types import Batch, Sample, SequenceStats
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Learner:
-    """What a run trains with, and how.
-
-    Example: Learner(policy=policy, optimizer=Optimizer(policy.model, …), actor=recipe.actor, temperature=1.0)
-    """
-
-    policy: Policy
-    optimizer: Optimizer
-    actor: ActorConfig
-    temperature: float  # of the distribution that the samples were drawn from
-    max_tokens: int = 1  # of any response: what length_norm: constant divides by
-    critic: Critic | None = None
-    # Called before each forward pass, where nothing but gradients has changed since the last step; it may raise.
-    check_stop: Callable[[], None] = lambda: None
-
-
 @dataclass(frozen=True, kw_only=True)
-class GradientReport:
-    """What was seen of a mini-batch while its gradient was added up."""
+class MiniBatchReport:
+    """One optimiser step: what was seen of its mini-batch while the gradient was added up, and what became of it.
+
+    Example: MiniBatchReport(num_trained=8, loss=-0.02, clip_range=(3e-4, 4e-4), step=StepReport(grad_norm=0.7, …))
+    """
 
     num_trained: int = 0  # sequences
     loss: float = 0.0  # the surrogate's part
@@ -46,46 +29,34 @@ class GradientReport:
     # Of a model with routers: before the step, compared with π_old's, in the first mini-batch with the engine's.
     activation: Activation | None = None
     noise: Noise | None = None  # of the gradient; None: not measured, or of a single group
-
-
-@dataclass(frozen=True, kw_only=True)
-class MiniBatchReport(GradientReport):
-    """One optimiser step: its loss and what became of it."""
-
-    step: StepReport
+    step: StepReport = field(default_factory=StepReport)
     critic_step: StepReport | None = None
     clip_range: tuple[float, float] = (0.0, 0.0)  # clip_low and clip_high in force
     after: Activation | None = None  # of a few samples, after the step, where no mini-batch follows that would show it
 
 
-def update(
-    learner: Learner,
-    batch: Batch,
-    *,
-    num_done: int = 0,
-) -> Iterator[tuple[MiniBatchReport, Batch]]:
+def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tuple[MiniBatchReport, Batch]]:
     """One optimiser step for each of the actor's mini-batches after `num_done`; groups stay whole within one.
 
     After each step it yields its report and the batch, in which the samples trained so far have their `stats`. The
     loss is −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
     """
-    policy, optimizer, critic, actor = learner.policy, learner.optimizer, learner.critic, learner.actor
-    for number, groups in enumerate(mini_batches(batch, actor.mini_batches)):
-        if number < num_done:
-            continue
+    actor, critic = learner.actor, learner.critic
+    for number, groups in list(enumerate(mini_batches(batch, actor.mini_batches)))[num_done:]:
         samples = trained_samples(groups, actor)
         # Where mini-batches follow, their own forward passes show what the step has changed.
-        watched = VolatilitySample(policy, samples if actor.mini_batches == 1 else [], actor)
-        gradient, stats = accumulate_gradient(learner, samples, denominators_of(groups, learner.max_tokens), number)
-        finite = math.isfinite(gradient.loss) and math.isfinite(gradient.value_loss)
-        step = optimizer.step(loss_is_finite=finite)
-        critic_step = None if critic is None else critic.optimizer.step(loss_is_finite=finite and step.applied)
-        report = MiniBatchReport(
+        watched = samples if actor.mini_batches == 1 else []
+        before = watched_experts(learner, watched)
+        denominators = denominators_of(groups, actor.length_norm, learner.max_tokens)
+        report, stats = accumulate_gradient(learner, samples, denominators, number)
+        finite = math.isfinite(report.loss) and math.isfinite(report.value_loss)
+        step = learner.optimizer.step(loss_is_finite=finite)
+        report = replace(
+            report,
             step=step,
-            critic_step=critic_step,
+            critic_step=None if critic is None else critic.optimizer.step(loss_is_finite=finite and step.applied),
             clip_range=(actor.clip_low, actor.clip_high),
-            after=watched.change(),
-            **vars(gradient),
+            after=activation(learner.policy.routing, watched_experts(learner, watched), before),
         )
         batch = batch.with_changed({sample: replace(sample, stats=seen) for sample, seen in stats.items()})
         yield report, batch
@@ -93,36 +64,29 @@ def update(
 
 def accumulate_gradient(
     learner: Learner, samples: Sequence[Sample], denominators: Denominators, mini_batch: int
-) -> tuple[GradientReport, dict[Sample, SequenceStats]]:
+) -> tuple[MiniBatchReport, dict[Sample, SequenceStats]]:
     """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch."""
-    policy, actor, losses, half = learner.policy, learner.actor, list[Loss](), None
-    split = split_point(samples) if actor.gradient_noise else 0
-    for part in micro_batches(policy, samples, actor):
+    if not samples:
+        return MiniBatchReport(), {}
+    losses, half = list[Loss](), None
+    split = split_point(samples) if learner.actor.gradient_noise else 0
+    for part in micro_batches(learner.policy, samples, learner.actor):
         learner.check_stop()
         if split and part[0] is samples[split]:
-            half = learner.optimizer.gradient()
-        loss = micro_batch_loss(
-            policy, part, actor, denominators, critic=learner.critic, temperature=learner.temperature
-        )
+            half = [own.clone() for own in learner.optimizer.gradient()]
+        loss = micro_batch_loss(learner, part, denominators)
         if loss.total.requires_grad:
             loss.total.backward()
         losses.append(loss)
     activations = [loss.activation for loss in losses if loss.activation is not None]
-    terms = _summed_terms(losses)
+    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go
+    terms: dict[str, Any] = dict(zip(losses[0].terms, map(sum, zip(*rows, strict=True)), strict=True))
     if "balance_loss" in terms:
         terms["balance_loss"] *= denominators.num_sequences / len(samples)
-    report = GradientReport(
+    report = MiniBatchReport(
         **terms,
         num_trained=len(samples),
         activation=sum(activations[1:], activations[0]) if activations else None,
-        noise=None if half is None else learner.optimizer.noise(half, split / len(samples)),
+        noise=None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples)),
     )
-    return report, sequence_stats([loss.observation for loss in losses], mini_batch)
-
-
-def _summed_terms(losses: Sequence[Loss]) -> dict[str, float]:
-    """Over the micro-batches, all read from the device in one go."""
-    if not losses:
-        return {}
-    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()
-    return {name: sum(values) for name, values in zip(losses[0].terms, zip(*rows, strict=True), strict=True)}
+    return report, sequence_stats(losses, mini_batch)

@@ -3,13 +3,11 @@
 Shapes: B sequences, N response tokens of all sequences packed one after another (lengths [B] sum to N).
 """
 
-from gspo.objective.advantage import group_advantages, token_advantages
-from gspo.objective.balance import balance_loss
-from gspo.objective.correction import correction_weights
-from gspo.objective.gae import advantages_and_returns, value_loss
-from gspo.objective.kl import kl_estimate
-from gspo.objective.settings import SurrogateSettings
+from gspo.objective.advantage import advantages_and_returns, group_advantages, token_advantages
+from gspo.objective.auxiliary_losses import balance_loss, kl_estimate, value_loss
+from gspo.objective.ratio import correction_weights
 from gspo.objective.surrogate import Surrogate, surrogate
+from gspo.objective.terms import SurrogateSettings
 
 __all__ = [
     "Surrogate",

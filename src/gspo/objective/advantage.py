@@ -1,4 +1,4 @@
-"""Advantages from rewards."""
+"""Advantages: rewards compared within a group, or with a value model's values."""
 
 from typing import get_args
 
@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gspo.objective.gae import discounted_sums, positions
 from gspo.objective.ratio import check_name, check_packed, sequence_mean, sequence_of_token
 from gspo.recipe.published import Advantage
 
@@ -124,3 +123,54 @@ def _total(values: Float[Tensor, "B *rest"], groups: Int[Tensor, "B"]) -> Float[
     """For each response, the sum of the values over its group."""
     num_groups = int(groups.max()) + 1 if len(groups) else 0
     return values.new_zeros(num_groups, *values.shape[1:]).index_add_(0, groups, values)[groups]
+
+
+def advantages_and_returns(
+    rewards: Float[Tensor, "N"],
+    values: Float[Tensor, "N"],
+    lengths: Int[Tensor, "B"] | None = None,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """GAE(γ, λ) of each token, and its return, which is the target of its value (arXiv 1506.02438, Eq. 16).
+
+    δ_t = r_t + γ V_{t+1} - V_t, Â_t = Σ_k (γλ)^k δ_{t+k}; the return is Â_t + V_t. V_t is the value before token t. The
+    value after the last token is 0, also for a response that was cut off. Without `lengths` there is one response.
+    """
+    lengths = torch.tensor([len(rewards)]) if lengths is None else lengths
+    check_packed(lengths, rewards=rewards, values=values)
+    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
+    following[(lengths.cumsum(0) - 1)[lengths > 0]] = 0
+    errors = rewards + gamma * following - values
+    advantages = discounted_sums(errors, lengths, torch.full_like(errors, gamma * lam))
+    return advantages, advantages + values
+
+
+def discounted_sums(
+    values: Float[Tensor, "N"], lengths: Int[Tensor, "B"], discounts: Float[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """x_t = v_t + d_t x_{t+1} within each sequence, where d_t is the factor of the next token's sum."""
+    if not len(values):
+        return values.clone()
+    sequences, position = sequence_of_token(lengths, len(values)), positions(lengths, len(values))
+    # A row a position, a column a sequence: one operation a position, whatever the number of sequences.
+    by_position, factors = values.new_zeros(2, int(lengths.max()), len(lengths))
+    by_position[position, sequences], factors[position, sequences] = values, discounts
+    rows = by_position.unbind(0)
+    for row, following, factor in zip(rows[-2::-1], rows[:0:-1], factors.unbind(0)[-2::-1], strict=True):
+        row.addcmul_(following, factor)
+    return by_position[position, sequences]
+
+
+def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
+    """The position of each packed token in its sequence, from 0."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(num_tokens, device=lengths.device) - starts[sequence_of_token(lengths, num_tokens)]
+
+
+def whitened(advantages: Float[Tensor, "N"], counted: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Shifted and, unless they are equal, scaled: those that are counted have mean 0 and standard deviation 1."""
+    some = advantages[counted]
+    std = some.std() if len(some) > 1 else some.new_zeros(())
+    return (advantages - some.mean()) / torch.where(std > 0, std, 1.0)

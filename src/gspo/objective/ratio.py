@@ -1,10 +1,12 @@
-"""Importance ratios of packed sequences."""
+"""Ratios of likelihoods of packed sequences: importance ratios, and weights that correct for the engine."""
 
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from gspo.recipe.published import CORRECTIONS, Correction, CorrectionLevel, Level
 
 
 def sequence_of_token(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
@@ -20,11 +22,55 @@ def sequence_mean(values: Float[Tensor, "N"], lengths: Int[Tensor, "B"]) -> Floa
     return sums.index_add(0, sequence_of_token(lengths, len(values)), values) / lengths.clamp(min=1)
 
 
-def sequence_ratio(
-    logprobs: Float[Tensor, "N"], old_logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"]
-) -> Float[Tensor, "B"]:
-    """s_i, the geometric mean of a response's token ratios π_θ/π_old (arXiv 2507.18071, Eq. 8)."""
-    return sequence_mean(logprobs - old_logprobs, lengths).exp()
+def importance_ratio(
+    logprobs: Float[Tensor, "N"], old_logprobs: Float[Tensor, "N"], lengths: Int[Tensor, "B"], level: Level
+) -> Float[Tensor, "M"]:
+    """π_θ/π_old of each token or, at level "sequence", s_i: their geometric mean over a response (2507.18071, Eq. 8).
+
+    At level "sequence_token" that of a token is sg[s_i] · π_θ/sg[π_θ] (Eq. 15).
+    """
+    log_ratio = logprobs - old_logprobs
+    if level == "token":
+        return log_ratio.exp()
+    s = sequence_mean(log_ratio, lengths).exp()
+    if level == "sequence":
+        return s
+    return s.detach()[sequence_of_token(lengths, len(logprobs))] * (logprobs - logprobs.detach()).exp()
+
+
+def correction_weights(
+    old_logprobs: Float[Tensor, "N"],
+    sampler_logprobs: Float[Tensor, "N"],
+    lengths: Int[Tensor, "B"],
+    method: Correction,
+    bounds: tuple[float | None, float | None] | None = None,
+    *,
+    level: CorrectionLevel | None = None,
+) -> Float[Tensor, "N"]:
+    """A weight a token, without a gradient, from ρ = π_old/π_sampler of the token or, at level "sequence", its mean.
+
+    `tis`: min(ρ, high). `mis`, `icepop` (arXiv 2510.18855): ρ within [low, high], else 0. `geometric_mask`: 1 within
+    [low, high], else 0. `decoupled`: ρ itself, the proximal form for stale rollouts (arXiv 2110.00641, Eq. 10).
+    `bounds` are (low, high); a bound of None does not bind. Bounds and level are as published unless they are given.
+    The mean over a sequence's tokens is geometric: their product goes to 0 or infinity with the length. Raises
+    ValueError for another method, for a level that the method does not have, and for tensors that do not fit.
+    """
+    check_name("method", method, [name for name in CORRECTIONS if name != "none"])
+    published = CORRECTIONS[method]
+    low, high = bounds or (published.low, published.high)
+    if (level := level or published.levels[0]) not in published.levels:
+        raise ValueError(f"{method} has no level {level!r}: {' or '.join(published.levels)}")
+    check_packed(lengths, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs)
+    lengths = lengths.to(old_logprobs.device, non_blocking=True)
+    log_ratio = (old_logprobs - sampler_logprobs).detach()
+    if level == "sequence":
+        log_ratio = sequence_mean(log_ratio, lengths)[sequence_of_token(lengths, len(log_ratio))]
+    ratio = log_ratio.exp()
+    low, high = 0.0 if low is None else low, torch.inf if high is None else high
+    if method in ("tis", "decoupled"):
+        return ratio.clamp(max=high)
+    inside = (ratio >= low) & (ratio <= high)
+    return torch.where(inside, torch.ones_like(ratio) if method == "geometric_mask" else ratio, 0.0)
 
 
 def check_name(kind: str, name: str, names: Sequence[str]) -> None:

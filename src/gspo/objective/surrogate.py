@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gspo.objective.ratio import check_packed, sequence_mean, sequence_of_token, sequence_ratio
-from gspo.objective.settings import SurrogateSettings
-from gspo.objective.terms import FORMS, Units
+from gspo.objective.ratio import check_packed, importance_ratio, sequence_mean, sequence_of_token
+from gspo.objective.terms import FORMS, SurrogateSettings, Units
 from gspo.recipe.published import PUBLISHED, LengthNorm
 
 
@@ -50,10 +49,17 @@ def surrogate(
     _check_advantages(settings, advantages, lengths, len(logprobs))
     lengths = lengths.to(logprobs.device, non_blocking=True)
     free = logprobs.view_as(logprobs)  # its gradient is masked below, without a hook on the caller's tensor
-    units = _units(settings, free, old_logprobs, advantages, lengths, sampler_logprobs)
+    sequences, by_token = sequence_of_token(lengths, len(logprobs)), settings.level != "sequence"
+    units = Units(
+        ratio=importance_ratio(free, old_logprobs, lengths, settings.level),
+        logprobs=free if by_token else sequence_mean(free, lengths),
+        advantages=advantages[sequences] if by_token and len(advantages) == len(lengths) else advantages,
+        old_logprobs=old_logprobs,
+        sampler_logprobs=sampler_logprobs,
+        lengths=lengths,
+    )
     terms, clipped = FORMS[PUBLISHED[settings.name].form](units, settings)
-    if settings.level == "sequence":  # its term stands at each of its tokens
-        sequences = sequence_of_token(lengths, len(logprobs))
+    if not by_token:  # a sequence's term stands at each of its tokens
         terms, clipped = terms[sequences], clipped[sequences]
     masked = torch.zeros_like(clipped) if weights is None else weights == 0
     if settings.opsm_delta is not None:
@@ -65,7 +71,7 @@ def surrogate(
         per_sequence=means * _length_weight(settings.length_norm, lengths.to(means.dtype), tokens_per_sequence),
         clipped=clipped & ~masked,
         masked=masked,
-        sequence_ratio=sequence_ratio(logprobs.detach(), old_logprobs, lengths),
+        sequence_ratio=importance_ratio(logprobs.detach(), old_logprobs, lengths, "sequence"),
     )
 
 
@@ -79,35 +85,6 @@ def _check_advantages(
     if len(advantages) != len(lengths) and not (takes_tokens and len(advantages) == num_tokens):
         sizes = f"{len(advantages)} advantages do not fit {len(lengths)} sequences"
         raise ValueError(f"{settings.name}, level {settings.level}: {sizes}")
-
-
-def _units(
-    settings: SurrogateSettings,
-    logprobs: Float[Tensor, "N"],
-    old_logprobs: Float[Tensor, "N"],
-    advantages: Float[Tensor, "N"] | Float[Tensor, "B"],
-    lengths: Int[Tensor, "B"],
-    sampler_logprobs: Float[Tensor, "N"] | None,
-) -> Units:
-    """The tokens or the sequences that the settings' level weighs, with their importance ratios."""
-    if settings.level == "sequence":  # s_i, Eq. 8
-        ratio, sampler_logprobs = sequence_ratio(logprobs, old_logprobs, lengths), None
-        logprobs, old_logprobs = sequence_mean(logprobs, lengths), sequence_mean(old_logprobs, lengths)
-    else:
-        sequences = sequence_of_token(lengths, len(logprobs))
-        advantages = advantages if len(advantages) == len(logprobs) else advantages[sequences]
-        ratio = (logprobs - old_logprobs).exp()
-        if settings.level == "sequence_token":  # s_{i,t} = sg[s_i] · π_θ/sg[π_θ], Eq. 15
-            s = sequence_ratio(logprobs, old_logprobs, lengths).detach()
-            ratio = s[sequences] * (logprobs - logprobs.detach()).exp()
-    return Units(
-        ratio=ratio,
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        sampler_logprobs=sampler_logprobs,
-        advantages=advantages,
-        lengths=lengths,
-    )
 
 
 def _opsm(

@@ -1,25 +1,70 @@
-"""The forms that an objective's term can take: one function for each form."""
+"""The settings of an objective, and the forms that its term can take: one function for each form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gspo.objective.ratio import sequence_mean, sequence_of_token
-from gspo.objective.settings import SurrogateSettings
+from gspo.objective.ratio import check_name, sequence_mean, sequence_of_token
+from gspo.recipe.published import LEVELS, ONLY, PUBLISHED, LengthNorm, Level, Name
+
+_LEAST = {"clip_low": 0.0, "clip_high": 0.0, "dual_clip": 1.0, "minirl_cap": 0.0, "opsm_delta": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateSettings:
+    """All settings of one objective. Raises ValueError for an unknown name and for a number out of its bounds.
+
+    Example: `SurrogateSettings.published("dapo", clip_high=0.3)` has DAPO's level (token), clip_low (0.2) and
+    length_norm (mean), and clips at 1.3 in place of DAPO's 1.28.
+    """
+
+    name: Name
+    level: Level  # whose importance ratio is bounded: the token's or the whole sequence's
+    clip_low: float  # the range of the ratio is 1 - clip_low … 1 + clip_high; dppo and gmpo give it their own meaning
+    clip_high: float
+    length_norm: LengthNorm  # what divides the sum over a response's tokens
+    dual_clip: float = 3.0  # the most that a ratio counts where Â < 0
+    minirl_cap: float = 5.0  # the most that π_θ/π_engine counts
+    sapo_temperature: tuple[float, float] = (1.0, 1.05)  # where Â > 0, where Â < 0
+    opsm_delta: float | None = None  # the bound on a sequence's mean log(π_engine/π_θ); None: no sequence is dropped
+
+    def __post_init__(self) -> None:
+        check_name("surrogate", self.name, tuple(PUBLISHED))
+        check_name("level", self.level, LEVELS)
+        check_name("length_norm", self.length_norm, get_args(LengthNorm))
+        if self.level not in PUBLISHED[self.name].levels:
+            raise ValueError(f"{self.name} has no level {self.level}: {ONLY[self.name]}")
+        for key, least in _LEAST.items():
+            if (value := getattr(self, key)) is not None and not value >= least:
+                raise ValueError(f"{key} is {value}: it must be {least:g} or more")
+
+    @classmethod
+    def published(cls, name: str = "clip", **changes: Any) -> "SurrogateSettings":
+        """The settings that the objective's paper gives, with `changes`; a change to None changes nothing."""
+        check_name("surrogate", name, tuple(PUBLISHED))
+        published = PUBLISHED[name]  # type: ignore[index]
+        changes = {key: value for key, value in changes.items() if value is not None}
+        low, high = published.range(changes.setdefault("level", published.level))
+        defaults = {"clip_low": low, "clip_high": high, "length_norm": published.length_norm}
+        return cls(**{"name": name, **defaults, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """The M tokens, or whole sequences, whose importance ratios a form weighs."""
+    """The M tokens, or whole sequences, whose importance ratios a form weighs, and the N tokens that they consist of.
+
+    Example: of two sequences at level "sequence", ratio = [1.0002, 0.9997] and lengths = [12, 40].
+    """
 
     ratio: Float[Tensor, "M"]  # π_θ/π_old; carries the gradient
     logprobs: Float[Tensor, "M"]  # whose gradient is that of the ratio's logarithm
-    old_logprobs: Float[Tensor, "M"]
-    sampler_logprobs: Float[Tensor, "M"] | None
     advantages: Float[Tensor, "M"]
+    old_logprobs: Float[Tensor, "N"]
+    sampler_logprobs: Float[Tensor, "N"] | None
     lengths: Int[Tensor, "B"]
 
 
@@ -79,11 +124,8 @@ def dppo(units: Units, settings: SurrogateSettings) -> Terms:
     ValueError without the engine's log-likelihoods.
     """
     sampler = _sampler_logprobs(units, "dppo")
-    moved, positive, negative = (
-        units.logprobs.detach().exp() - sampler.exp(),
-        units.advantages > 0,
-        units.advantages < 0,
-    )
+    moved = units.logprobs.detach().exp() - sampler.exp()
+    positive, negative = units.advantages > 0, units.advantages < 0
     dropped = (positive & (moved > settings.clip_high)) | (negative & (moved < -settings.clip_low))
     return torch.where(dropped, 0.0, (units.logprobs - sampler).exp() * units.advantages), dropped
 

@@ -1,0 +1,69 @@
+"""What models compute of a batch before it is trained on: the reference, the critic, and the policy that is π_old."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+from gspo.learner.micro_batching import Learner, for_each_sample, mini_batches, split_tokens, trained_samples
+from gspo.model.likelihood import response_likelihood
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy
+from gspo.types import Batch, Sample
+
+Fields = dict[str, Any]  # those of a sample that a forward pass fills in
+
+
+def score_with_reference_and_critic(batch: Batch, learner: Learner, reference: Policy | None) -> Batch:
+    """The batch with reference log-likelihoods and values of every scored sample, where the recipe has such models."""
+    critic = learner.critic
+
+    def logprobs(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        assert reference is not None
+        free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
+        packed = response_likelihood(reference, free, temperature=learner.temperature).logprobs
+        return ({"reference_logprobs": own} for own in split_tokens(packed, sequences))
+
+    def values(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        assert critic is not None
+        return ({"values": own} for own in split_tokens(critic.values(sequences), sequences))
+
+    for model, compute in ((reference, logprobs), (critic, values)):
+        if model is not None:
+            batch = _with_fields(batch, learner, [s for s in batch.samples if s.reward is not None], compute)
+    return batch
+
+
+def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
+    """The batch with π_old of the samples that are trained on: as the engine had it, or the policy itself (§5.4).
+
+    The policy's own is not computed for the first mini-batch, whose forward pass in the update is π_old's. Routers
+    that are to replay the policy's experts need its pass even where the engine's log-likelihoods are taken.
+    """
+    actor = learner.actor
+    of_engine = actor.old_logprobs == "engine"
+    if of_engine:
+        samples = trained_samples(batch.groups, actor)
+        batch = batch.with_changed({s: replace(s, old_logprobs=s.sampler_logprobs) for s in samples})
+    if of_engine and actor.routing_replay != "policy":
+        return batch
+
+    def own(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+        likelihood = response_likelihood(learner.policy, sequences, temperature=learner.temperature)
+        rows = zip(split_tokens(likelihood.logprobs, sequences), likelihood.experts or repeat(None), strict=False)
+        return ({"old_experts": row} | ({} if of_engine else {"old_logprobs": logprobs}) for logprobs, row in rows)
+
+    for groups in mini_batches(batch, actor.mini_batches)[1:]:
+        batch = _with_fields(batch, learner, trained_samples(groups, actor), own)
+    return batch
+
+
+def _with_fields(
+    batch: Batch,
+    learner: Learner,
+    samples: Sequence[Sample],
+    compute: Callable[[Sequence[TokenSequence]], Iterable[Fields]],
+) -> Batch:
+    """The batch with some of its samples' fields filled in by forward passes over them."""
+    rows = zip(samples, for_each_sample(learner, samples, compute), strict=True)
+    return batch.with_changed({sample: replace(sample, **fields) for sample, fields in rows})
