@@ -8,18 +8,19 @@ from typing import Any
 from gspo.learner.advantages import with_advantages
 from gspo.learner.auxiliary_scores import score_with_reference_and_critic
 from gspo.learner.clip_range import with_clip_range
+from gspo.learner.critic import Critic
 from gspo.learner.old_policy import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import Learner, update
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.run.auxiliary_models import make_critic, with_reference
-from gspo.run.checkpoint.checkpointer import Trainee
+from gspo.run.checkpoint.state import Trainee
 from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
+from gspo.run.prepare import with_reference
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction
@@ -98,9 +99,11 @@ def _train(run: Run, recorder: Recorder) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
     num_updates: int = recipe.steps * recipe.actor.mini_batches
-    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), make_critic(run)
+    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
+    if recipe.actor.advantage == "gae":
+        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
     progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
-    progress = with_reference(run, progress)
+    progress = with_reference(run.parts, recipe, progress)
     recorder.start()
     progress = run.safe_point(progress)
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)

@@ -19,7 +19,7 @@ from gspo.reward.functions import RewardFunction, close_functions, load_function
 from gspo.reward.named import find_function
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
-from gspo.run.checkpoint.codec import decode, encode
+from gspo.run.progress import decode, encode
 from gspo.types import Group, Query
 
 

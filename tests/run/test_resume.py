@@ -19,7 +19,7 @@ from gspo.queries.row import lay_out
 from gspo.queries.source import RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.files import MANIFEST, seal, verified
+from gspo.run.checkpoint.store import MANIFEST, seal, verified
 from gspo.run.console import Display
 from gspo.run.lock import Lock
 from gspo.run.progress import Progress
@@ -183,15 +183,6 @@ def named_reward() -> str:
 def test_data_has_the_digest_that_checkpoints_of_earlier_versions_hold(row: dict[str, Any], digest: str) -> None:
     rows = lay_out([{"prompt": "1 + 1 =", "answer": "2", **row}], source="rows.jsonl")
     assert rows_digest(RowSet(train=tuple(rows), held_out=()), []) == digest
-
-
-def test_a_run_from_before_the_key_for_foreign_code_goes_on() -> None:
-    train(recipe_of("steps=1"))
-    for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
-        path.write_text(path.read_text().replace("  trust_remote_code: false\n", ""))
-    reseal(newest())
-    said = train(recipe_of("steps=2"), resume=True)
-    assert "resumed from" in said and "trust_remote_code" not in said
 
 
 def test_other_demonstrations_are_refused(refused: Any) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,12 @@ from gspo.recipe.sections import ModelConfig
 from gspo.reward.functions import RewardFunction, load_functions
 from gspo.reward.probe import check_origin, probe
 from gspo.rollout.engine import Engine, make_engine
-from gspo.run.checkpoint.position import COLD_START
-from gspo.run.resume import Saved, check_rows, finished_cold_start, rows_digest
+from gspo.run.checkpoint.state import digest_of
+from gspo.run.checkpoint.store import COLD_START, Checkpoint
+from gspo.run.progress import Progress
+from gspo.run.resume import check_rows, finished_cold_start, rows_digest
+
+_RESTORE_REFERENCE = "restore it from a copy: every update so far was made against it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ def load_inputs(
     *,
     queries: Iterable[Mapping[str, Any]] | None = None,
     reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
-    saved: Saved | None = None,
+    saved: Checkpoint | None = None,
 ) -> Inputs:
     """Load reward functions, rows and tokenizer, the cheapest first; UserError at the first fault.
 
@@ -71,7 +75,7 @@ def load_inputs(
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
-        check_rows(saved, rows, pairs)
+        check_rows(saved, recipe, rows, pairs)
     with quiet_transformers():
         config = load_config(recipe.model)
         check_declared(recipe.actor, config)
@@ -85,7 +89,7 @@ def prepare(
     *,
     queries: Iterable[Mapping[str, Any]] | None = None,
     reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
-    saved: Saved | None = None,
+    saved: Checkpoint | None = None,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
@@ -124,7 +128,9 @@ def prepare(
     )
 
 
-def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy | None, Policy | None]:
+def _load_auxiliary_models(
+    recipe: Recipe, tokenizer: Any, saved: Checkpoint | None
+) -> tuple[Policy | None, Policy | None]:
     """Reference and value model, where the recipe has them; loaded, for a copy of a watched model would not do.
 
     Those that are to take the policy's weights are made from the same files as it. The reference of a resumed run is
@@ -154,8 +160,24 @@ def _load_auxiliary_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) 
 def _cold_started_model(run: Path) -> Path:
     if cold_start := finished_cold_start(run):
         return cold_start.path / "model"
-    fix = "restore it from a copy: every update so far was made against it"
-    raise UserError("the reference model is not there", where=str(run / COLD_START), fix=fix)
+    raise UserError("the reference model is not there", where=str(run / COLD_START), fix=_RESTORE_REFERENCE)
+
+
+def with_reference(parts: Prepared, recipe: Recipe, progress: Progress) -> Progress:
+    """The progress with the digest of the reference's weights: the policy's as reinforcement learning starts.
+
+    UserError where a resumed run would go on with another reference than it has had.
+    """
+    reference, named = parts.reference, recipe.actor.kl.reference
+    if reference is None:
+        return progress
+    if named is None and progress.reference_sha256 is None:
+        reference.model.load_state_dict(parts.policy.model.state_dict())
+    digest = digest_of(reference.weights())
+    if progress.reference_sha256 not in (None, digest):
+        where = named or (str(recipe.run_dir / COLD_START) if recipe.cold_start.steps else "model")
+        raise UserError("the reference model is not the one the run began with", where=where, fix=_RESTORE_REFERENCE)
+    return replace(progress, reference_sha256=digest)
 
 
 @contextlib.contextmanager

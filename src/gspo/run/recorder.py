@@ -15,7 +15,7 @@ from gspo.metrics.diagnoses import WINDOW, diagnoses
 from gspo.metrics.evaluation import evaluation_metrics, evaluation_summary, failure_summary
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import step_metrics
-from gspo.run.checkpoint.files import sha256
+from gspo.run.checkpoint.store import sha256
 from gspo.run.progress import Progress
 from gspo.run.rollout_lines import TokenText, rollout_lines
 from gspo.run.run import Run

@@ -9,17 +9,17 @@ from typing import Any
 from gspo.errors import DivergedError, RunError
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, group
-from gspo.run.checkpoint.environment import differences, environment
-from gspo.run.checkpoint.random_state import restore_random_state, seed_everything
-from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.changes import environment
+from gspo.run.checkpoint.checkpointer import Checkpointer
+from gspo.run.checkpoint.state import Trainee, restore_random_state, seed_everything, tensors_of
+from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory, check_absent, how_to_resume
 from gspo.run.interrupt import Interrupt, Stopped
 from gspo.run.prepare import Prepared, prepare
 from gspo.run.progress import Progress
-from gspo.run.resume import Saved, reopen, restore_directory, restore_progress, tokens_digest
+from gspo.run.resume import inexactness, reopen, restore_directory, restore_progress, tokens_digest
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ class Run:
     is_resumed: bool = False
     in_cold_start: bool
     progress: Progress  # of the phase under way, at its last safe point
-    saved: Saved | None = None  # the checkpoint of that phase that is yet to be put in place
+    saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
 
     def start_phase(self, trainee: Trainee, *, cold_start: bool = False) -> Progress:
@@ -46,14 +46,21 @@ class Run:
             self.progress = Progress()
             seed_everything(self.recipe.seed)  # of its own, for the phase before may have been another process's
         else:
-            trainee.restore(saved.tensors)
-            restore_random_state(group(saved.tensors, "random"))
+            trainee.restore(saved.path)
+            restore_random_state(tensors_of(saved.path, "random"))
         self.clock.seconds = dict(self.progress.stage_seconds)
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
         if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
             root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
-        self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
-        self.checkpointer.note(self.progress)
+        self.checkpointer = Checkpointer(
+            store=Store(root),
+            settings=settings,
+            trainee=trainee,
+            directory=self.directory,
+            clock=self.clock,
+            about=self.about,
+            progress=self.progress,
+        )
         return self.progress
 
     def safe_point(self, progress: Progress) -> Progress:
@@ -169,7 +176,7 @@ def open_run(
             directory.close()
 
 
-def _restore(run: Run, saved: Saved | None) -> None:
+def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
     progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
@@ -183,7 +190,7 @@ def _restore(run: Run, saved: Saved | None) -> None:
         run.saved, run.progress = saved, progress
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
-    inexact = [*saved.inexact, *differences(saved.manifest["environment"], run.about["environment"])]
+    inexact = inexactness(saved, recipe, run.about["environment"])
     for line in inexact:
         note(f"NOT an exact resume: {line}. The numbers may differ from here on, in their last bits at first")
     phase = " of the cold start" if saved.is_cold_start else ""

@@ -19,11 +19,9 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
-from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot, Trainee, digest_of
-from gspo.run.checkpoint.files import seal, verified
-from gspo.run.checkpoint.position import Position
-from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.store import STATE, TENSORS, Store
+from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot
+from gspo.run.checkpoint.state import Trainee, digest_of, random_state, tensors_of
+from gspo.run.checkpoint.store import STATE, TENSORS, DamagedError, Position, Store, seal, verified
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.progress import Progress
@@ -76,9 +74,15 @@ def checkpointer_of(directory: RunDirectory, store: Store) -> Callable[..., Chec
     def build(policy: Any, optimizer: Optimizer | None = None, **settings: Any) -> Checkpointer:
         trainee = Trainee(policy=policy, optimizer=optimizer)
         about = {"environment": {"torch": "2"}}
-        built = Checkpointer(store, CheckpointConfig(**settings), trainee, directory, Clock(), about)
-        built.note(Progress(steps=3))
-        return built
+        return Checkpointer(
+            store=store,
+            settings=CheckpointConfig(**settings),
+            trainee=trainee,
+            directory=directory,
+            clock=Clock(),
+            about=about,
+            progress=Progress(steps=3),
+        )
 
     return build
 
@@ -182,6 +186,22 @@ def test_a_checkpoint_holds_all_that_was_given_and_of_the_logs_what_belongs_to_i
     assert 0.5 * size < snapshot.num_bytes <= size
 
 
+def test_tensors_are_written_bit_by_bit_whatever_their_layout(
+    checkpointer_of: Any, new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "a/transposed": torch.arange(6.0).reshape(2, 3).T,
+        "a/empty": torch.empty(0, 3, dtype=torch.bfloat16),
+        "a/none": torch.tensor(float("nan"), dtype=torch.float64),
+        "a/whole": torch.tensor([2**62 + 1]),
+    }
+    monkeypatch.setattr(Trainee, "tensors", lambda _: tensors)
+    path = written(checkpointer_of(new_policy()))
+    of_part = tensors_of(path, "a")
+    assert {f"a/{name}" for name in of_part} == set(tensors)
+    assert digest_of({f"a/{name}": tensor for name, tensor in of_part.items()}) == digest_of(tensors)
+
+
 def test_one_bit_or_a_missing_file_of_a_whole_checkpoint_is_found(
     trained: Any, checkpointer_of: Any, flip: Any
 ) -> None:
@@ -192,11 +212,11 @@ def test_one_bit_or_a_missing_file_of_a_whole_checkpoint_is_found(
         bits = 8 * entry.stat().st_size
         for bit in (0, bits // 3, bits - 1):
             flip(entry, bit)
-            with pytest.raises(module.DamagedError, match=entry.name):
+            with pytest.raises(DamagedError, match=entry.name):
                 verified(path)
             flip(entry, bit)
         entry.rename(path.parent / "away")
-        with pytest.raises(module.DamagedError, match=f"{entry.name} is missing"):
+        with pytest.raises(DamagedError, match=f"{entry.name} is missing"):
             verified(path)
         (path.parent / "away").rename(entry)
     verified(path)
