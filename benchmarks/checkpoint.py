@@ -25,7 +25,6 @@ from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.checkpointer import Checkpointer
-from gspo.run.checkpoint.state import Trainee
 from gspo.run.checkpoint.store import Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
@@ -62,11 +61,11 @@ def _row(name: str, home: Path, rounds: int) -> str:
     policy, optimizer, step = _training(name)
     directory = RunDirectory(home)
     directory.recipe_text = "name: benchmark\n"
-    trainee = Trainee(policy=policy, optimizer=optimizer)
     checkpointer = Checkpointer(
         store=Store(directory.checkpoints),
         settings=CheckpointConfig(keep=1),
-        trainee=trainee,
+        policy=policy,
+        trained_parts={"optimizer": optimizer},
         directory=directory,
         clock=Clock(),
         about={},

@@ -15,7 +15,7 @@ from gspo.learner.sft import cold_start
 from gspo.learner.update import Learner, update
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.state import Trainee
+from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
@@ -100,9 +100,11 @@ def _train(run: Run, recorder: Recorder) -> None:
     policy, reference = run.parts.policy, run.parts.reference
     num_updates: int = recipe.steps * recipe.actor.mini_batches
     optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
+    trained_parts: TrainedParts = {"optimizer": optimizer}
     if recipe.actor.advantage == "gae":
         critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
-    progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
+        trained_parts["critic"] = critic
+    progress = run.start_phase(trained_parts)
     progress = with_reference(run.parts, recipe, progress)
     recorder.start()
     progress = run.safe_point(progress)
@@ -142,10 +144,10 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
         return
     policy, settings = run.parts.policy, run.recipe.cold_start
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
-    trainee = Trainee(policy=policy, optimizer=optimizer)
+    trained_parts: TrainedParts = {"optimizer": optimizer}
     if run.progress.steps == settings.steps:  # only its last checkpoint is yet to be made its result
-        trainee.optimizer = None
-    progress = run.start_phase(trainee, cold_start=True)
+        trained_parts.clear()
+    progress = run.start_phase(trained_parts, cold_start=True)
     run.display.start("cold start", settings.steps, done=progress.steps)
     for step in cold_start(
         policy,
@@ -159,7 +161,7 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
         if progress.steps < settings.steps:
             run.safe_point(progress)
     optimizer.close()
-    trainee.optimizer = None  # the next phase has its own
+    trained_parts.clear()  # the next phase has its own
     run.safe_point(progress)
     run.directory.finish_cold_start(run.finish_phase())
     run.checkpointer = None

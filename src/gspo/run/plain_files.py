@@ -15,7 +15,7 @@ from typing import Any
 
 from gspo.errors import UserError
 
-_ROLLOUTS = re.compile(r"step_([0-9]{6,15})\.jsonl")
+_ROLLOUTS = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,14})\.jsonl")
 
 
 def for_reading(path: str, flags: int) -> int:
@@ -78,11 +78,8 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def rollout_files(run: Path) -> dict[int, Path]:
     """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    files = {}
-    for path in (run / "rollouts").glob("step_*.jsonl"):
-        name = _ROLLOUTS.fullmatch(path.name)
-        if name and path.name == f"step_{int(name[1]):06d}.jsonl" and os.path.isfile(path):  # noqa: PTH113 - Path's raises
-            files[int(name[1])] = path
+    named = [(_ROLLOUTS.fullmatch(path.name), path) for path in (run / "rollouts").glob("step_*.jsonl")]
+    files = {int(name[1]): path for name, path in named if name and os.path.isfile(path)}  # noqa: PTH113 - Path's raises
     return dict(sorted(files.items()))
 
 

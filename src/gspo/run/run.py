@@ -11,7 +11,7 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
-from gspo.run.checkpoint.state import Trainee, restore_random_state, seed_everything, tensors_of
+from gspo.run.checkpoint.state import TrainedParts, restore_random_state, seed_everything, tensors_of
 from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
@@ -39,14 +39,15 @@ class Run:
     saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
 
-    def start_phase(self, trainee: Trainee, *, cold_start: bool = False) -> Progress:
+    def start_phase(self, trained_parts: TrainedParts, *, cold_start: bool = False) -> Progress:
         """Start a phase, or put everything back to where a checkpoint has it; the phase's progress."""
         self.in_cold_start, saved, self.saved = cold_start, self.saved, None
         if saved is None:
             self.progress = Progress()
             seed_everything(self.recipe.seed)  # of its own, for the phase before may have been another process's
         else:
-            trainee.restore(saved.path)
+            for part, owner in trained_parts.items():
+                owner.restore(tensors_of(saved.path, part))
             restore_random_state(tensors_of(saved.path, "random"))
         self.clock.seconds = dict(self.progress.stage_seconds)
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
@@ -55,7 +56,8 @@ class Run:
         self.checkpointer = Checkpointer(
             store=Store(root),
             settings=settings,
-            trainee=trainee,
+            policy=self.parts.policy,
+            trained_parts=trained_parts,
             directory=self.directory,
             clock=self.clock,
             about=self.about,

@@ -15,8 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.errors import RunError
+from gspo.learner.optimizer import Optimizer
+from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig
-from gspo.run.checkpoint.state import Trainee, digest_of, random_state
+from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
 from gspo.run.checkpoint.store import (
     RECIPE,
     STATE,
@@ -58,13 +60,15 @@ class Snapshot:
 class Checkpointer:
     """Knows a phase's state at its last safe point, has it saved when that is due, and on the way out of an error.
 
-    Example: Checkpointer(store=Store(root), settings=recipe.checkpoint, trainee=trainee, directory=directory,
-    clock=clock, about={"environment": …}, progress=Progress())
+    Example: `checkpointer.safe_point(progress)` after step 20 saves `step_000020` where `every` is 10.
     """
 
     store: Store
     settings: CheckpointConfig
-    trainee: Trainee
+    policy: Policy
+    trained_parts: (
+        TrainedParts  # "optimizer" and, where there is one, "critic"; none once a phase has made its last step
+    )
     directory: RunDirectory
     clock: Clock
     about: Mapping[str, Any]  # goes into every manifest
@@ -128,7 +132,8 @@ class Checkpointer:
         return self._steps_taken == self._count_steps()
 
     def _count_steps(self) -> int | None:
-        return None if self.trainee.optimizer is None else self.trainee.optimizer.steps_taken
+        optimizer = self.trained_parts.get("optimizer")
+        return optimizer.steps_taken if isinstance(optimizer, Optimizer) else None
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -139,16 +144,14 @@ class Checkpointer:
         """Copy what the run will change; only this costs its loop time."""
         stage_seconds = dict(self.clock.seconds)
         text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
-        tensors = {
-            **self.trainee.tensors(),
-            **{f"random/{name}": tensor for name, tensor in self._random.items()},
-            **{f"records/{name}": tensor for name, tensor in records.items()},
-        }
+        parts = {part: owner.state() for part, owner in self.trained_parts.items()}
+        parts |= {"random": self._random, "records": records}
+        tensors = {f"{part}/{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
         names = frozenset(self.progress.rollout_files)
         new, self._synced = names - self._synced, names
         return Snapshot(
             position=self.progress.position,
-            weights=self.trainee.policy.weights(),
+            weights=self.policy.weights(),
             tensors={name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
@@ -156,18 +159,15 @@ class Checkpointer:
         )
 
     def _work(self, snapshot: Snapshot) -> None:
-        position = snapshot.position
+        what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
-        except Exception as error:
-            self._failure = RunError(f"the checkpoint of {position} could not be written: {error}")
-            with suppress(OSError):  # the disk may be gone altogether
-                self._failure = self._explained(error, snapshot)
-            return
-        try:
+            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays"
             self.store.prune(self.settings.keep)
-        except OSError as error:
-            self._failure = RunError(f"the checkpoint of {position} is whole, but an old one stays: {error}")
+        except Exception as error:
+            self._failure = RunError(f"{what}: {error}")
+            with suppress(OSError):  # the disk may be gone altogether
+                self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
@@ -179,7 +179,7 @@ class Checkpointer:
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
             with suppress(FileNotFoundError):  # somebody has tidied up
                 sync(path)
-        self.trainee.policy.save(unfinished / "model", snapshot.weights)
+        self.policy.save(unfinished / "model", snapshot.weights)
         save_file(dict(snapshot.tensors), unfinished / TENSORS)
         (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
         (unfinished / RECIPE).write_text(self.directory.recipe_text, encoding="utf-8")
@@ -189,7 +189,8 @@ class Checkpointer:
         verified(unfinished)
         move_into_place(unfinished, self.store.path(snapshot.position))
 
-    def _explained(self, error: Exception, snapshot: Snapshot) -> RunError:
+    def _reason(self, error: Exception, snapshot: Snapshot) -> str:
+        """Why a write has failed, where, and what there is to resume from; what it has left is removed."""
         free = shutil.disk_usage(self.store.root.parent).free
         clear(self.store.unfinished(snapshot.position), ignore_errors=True)
         others = [position for position in self.store.positions() if position != snapshot.position]
@@ -202,6 +203,4 @@ class Checkpointer:
             reason = f"no room: it needs about {snapshot.num_bytes:,} bytes, and {free:,} are free ({error})"
         elif not isinstance(error, OSError | SafetensorError | RunError | DamagedError):
             reason = f"{type(error).__name__}: {error}"
-        return RunError(
-            f"the checkpoint of {snapshot.position} could not be written: {reason}\n  where: {self.store.root}; {rest}"
-        )
+        return f"{reason}\n  where: {self.store.root}; {rest}"

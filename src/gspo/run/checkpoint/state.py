@@ -4,7 +4,6 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,10 @@ from torch import Tensor
 
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
-from gspo.model.policy import Policy
 from gspo.run.checkpoint.store import TENSORS
 
-
-@dataclass(kw_only=True)
-class Trainee:
-    """What the optimiser steps of a phase change.
-
-    Example: Trainee(policy=policy, optimizer=Optimizer(policy.model, …))
-    """
-
-    policy: Policy
-    optimizer: Optimizer | None  # None: nothing of it is saved any more, the phase having made its last step
-    critic: Critic | None = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state besides the policy's weights, without copies."""
-        parts = {"optimizer": self.optimizer, "critic": self.critic}
-        return {f"{part}/{name}": t for part, owner in parts.items() if owner for name, t in owner.state().items()}
-
-    def restore(self, checkpoint: Path) -> None:
-        """Put back what `tensors` gave; the policy's weights are loaded with it."""
-        for part, owner in (("optimizer", self.optimizer), ("critic", self.critic)):
-            if owner is not None:
-                owner.restore(tensors_of(checkpoint, part))
+# Other than the policy's weights, what the optimiser steps of a phase change: by the part of a checkpoint that has it.
+TrainedParts = dict[str, Optimizer | Critic]
 
 
 def tensors_of(checkpoint: Path, part: str) -> dict[str, Tensor]:

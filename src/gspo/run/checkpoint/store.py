@@ -20,7 +20,7 @@ COLD_CHECKPOINTS = "cold_start_checkpoints"  # while the cold start is under way
 COLD_START = "cold_start"  # what the cold start has ended with: a checkpoint with its model
 MANIFEST, RECIPE, STATE, TENSORS = "manifest.json", "recipe.yaml", "state.json", "state.safetensors"
 _UNFINISHED, _DAMAGED = "unfinished_", "damaged_"
-_NAME = re.compile(r"step_(\d+)(?:_batch|_update_(\d+))?")
+_NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,})(?:(_batch)|_update_([1-9][0-9]*))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -126,8 +126,7 @@ def position_of(name: str) -> Position | None:
     """The position of a checkpoint's name; None for any other name, such as `step_99`."""
     if (match := _NAME.fullmatch(name)) is None:
         return None
-    position = Position(int(match[1]), 1 + int(match[2]) if match[2] else int(name.endswith("_batch")))
-    return position if position.name == name else None
+    return Position(int(match[1]), 1 + int(match[3]) if match[3] else int(match[2] is not None))
 
 
 def seal(directory: Path, about: Mapping[str, Any]) -> None:
