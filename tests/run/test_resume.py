@@ -125,6 +125,19 @@ def test_keys_that_change_nothing_that_is_learned_may_change_and_are_said() -> N
     assert "changed since" not in train(recipe_of(*changes), resume=True)
 
 
+def test_a_run_from_before_some_keys_goes_on() -> None:
+    train(recipe_of("steps=1"))
+    newer = ("trust_remote_code: ", "discount: ", "minirl_cap: ")
+    for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
+        lines = path.read_text().splitlines(keepends=True)
+        older = [line for line in lines if not line.strip().startswith(newer)]
+        assert len(older) == len(lines) - len(newer)
+        path.write_text("".join(older))
+    reseal(newest())
+    said = train(recipe_of("steps=2"), resume=True)
+    assert "resumed from" in said and not any(key in said for key in newer)
+
+
 def test_a_schedule_that_more_steps_stretch_is_said() -> None:
     train(recipe_of("steps=1", "actor.optimizer.schedule=linear"))
     said = train(recipe_of("steps=2", "actor.optimizer.schedule=linear"), resume=True)

@@ -12,9 +12,8 @@ from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
-from gspo.recipe.load import dump_recipe
+from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.recipe.yaml_text import read_yaml
 from gspo.run.checkpoint.changes import Changes, changes, differences
 from gspo.run.checkpoint.state import digest_of, tensors_of
 from gspo.run.checkpoint.store import (
@@ -191,9 +190,8 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
 
 
 def _changes_since(saved: Path, recipe: Recipe) -> Changes:
-    file = saved / RECIPE
-    then = read_yaml(file.read_text(encoding="utf-8"), where=str(file))
-    return changes(then, read_yaml(dump_recipe(recipe), where="recipe"))
+    then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
+    return changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
 
 
 def _new_run(home: Path, recipe: Recipe) -> str:

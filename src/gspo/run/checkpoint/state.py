@@ -16,7 +16,7 @@ from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.run.checkpoint.store import TENSORS
 
-# Other than the policy's weights, what the optimiser steps of a phase change: by the part of a checkpoint that has it.
+# What the optimiser steps of a phase change besides the policy's weights: `optimizer` and, perhaps, `critic`.
 TrainedParts = dict[str, Optimizer | Critic]
 
 
