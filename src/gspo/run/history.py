@@ -9,7 +9,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError, UserError, encodable
 from gspo.run.interrupt import Stopped
 from gspo.run.plain_files import read_json_lines
 from gspo.run.run import Run
@@ -52,9 +52,7 @@ def _append_end(run: Run, error: BaseException | None) -> None:
     if isinstance(error, KeyboardInterrupt):
         how = "interrupted"
     elif error is not None and not isinstance(error, Stopped):
-        # A message may quote what has no encoding, such as half a character of a file's name.
-        message = str(error).encode("utf-8", "backslashreplace").decode()
-        how, reason = "failed", message or type(error).__name__
+        how, reason = "failed", encodable(str(error)) or type(error).__name__
     elif run.stopped_by is not None:
         how, reason = "stopped", Signals(run.stopped_by).name
     with suppress(RunError, UserError):  # the disk may be what it has ended of

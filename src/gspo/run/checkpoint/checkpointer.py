@@ -66,7 +66,7 @@ class Checkpointer:
     store: Store
     settings: CheckpointConfig
     policy: Policy
-    trained_parts: TrainedParts  # of them nothing is saved any more once a phase has made its last step
+    trained_parts: TrainedParts  # empty once a phase has made its last step
     directory: RunDirectory
     clock: Clock
     about: Mapping[str, Any]  # goes into every manifest
