@@ -24,7 +24,7 @@ from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.policy import Policy, load_policy
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
-from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee
+from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.store import Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
@@ -60,8 +60,16 @@ def _row(name: str, home: Path, rounds: int) -> str:
     policy, optimizer, step = _training(name)
     directory = RunDirectory(home)
     directory.recipe_text = "name: benchmark\n"
-    trainee = Trainee(policy=policy, optimizer=optimizer)
-    checkpointer = Checkpointer(Store(directory.checkpoints), CheckpointConfig(keep=1), trainee, directory, Clock(), {})
+    checkpointer = Checkpointer(
+        store=Store(directory.checkpoints),
+        settings=CheckpointConfig(keep=1),
+        policy=policy,
+        trained_parts={"optimizer": optimizer},
+        directory=directory,
+        clock=Clock(),
+        about={},
+        progress=Progress(),
+    )
     step()
     step()
     seconds = _seconds(step)

@@ -66,7 +66,8 @@ def _resume(options: Namespace) -> int:
         run = next(path for path in directory.parents if (path / "history.jsonl").exists() or path == path.parent)
         fix = f"gspo resume {run}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
-    from gspo.run.resume import not_a_run, working_directory_of
+    from gspo.run.history import working_directory_of
+    from gspo.run.resume import not_a_run
 
     if not (directory / "recipe.yaml").is_file():
         raise not_a_run(directory)

@@ -14,7 +14,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.checkpointer import Trainee
+from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
 from gspo.run.console import Display, introduction
 from gspo.run.history import end_recorded, record_start
@@ -99,9 +99,11 @@ def _train(run: Run, recorder: Recorder) -> None:
     policy, reference = run.parts.policy, run.parts.reference
     num_updates = recipe.steps * recipe.actor.mini_batches
     optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
+    trained_parts: TrainedParts = {"optimizer": optimizer}
     if recipe.actor.advantage == "gae":
         critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
-    progress = run.start_phase(Trainee(policy=policy, optimizer=optimizer, critic=critic))
+        trained_parts["critic"] = critic
+    progress = run.start_phase(trained_parts)
     recorder.start()
     progress = run.safe_point(progress)
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
@@ -141,8 +143,8 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
     policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
     is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
-    trainee = Trainee(policy=policy, optimizer=None if is_done else optimizer)
-    progress = run.start_phase(trainee, cold_start=True)
+    trained_parts: TrainedParts = {} if is_done else {"optimizer": optimizer}
+    progress = run.start_phase(trained_parts, cold_start=True)
     run.display.start("cold start", settings.steps, done=progress.steps)
     examples, num_done = run.parts.demonstrations, progress.steps
     for step in cold_start(policy, optimizer, examples, run.recipe, num_done=num_done, check_stop=check_stop):
@@ -150,7 +152,7 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
         if progress.steps < settings.steps:
             run.safe_point(progress)
     optimizer.close()
-    trainee.optimizer = None  # the next phase has its own
+    trained_parts.clear()  # the next phase has its own
     run.safe_point(progress)
     run.directory.finish_cold_start(run.finish_phase())
     run.checkpointer = None

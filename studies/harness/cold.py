@@ -17,7 +17,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.run.checkpoint.random_state import seed_everything
+from gspo.run.checkpoint.state import seed_everything
 from gspo.run.prepare import Prepared, prepare
 
 REPORT = "start.json"  # written last: a directory that has it is whole

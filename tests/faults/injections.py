@@ -19,7 +19,7 @@ from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.rollout.embedded import decoding
 from gspo.run import directory
-from gspo.run.checkpoint import checkpointer, files, store
+from gspo.run.checkpoint import checkpointer, store
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
 
@@ -106,16 +106,14 @@ def kill_in_save(operation: int, path: str) -> None:
             point(f"after {name} {Path(arguments[target or 0]).name}")
             return result
 
-        for module in (files, checkpointer, store, directory):
+        for module in (holder, checkpointer, store, directory):
             if getattr(module, name, None) is original:
                 setattr(module, name, wrapped)
-        if holder is os:
-            os.fsync = wrapped if name == "fsync" else os.fsync
 
-    for name, target in (("write_text", 0), ("write_tensors", 0), ("copy_beginning", 1)):
-        around(files, name, target=target)
+    for holder, name, target in ((Path, "write_text", 0), (Path, "write_bytes", 0), (checkpointer, "save_file", 1)):
+        around(holder, name, target=target)
     for name in ("sync", "move_into_place", "remove"):
-        around(files, name)
+        around(store, name)
     _around_model_files(point)
 
 

@@ -70,7 +70,7 @@ def test_a_run_killed_at_any_write_sync_or_rename_of_a_save_goes_on_from_the_one
     assert laboratory.train(*short, fault=("kill_in_save", {"operation": -1, "path": str(log)})) == 0, laboratory.said
     operations = log.read_text().splitlines()
     kinds = {name.split()[1] for name in operations}
-    assert {"write_text", "write_tensors", "copy_beginning", "model", "sync", "move_into_place", "remove"} <= kinds
+    assert {"write_text", "save_file", "write_bytes", "model", "sync", "move_into_place", "remove"} <= kinds
     first_of_second = operations.index("after move_into_place unfinished_step_000001") + 2  # its folder is synced too
     cold_end = operations.index("before move_into_place step_000003")
     numbers = [*range(cold_end, cold_end + 4), *range(first_of_second, len(operations))]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.samples import sample_of
 
 from gspo.learner.optimizer import StepReport
@@ -16,9 +16,8 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.metrics.step import expert_metrics
 from gspo.recipe.load import load_recipe
-from gspo.run.checkpoint.codec import decode, encode
-from gspo.run.checkpoint.files import write_tensors
 from gspo.run.directory import RunDirectory
+from gspo.run.progress import decode, encode
 from gspo.types import Experts, Group, Query, Sample
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -144,7 +143,7 @@ def test_what_a_group_shares_is_counted_once_and_a_resume_changes_no_byte(dtype:
     for trip in range(3):  # a run may be resumed any number of times
         # The engine's and π_old's are the same tensors here: whoever names them, they are kept once.
         assert recorded_bytes(held.samples) == size * (12 + 4 + 3 + 2 + 2)
-        tree, tensors = encode(held)
+        text, tensors = encode(held)
         assert tensors[str(dtype).removeprefix("torch.")].nbytes == size * (12 + 4 + 3 + 2 + 2)
-        write_tensors(tmp_path / str(trip), tensors)
-        held = decode(json.loads(json.dumps(tree)), load_file(tmp_path / str(trip)), {QUERY.id: QUERY})
+        save_file(tensors, tmp_path / str(trip))
+        held = decode(text, load_file(tmp_path / str(trip)), {QUERY.id: QUERY})

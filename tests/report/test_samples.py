@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gspo.report.samples import cut_into_tokens, read_groups
-from gspo.run.json_lines import read_json_lines
+from gspo.run.plain_files import read_json_lines
 
 
 def lines(*samples: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
-from gspo.run.checkpoint.codec import decode, encode
+from gspo.run.progress import decode, encode
 from gspo.types import Group, Query
 
 

@@ -16,7 +16,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run import directory as run_directory
-from gspo.run.checkpoint.files import sha256
+from gspo.run.checkpoint.store import sha256
 from gspo.run.directory import RunDirectory, check_absent
 from gspo.run.recorder import rollout_lines
 from gspo.types import Failure, Query, Sample, Score, SequenceStats

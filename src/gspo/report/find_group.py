@@ -14,7 +14,7 @@ from gspo.errors import UserError, visible
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, read_groups
 from gspo.report.shapes import section
-from gspo.run.json_lines import content_of
+from gspo.run.plain_files import content_of
 
 Groups = Mapping[str, Sequence[Sample]]
 

@@ -11,9 +11,8 @@ from gspo.errors import UserError
 from gspo.metrics.numbers import numbers
 from gspo.recipe.load import read_yaml
 from gspo.report.shapes import event, is_step
-from gspo.run.json_lines import read_json_lines, rollout_files
 from gspo.run.lock import is_locked
-from gspo.run.plain_files import read_plain
+from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.metrics.numbers import is_number
 from gspo.report.shapes import sample as sample_of
-from gspo.run.json_lines import read_json_lines
+from gspo.run.plain_files import read_json_lines
 
 _WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys

@@ -18,7 +18,7 @@ from gspo.report.find_group import Found, find_group, in_words, some, steps_with
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.samples import Sample, colour_floor, cut_into_tokens
 from gspo.report.shapes import section
-from gspo.run.json_lines import content_of
+from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (189, 189, 189), (86, 180, 233), (230, 159, 0)

@@ -17,11 +17,17 @@ from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.files import move_into_place, sha256
-from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START
-from gspo.run.json_lines import read_json_lines, rollout_files
+from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, move_into_place, sha256
 from gspo.run.lock import Lock
-from gspo.run.plain_files import clear, for_writing, is_unfinished, replace_text, sync
+from gspo.run.plain_files import (
+    clear,
+    for_writing,
+    is_unfinished,
+    read_json_lines,
+    replace_text,
+    rollout_files,
+    sync,
+)
 
 LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a checkpoint holds what they were
 

@@ -5,11 +5,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError, UserError, encodable
 from gspo.run.interrupt import Stopped
+from gspo.run.plain_files import read_json_lines
 from gspo.run.run import Run
 
 HISTORY = "history.jsonl"
@@ -28,6 +30,12 @@ def record_start(run: Run, introduction: str) -> None:
     )
 
 
+def working_directory_of(run: Path) -> Path | None:
+    """Where a run was last begun or resumed, which its recipe's relative paths start from; None where nothing says."""
+    places = [line.get("working_directory") for line in read_json_lines(run / HISTORY)[0]]
+    return next((Path(place) for place in reversed(places) if isinstance(place, str)), None)
+
+
 @contextmanager
 def end_recorded(run: Run) -> Iterator[None]:
     """A line for how the process leaves the run: `finished`, `stopped` by a signal, `interrupted` at once, `failed`."""
@@ -44,9 +52,7 @@ def _append_end(run: Run, error: BaseException | None) -> None:
     if isinstance(error, KeyboardInterrupt):
         how = "interrupted"
     elif error is not None and not isinstance(error, Stopped):
-        # A message may quote what has no encoding, such as half a character of a file's name.
-        message = str(error).encode("utf-8", "backslashreplace").decode()
-        how, reason = "failed", message or type(error).__name__
+        how, reason = "failed", encodable(str(error)) or type(error).__name__
     elif run.stopped_by is not None:
         how, reason = "stopped", Signals(run.stopped_by).name
     with suppress(RunError, UserError):  # the disk may be what it has ended of

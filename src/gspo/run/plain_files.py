@@ -1,5 +1,9 @@
-"""Files of a run's directory, opened as what they should be: nothing is written through a link, no device is read."""
+"""Files of a run's directory, opened as what they should be: nothing is written through a link, no device is read.
 
+Logs of a line a step, and files of a line a rollout, are read while a run may still be writing them.
+"""
+
+import json
 import os
 import re
 import secrets
@@ -7,37 +11,76 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gspo.errors import UserError
 
-
-def for_writing(path: str, flags: int) -> int:
-    """An opener for `open`: UserError for a link, a pipe or a device in the file's place, which may be anybody's."""
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # never waits for a pipe's reader
-    except OSError:
-        if not os.path.lexists(path) or _is_plain(os.lstat(path)):
-            raise
-        raise _not_plain(path) from None
-    if _is_plain(os.fstat(descriptor)):
-        return descriptor
-    os.close(descriptor)
-    raise _not_plain(path)
+_ROLLOUTS = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,14})\.jsonl")
 
 
 def for_reading(path: str, flags: int) -> int:
     """An opener for `open`: OSError for a pipe or a device, or a link to one, which might never end."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # never waits for the other end of a pipe
     if _is_plain(os.fstat(descriptor)):
         return descriptor
     os.close(descriptor)
     raise OSError(0, "it is a pipe or a device, not a file", path)
 
 
+def for_writing(path: str, flags: int) -> int:
+    """An opener for `open`: UserError for a link, a pipe or a device in the file's place, which may be anybody's."""
+    try:
+        return for_reading(path, flags | os.O_NOFOLLOW)
+    except OSError:
+        if not os.path.lexists(path) or _is_plain(os.lstat(path)):
+            raise
+    what = "a link" if Path(path).is_symlink() else "a pipe or a device"
+    fix = "remove it, or put a file in its place (a directory may be a link)"
+    raise UserError(f"this is {what}, and a run writes to its own files alone", where=path, fix=fix)
+
+
 def read_plain(path: Path) -> bytes:
     """A regular file's content; OSError where there is none, or something else."""
     with open(path, "rb", opener=for_reading) as file:
         return file.read()
+
+
+def content_of(path: Path) -> bytes:
+    """A file's bytes, none where there is no file; UserError where there is one that cannot be read."""
+    try:
+        return read_plain(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        fix = "make it a file that you may read"
+        raise UserError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+
+
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a file, none where there is no file, and how many lines are none.
+
+    A last line without its end is still being written: neither read nor counted. Raises UserError where there is a
+    file that cannot be read.
+    """
+    *lines, _ = content_of(path).split(b"\n")
+    objects = [content for line in lines if (content := parsed(line)) is not None]
+    return objects, sum(1 for line in lines if line.strip()) - len(objects)
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The object that a line is; None where it is none, or nested too deep to be read."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def rollout_files(run: Path) -> dict[int, Path]:
+    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
+    named = [(_ROLLOUTS.fullmatch(path.name), path) for path in (run / "rollouts").glob("step_*.jsonl")]
+    files = {int(name[1]): path for name, path in named if name and os.path.isfile(path)}  # noqa: PTH113 - Path's raises
+    return dict(sorted(files.items()))
 
 
 def sync(path: Path) -> None:
@@ -64,9 +107,9 @@ def replace_text(path: Path, text: str, *, is_only_writer: bool = True) -> None:
     of a file removes what was left of it so; another one cannot tell that from what is being written.
     """
     if is_only_writer:
-        for left in path.parent.iterdir():
-            if is_unfinished(left.name, path.name) and not left.is_dir():
-                left.unlink()
+        for entry in path.parent.iterdir():
+            if is_unfinished(entry.name, path.name) and not entry.is_dir():
+                entry.unlink()
     unfinished = path.with_name(f"unfinished_{secrets.token_hex(8)}_{path.name}")
     try:
         with open(unfinished, "x", encoding="utf-8", opener=for_writing) as file:
@@ -83,12 +126,6 @@ def replace_text(path: Path, text: str, *, is_only_writer: bool = True) -> None:
 def is_unfinished(name: str, of: str) -> bool:
     """Whether a file's name is one that `replace_text` writes a file under."""
     return re.fullmatch(rf"unfinished_[0-9a-f]{{16}}_{re.escape(of)}", name) is not None
-
-
-def _not_plain(path: str) -> UserError:
-    what = "a link" if Path(path).is_symlink() else "a pipe or a device"
-    fix = "remove it, or put a file in its place (a directory may be a link)"
-    return UserError(f"this is {what}, and a run writes to its own files alone", where=path, fix=fix)
 
 
 def _is_plain(about: os.stat_result) -> bool:

@@ -24,8 +24,8 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import check_origin, load_functions, probe
 from gspo.rollout.engine import Engine, make_engine
-from gspo.run.checkpoint.position import COLD_START
-from gspo.run.resume import Saved, check_rows, finished_cold_start
+from gspo.run.checkpoint.store import COLD_START, Checkpoint
+from gspo.run.resume import check_rows, finished_cold_start
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
@@ -64,7 +64,7 @@ class Prepared(Inputs):
 
 
 def load_inputs(
-    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Saved | None = None
+    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Checkpoint | None = None
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
@@ -76,7 +76,7 @@ def load_inputs(
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
-        check_rows(saved, rows, pairs)
+        check_rows(saved, recipe, rows, pairs)
     quiet_transformers()
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
@@ -97,7 +97,7 @@ def load_inputs(
 
 
 def prepare(
-    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Saved | None = None
+    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Checkpoint | None = None
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
@@ -122,7 +122,9 @@ def prepare(
     )
 
 
-def _load_models(recipe: Recipe, tokenizer: Any, saved: Saved | None) -> tuple[Policy, Policy | None, Policy | None]:
+def _load_models(
+    recipe: Recipe, tokenizer: Any, saved: Checkpoint | None
+) -> tuple[Policy, Policy | None, Policy | None]:
     """The policy and, where the recipe has them, reference and value model: loaded too, for none can be copied.
 
     Those that are to take the policy's weights are made from the same files as it. The reference of a resumed run is

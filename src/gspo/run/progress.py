@@ -1,12 +1,23 @@
-"""How far a run has come: all that a checkpoint holds besides weights, optimiser and random states."""
+"""How far a run has come: all that a checkpoint holds besides weights, optimiser and random states.
 
+On the disk it is plain JSON and a few flat tensors; nothing else can be read, so nothing can be run.
+"""
+
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
-from gspo.run.checkpoint.position import Position
-from gspo.types import Batch
+from gspo.learner.volatility import Activation
+from gspo.run.checkpoint.store import Position
+from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +44,62 @@ class Progress:
     def position(self) -> Position:
         """What a checkpoint made now is named by."""
         return Position(self.steps, 0 if self.batch is None else 1 + len(self.reports))
+
+
+_RECORDS: Mapping[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Activation, Batch, Experts, Failure, Group, MiniBatchReport, Noise),
+        *(Progress, Sample, Score, SequenceStats, StepReport),
+    )
+}
+# Marks of what JSON has no form for; a mapping of the records never has such a key.
+_TENSOR, _QUERY, _RECORD = "$tensor", "$query", "$record"
+
+
+def encode(record: Any) -> tuple[str, dict[str, Tensor]]:
+    """A record, or a nesting of records whose keys are text, as JSON and, by dtype, tensors laid end to end."""
+    parts: dict[str, list[Tensor]] = {}
+    ends: Counter[str] = Counter()
+    # A group's members share the experts of their prompt, in memory that they share after a resume, too.
+    places: dict[Any, tuple[Tensor, list[Any]]] = {}  # with the tensor, so that no other comes to lie there
+
+    def place(tensor: Tensor) -> list[Any]:
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key not in places:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            places[key] = (tensor, [dtype, ends[dtype], list(tensor.shape)])
+            ends[dtype] += tensor.numel()
+            parts.setdefault(dtype, []).append(tensor.detach().cpu().flatten())
+        return places[key][1]
+
+    def plain(value: Any) -> dict[str, Any]:
+        if isinstance(value, Tensor):
+            return {_TENSOR: place(value)}
+        if isinstance(value, Query):
+            return {_QUERY: value.id}
+        if _RECORDS.get(name := type(value).__name__) is type(value):
+            return {_RECORD: name, **vars(value)}
+        raise TypeError(f"{name} is no record of a run: it could not be read back")
+
+    text = json.dumps(record, default=plain)
+    return text, {dtype: torch.cat(tensors) for dtype, tensors in parts.items()}
+
+
+def decode(text: str, tensors: Mapping[str, Tensor], queries: Mapping[str, Query]) -> Any:
+    """What `encode` was given, its lists as tuples; queries are named by id and looked up."""
+
+    def value_of(tree: Any) -> Any:
+        if isinstance(tree, list):
+            return tuple(map(value_of, tree))
+        if not isinstance(tree, dict):
+            return tree
+        if _TENSOR in tree:
+            dtype, start, shape = tree[_TENSOR]
+            return tensors[dtype][start : start + prod(shape)].reshape(shape)
+        if _QUERY in tree:
+            return queries[tree[_QUERY]]
+        entries = {name: value_of(entry) for name, entry in tree.items() if name != _RECORD}
+        return _RECORDS[tree[_RECORD]](**entries) if _RECORD in tree else entries
+
+    return value_of(json.loads(text))

@@ -19,7 +19,7 @@ from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, evaluation_summary, failure_summary
-from gspo.run.checkpoint.files import sha256
+from gspo.run.checkpoint.store import sha256
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.types import Sample

@@ -5,50 +5,38 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import load_file
-from torch import Tensor
 
 from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
-from gspo.recipe.load import dump_recipe, read_yaml
+from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.changes import changes
-from gspo.run.checkpoint.checkpointer import digest_of, group
-from gspo.run.checkpoint.codec import decode
-from gspo.run.checkpoint.files import MANIFEST, DamagedError, verified
-from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, Position
-from gspo.run.checkpoint.store import RECIPE, STATE, TENSORS, Checkpoint, Store
+from gspo.run.checkpoint.changes import Changes, changes, differences
+from gspo.run.checkpoint.state import digest_of, tensors_of
+from gspo.run.checkpoint.store import (
+    COLD_START,
+    RECIPE,
+    STATE,
+    Checkpoint,
+    DamagedError,
+    Position,
+    Store,
+    set_aside,
+    verified,
+)
 from gspo.run.directory import RunDirectory, is_unused
 from gspo.run.plain_files import clear
-from gspo.run.progress import Progress
+from gspo.run.progress import Progress, decode
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
 Note = Callable[[str], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A checkpoint read back, its tensors and records not yet put in place."""
-
-    path: Path
-    manifest: Mapping[str, Any]
-    damaged: Sequence[tuple[Path, str]]  # newer ones, which are not whole
-    is_cold_start: bool  # of the cold start: under way, or finished
-    progress: Any  # as JSON
-    tensors: Mapping[str, Tensor]
-    inexact: Sequence[str]  # what makes going on from it no exact resume
-    new_run: str  # how another run is begun from its weights
-
-
-def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Saved | None]:
-    """Lock the recipe's directory and read its newest whole checkpoint; None for either where there is none.
+def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint | None]:
+    """Lock the recipe's directory and find its newest whole checkpoint; None for either where there is none.
 
     Nothing is changed yet. Raises UserError where the directory is no run's, another process has it, no checkpoint is
     whole, or the recipe differs in what may not change.
@@ -61,10 +49,17 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Saved | Non
         raise not_a_run(path)
     directory = RunDirectory(path)
     try:
-        return directory, _read_newest(recipe, directory, note)
+        saved = _newest(recipe, directory)
+        _check_recipe(recipe, path if saved is None else saved.path, note)
     except BaseException:
         directory.close()
         raise
+    if saved is not None:
+        if (home := saved.manifest["working_directory"]) != str(Path.cwd()):
+            note(f"the run was begun in {home}: its recipe's relative paths are now looked up from {Path.cwd()}")
+        for damaged, reason in saved.damaged:
+            note(f"passed over {damaged.name}: {reason}; set aside as damaged_{damaged.name}")
+    return directory, saved
 
 
 def not_a_run(path: Path) -> UserError:
@@ -75,48 +70,41 @@ def not_a_run(path: Path) -> UserError:
     return UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix)
 
 
-def working_directory_of(run: Path) -> Path | None:
-    """Where a run was begun, which its recipe's relative paths start from; None where nothing says."""
-    stores = (Store(run / CHECKPOINTS), Store(run / COLD_CHECKPOINTS))
-    checkpoints = [store.path(position) for store in stores for position in reversed(store.positions())]
-    for path in (*checkpoints, run / COLD_START):
-        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            return Path(manifest["content"]["working_directory"])
-    return None
-
-
-def restore_progress(saved: Saved, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
+def restore_progress(saved: Checkpoint, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
-    environment = saved.manifest["environment"]
+    environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
     if saved.manifest["tokens_sha256"] != tokens_digest(queries):
-        fix = f"restore the tokenizer as it was; {saved.new_run}"
+        fix = f"restore the tokenizer as it was; {new_run}"
         raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(policy.weights()):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
         raise UserError(what, where=str(saved.path), fix=fix)
     try:
-        queries_by_id = {query.id: query for query in queries.train}
-        progress = decode(saved.progress, group(saved.tensors, "records"), queries_by_id)
+        text = (saved.path / STATE).read_text(encoding="utf-8")
+        progress = decode(text, tensors_of(saved.path, "records"), {query.id: query for query in queries.train})
         assert isinstance(progress, Progress)
     except (TypeError, KeyError, AssertionError):
         what = f"it was saved by an earlier gspo ({environment['gspo']}), in a form that this one does not read"
-        raise UserError(what, where=str(saved.path), fix=f"go on with that one; {saved.new_run}") from None
+        raise UserError(what, where=str(saved.path), fix=f"go on with that one; {new_run}") from None
     if not saved.is_cold_start and progress.position > Position(recipe.steps):
         what = f"the run has come to {progress.position}, which is further than steps={recipe.steps}"
-        raise UserError(what, where="steps", fix=f"set steps to {progress.steps + 1} or more")
+        raise UserError(
+            what, where="steps", fix=f"set steps to {progress.steps + (progress.batch is not None)} or more"
+        )
     return progress
 
 
-def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Saved | None, note: Note) -> None:
+def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Checkpoint | None, note: Note) -> None:
     """Bring the directory back to where the checkpoint has it, all checks being passed; UserError where it cannot be.
 
     Where there is no checkpoint yet, back to the start.
     """
     try:
+        for path, _ in () if saved is None else saved.damaged:
+            set_aside(path)
         for root in (directory.checkpoints, directory.cold_checkpoints):
-            Store(root).tidy([entry for entry in saved.damaged if entry[0].parent == root] if saved else ())
+            Store(root).tidy()
         if directory.cold_start.exists():  # killed before these were removed
             clear(directory.cold_checkpoints)
         directory.write_recipe(recipe)
@@ -129,6 +117,11 @@ def restore_directory(directory: RunDirectory, recipe: Recipe, saved: Saved | No
         note(f"no checkpoint in {directory.checkpoints} yet: from the start")
 
 
+def inexactness(saved: Checkpoint, recipe: Recipe, environment: Mapping[str, str]) -> list[str]:
+    """A line for each change since then for which the run may not be bit by bit the one it would have been."""
+    return [*_changes_since(saved.path, recipe).rounding, *differences(saved.manifest["environment"], environment)]
+
+
 def finished_cold_start(run: Path) -> Checkpoint | None:
     """What the cold start of a run has ended with; None where it has not, UserError where that is not whole."""
     path = run / COLD_START
@@ -139,10 +132,10 @@ def finished_cold_start(run: Path) -> Checkpoint | None:
         raise UserError(f"what the cold start ended with is not whole: {damage}", where=str(path), fix=fix) from None
 
 
-def check_rows(saved: Saved, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
+def check_rows(saved: Checkpoint, recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
     """UserError where the data is not what the run was trained on so far."""
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs):
-        fix = f"restore the data as it was; {saved.new_run}"
+        fix = f"restore the data as it was; {_new_run(saved.path, recipe)}"
         raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 
@@ -165,11 +158,11 @@ def tokens_digest(queries: QuerySet) -> str:
     return digest.hexdigest()
 
 
-def _read_newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved | None:
+def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
     """Of reinforcement learning, else what the cold start has ended with, else the newest of that."""
-    store, cold_store = Store(directory.checkpoints), Store(directory.cold_checkpoints)
+    store = Store(directory.checkpoints)
     if checkpoint := store.newest():
-        return _read(checkpoint, recipe, note, is_cold_start=False)
+        return checkpoint
     others = store.others()
     if directory.model.is_dir() or others:
         what = f"its checkpoints are gone, or not of this version of gspo (there are: {', '.join(others) or 'none'})"
@@ -177,36 +170,12 @@ def _read_newest(recipe: Recipe, directory: RunDirectory, note: Note) -> Saved |
         if directory.model.is_dir():
             fix += f"; {_new_run(directory.path, recipe)}"
         raise UserError(f"{what}; it is not begun again over what is left of it", where=str(directory.path), fix=fix)
-    if checkpoint := finished_cold_start(directory.path) or cold_store.newest():
-        return _read(checkpoint, recipe, note, is_cold_start=True)
-    _check_recipe(recipe, directory.path, note)
-    return None
+    return finished_cold_start(directory.path) or Store(directory.cold_checkpoints).newest()
 
 
-def _read(checkpoint: Checkpoint, recipe: Recipe, note: Note, *, is_cold_start: bool) -> Saved:
-    path = checkpoint.path
-    inexact = _check_recipe(recipe, path, note)
-    if (home := checkpoint.manifest["working_directory"]) != str(Path.cwd()):
-        note(f"the run was begun in {home}: its recipe's relative paths are now looked up from {Path.cwd()}")
-    for damaged, reason in checkpoint.damaged:
-        note(f"passed over {damaged.name}: {reason}; set aside as damaged_{damaged.name}")
-    return Saved(
-        path=path,
-        manifest=checkpoint.manifest,
-        damaged=checkpoint.damaged,
-        is_cold_start=is_cold_start,
-        progress=json.loads((path / STATE).read_text(encoding="utf-8")),
-        tensors=load_file(path / TENSORS),
-        inexact=inexact,
-        new_run=_new_run(path, recipe),
-    )
-
-
-def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> Sequence[str]:
-    """The changes since the recipe saved there that cost exactness; UserError for those that may not be made."""
-    file = saved / RECIPE
-    then = read_yaml(file.read_text(encoding="utf-8"), where=str(file))
-    changed = changes(then, read_yaml(dump_recipe(recipe), where="recipe"))
+def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> None:
+    """Note what has changed since the recipe saved there; UserError for what may not."""
+    changed = _changes_since(saved, recipe)
     if changed.refused:
         lines = "".join(f"\n    {line}" for line in changed.refused)
         fix = "set these keys back"
@@ -220,7 +189,11 @@ def _check_recipe(recipe: Recipe, saved: Path, note: Note) -> Sequence[str]:
     schedule = recipe.actor.optimizer.schedule
     if schedule != "constant" and any(line.startswith("steps:") for line in changed.safe):
         note(f"the {schedule} schedule of the learning rate is stretched over the new number of steps")
-    return changed.rounding
+
+
+def _changes_since(saved: Path, recipe: Recipe) -> Changes:
+    then = load_recipe(saved / RECIPE)  # a key that it does not have yet is as it is by default
+    return changes(then.model_dump(mode="json"), recipe.model_dump(mode="json"))
 
 
 def _new_run(home: Path, recipe: Recipe) -> str:

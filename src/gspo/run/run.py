@@ -11,17 +11,24 @@ from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.run.checkpoint.checkpointer import Checkpointer, Trainee, digest_of, group
-from gspo.run.checkpoint.environment import differences, environment
-from gspo.run.checkpoint.random_state import restore_random_state, seed_everything
-from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.changes import environment
+from gspo.run.checkpoint.checkpointer import Checkpointer
+from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
+from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory, check_absent, how_to_resume
 from gspo.run.interrupt import Interrupt, Stopped
 from gspo.run.prepare import Functions, Prepared, Rows, prepare
 from gspo.run.progress import Progress
-from gspo.run.resume import Saved, reopen, restore_directory, restore_progress, rows_digest, tokens_digest
+from gspo.run.resume import (
+    inexactness,
+    reopen,
+    restore_directory,
+    restore_progress,
+    rows_digest,
+    tokens_digest,
+)
 
 _NOT_WHOLE = "the error came between an optimiser step and its record: this state is not saved"
 
@@ -43,18 +50,19 @@ class Run:
     is_resumed: bool = False
     in_cold_start: bool
     progress: Progress = field(default_factory=Progress)  # of the phase under way, at its last safe point
-    saved: Saved | None = None  # the checkpoint of that phase that is yet to be put in place
+    saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
 
-    def start_phase(self, trainee: Trainee, *, cold_start: bool = False) -> Progress:
+    def start_phase(self, trained_parts: TrainedParts, *, cold_start: bool = False) -> Progress:
         """Start a phase, or put everything back to where a checkpoint has it; the phase's progress."""
         self.in_cold_start, saved, self.saved = cold_start, self.saved, None
         if saved is None:
             self.progress = Progress()
             seed_everything(self.recipe.seed)  # of its own, for the phase before may have been another process's
         else:
-            trainee.restore(saved.tensors)
-            restore_random_state(group(saved.tensors, "random"))
+            for part, owner in trained_parts.items():
+                owner.restore(tensors_of(saved.path, part))
+            restore_random_state(tensors_of(saved.path, "random"))
         self.clock.seconds = dict(self.progress.stage_seconds)
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
         if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
@@ -62,8 +70,16 @@ class Run:
         elif self.parts.reference is not None:
             digest = self._digest_of_reference(self.parts.reference)
             self.progress = replace(self.progress, reference_sha256=digest)
-        self.checkpointer = Checkpointer(Store(root), settings, trainee, self.directory, self.clock, self.about)
-        self.checkpointer.note(self.progress)
+        self.checkpointer = Checkpointer(
+            store=Store(root),
+            settings=settings,
+            policy=self.parts.policy,
+            trained_parts=trained_parts,
+            directory=self.directory,
+            clock=self.clock,
+            about=self.about,
+            progress=self.progress,
+        )
         return self.progress
 
     def _digest_of_reference(self, reference: Policy) -> str:
@@ -176,7 +192,7 @@ def open_run(
         yield run
 
 
-def _restore(run: Run, saved: Saved | None) -> None:
+def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
     progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
@@ -190,7 +206,7 @@ def _restore(run: Run, saved: Saved | None) -> None:
         run.saved, run.progress = saved, progress
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
-    inexact = [*saved.inexact, *differences(saved.manifest["environment"], run.about["environment"])]
+    inexact = inexactness(saved, recipe, run.about["environment"])
     for line in inexact:
         note(f"NOT an exact resume: {line}. The numbers may differ from here on, in their last bits at first")
     phase = " of the cold start" if saved.is_cold_start else ""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gspo.errors import UserError
 from gspo.report.shapes import is_step
-from gspo.run.json_lines import read_json_lines
-from gspo.run.plain_files import for_writing, read_plain
+from gspo.run.plain_files import for_writing, read_json_lines, read_plain
 from gspo.trackers.sender import home_of_trackers
 from gspo.trackers.sent import read_sent
 from gspo.trackers.track import log_of

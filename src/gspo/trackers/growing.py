@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gspo.run.json_lines import parsed
-from gspo.run.plain_files import for_reading
+from gspo.run.plain_files import for_reading, parsed
 
 
 class GrowingLog:

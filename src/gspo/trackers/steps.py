@@ -9,8 +9,7 @@ from typing import Any
 
 from gspo.metrics.numbers import numbers
 from gspo.report.shapes import is_step, sample, section
-from gspo.run.json_lines import parsed
-from gspo.run.plain_files import for_reading
+from gspo.run.plain_files import for_reading, parsed
 from gspo.trackers.growing import GrowingLog
 
 COLUMNS = ("query", "prompt", "completion", "reward", "advantage", "sequence_ratio", "clipped", "finish_reason")

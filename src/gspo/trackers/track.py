@@ -8,7 +8,7 @@ from pathlib import Path
 from gspo.errors import RunError, UserError
 from gspo.report.run_files import read_run, state_of
 from gspo.report.shapes import section
-from gspo.run.json_lines import read_json_lines
+from gspo.run.plain_files import read_json_lines
 from gspo.trackers.sender import Sender, home_of_trackers, sending
 from gspo.trackers.tracker import check_trackers
 

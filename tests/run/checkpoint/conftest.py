@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.run.checkpoint.files import move_into_place, seal
-from gspo.run.checkpoint.position import Position
-from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.store import Position, Store, move_into_place, seal
 
 
 @pytest.fixture

@@ -86,17 +86,3 @@ def test_a_key_that_a_later_version_has_added_with_none_is_no_change() -> None:
     then = tree()
     del then["reward"][0]["concurrent_calls"], then["queries"]["system"]
     assert changes(then, tree()) == NONE
-
-
-def test_a_recipe_of_before_a_key_was_there_says_what_was_done_then() -> None:
-    for overrides, lines in (
-        ((), []),
-        (("actor.correction=icepop", "actor.importance_sampling_level=token"), []),
-        (("actor.correction=geometric_mask",), []),
-        (("actor.correction=tis",), ["actor.correction_level: was sequence, is token"]),
-    ):
-        now, then = tree(*overrides), tree(*overrides)
-        del then["model"]["trust_remote_code"]
-        for key in ("discount", "minirl_cap", "correction_level"):
-            del then["actor"][key]
-        assert changes(then, now).refused == lines

@@ -19,11 +19,9 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
-from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot, Trainee, digest_of
-from gspo.run.checkpoint.files import seal, verified
-from gspo.run.checkpoint.position import Position
-from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.store import STATE, TENSORS, Store
+from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot
+from gspo.run.checkpoint.state import digest_of, random_state, tensors_of
+from gspo.run.checkpoint.store import STATE, TENSORS, DamagedError, Position, Store, seal, verified
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.progress import Progress
@@ -74,11 +72,17 @@ def checkpointer_of(directory: RunDirectory, store: Store) -> Callable[..., Chec
     """A checkpointer of a policy after step 3."""
 
     def build(policy: Any, optimizer: Optimizer | None = None, **settings: Any) -> Checkpointer:
-        trainee = Trainee(policy=policy, optimizer=optimizer)
         about = {"environment": {"torch": "2"}}
-        built = Checkpointer(store, CheckpointConfig(**settings), trainee, directory, Clock(), about)
-        built.note(Progress(steps=3))
-        return built
+        return Checkpointer(
+            store=store,
+            settings=CheckpointConfig(**settings),
+            policy=policy,
+            trained_parts={} if optimizer is None else {"optimizer": optimizer},
+            directory=directory,
+            clock=Clock(),
+            about=about,
+            progress=Progress(steps=3),
+        )
 
     return build
 
@@ -182,6 +186,19 @@ def test_a_checkpoint_holds_all_that_was_given_and_of_the_logs_what_belongs_to_i
     assert 0.5 * size < snapshot.num_bytes <= size
 
 
+def test_tensors_are_written_bit_by_bit_whatever_their_layout(checkpointer_of: Any, new_policy: NewPolicy) -> None:
+    tensors = {
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "empty": torch.empty(0, 3, dtype=torch.bfloat16),
+        "none": torch.tensor(float("nan"), dtype=torch.float64),
+        "whole": torch.tensor([2**62 + 1]),
+    }
+    checkpointer = checkpointer_of(new_policy())
+    checkpointer.trained_parts["a"] = SimpleNamespace(state=lambda: tensors)
+    path = written(checkpointer)
+    assert digest_of(tensors_of(path, "a")) == digest_of(tensors)
+
+
 def test_one_bit_or_a_missing_file_of_a_whole_checkpoint_is_found(
     trained: Any, checkpointer_of: Any, flip: Any
 ) -> None:
@@ -192,11 +209,11 @@ def test_one_bit_or_a_missing_file_of_a_whole_checkpoint_is_found(
         bits = 8 * entry.stat().st_size
         for bit in (0, bits // 3, bits - 1):
             flip(entry, bit)
-            with pytest.raises(module.DamagedError, match=entry.name):
+            with pytest.raises(DamagedError, match=entry.name):
                 verified(path)
             flip(entry, bit)
         entry.rename(path.parent / "away")
-        with pytest.raises(module.DamagedError, match=f"{entry.name} is missing"):
+        with pytest.raises(DamagedError, match=f"{entry.name} is missing"):
             verified(path)
         (path.parent / "away").rename(entry)
     verified(path)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from gspo.model.policy import Policy
-from gspo.run.checkpoint.environment import differences, environment
+from gspo.run.checkpoint.changes import differences, environment
 
 NewPolicy = Callable[..., Policy]
 ENGINE = {"engine": "embedded"}

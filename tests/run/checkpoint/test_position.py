@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo.run.checkpoint.position import Position, position_of
+from gspo.run.checkpoint.store import Position, position_of
 from gspo.run.progress import Progress
 from gspo.types import Batch
 

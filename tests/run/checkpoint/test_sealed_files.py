@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from gspo.run.checkpoint import files
-from gspo.run.checkpoint.files import (
+from gspo.run.checkpoint import store
+from gspo.run.checkpoint.store import (
     MANIFEST,
     DamagedError,
-    copy_beginning,
     move_into_place,
     remove,
     seal,
     verified,
-    write_tensors,
 )
 
 ABOUT = {"weights_sha256": "0", "environment": {"torch": "2.11"}}
@@ -102,13 +98,13 @@ def test_a_directory_without_a_manifest_or_without_anything_is_damaged(tmp_path:
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """What has been synced so far."""
     paths: list[Path] = []
-    sync = files.sync
+    sync = store.sync
 
     def noting(path: Path) -> None:
         paths.append(path)
         sync(path)
 
-    monkeypatch.setattr(files, "sync", noting)
+    monkeypatch.setattr(store, "sync", noting)
     return paths
 
 
@@ -149,25 +145,3 @@ def test_a_removal_that_is_broken_off_leaves_nothing_under_the_name(
     sealed.mkdir()
     remove(sealed)
     assert list(sealed.parent.iterdir()) == []
-
-
-def test_only_the_beginning_of_a_growing_file_is_copied(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(b"one\ntwo\nthree\n")
-    copy_beginning(source, target, 8)
-    assert target.read_bytes() == b"one\ntwo\n"
-
-
-def test_tensors_are_written_bit_by_bit_whatever_their_layout(tmp_path: Path) -> None:
-    tensors = {
-        "transposed": torch.arange(6.0).reshape(2, 3).T,
-        "empty": torch.empty(0, 3, dtype=torch.bfloat16),
-        "none": torch.tensor(float("nan"), dtype=torch.float64),
-        "whole": torch.tensor([2**62 + 1]),
-    }
-    write_tensors(tmp_path / "t", tensors)
-    for name, tensor in load_file(tmp_path / "t").items():
-        assert (tensor.dtype, tensor.shape) == (tensors[name].dtype, tensors[name].shape)
-        assert (
-            tensor.contiguous().view(-1).view(torch.uint8).equal(tensors[name].contiguous().view(-1).view(torch.uint8))
-        )

@@ -9,8 +9,7 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.run.checkpoint import store as store_module
-from gspo.run.checkpoint.position import Position
-from gspo.run.checkpoint.store import Store
+from gspo.run.checkpoint.store import Position, Store, set_aside
 
 Put = Callable[[Position], Path]
 
@@ -21,7 +20,9 @@ IN_ORDER = [Position(0), Position(7, 1), Position(7, 2), Position(9, 10), Positi
 def tidy(store: Store) -> None:
     found = store.newest()
     assert found is not None
-    store.tidy(found.damaged)
+    for path, _ in found.damaged:
+        set_aside(path)
+    store.tidy()
 
 
 def test_there_is_none_where_nothing_was_finished(store: Store) -> None:
@@ -30,7 +31,7 @@ def test_there_is_none_where_nothing_was_finished(store: Store) -> None:
     (store.root / "notes").write_text("mine")
     assert store.newest() is None and store.positions() == []
     store.prune(1)
-    store.tidy(())
+    store.tidy()
     assert [path.name for path in store.root.iterdir()] == ["notes"]
 
 
@@ -59,7 +60,9 @@ def test_those_that_are_not_whole_are_passed_over_with_their_reasons_and_set_asi
     assert "model/weights" in found.damaged[0][1] and "missing" in found.damaged[1][1]
     assert tree(store.root) == before  # looking changes nothing
     content = tree(flipped)
-    store.tidy(found.damaged)
+    for path, _ in found.damaged:
+        set_aside(path)
+    store.tidy()
     assert {path.name for path in store.root.iterdir()} == {
         old.name,
         whole.name,

@@ -9,7 +9,7 @@ from typing import Any
 from gspo.metrics.numbers import is_number
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
-from gspo.run.checkpoint.position import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
+from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
 
 
 def state_told(run: RunFiles) -> str:

@@ -18,8 +18,7 @@ from gspo.report.page.sample_data import sample_data
 from gspo.report.page.told import state_told
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.shapes import section
-from gspo.run.json_lines import content_of
-from gspo.run.plain_files import read_plain, replace_text
+from gspo.run.plain_files import content_of, read_plain, replace_text
 
 Note = Callable[[str], object]
 

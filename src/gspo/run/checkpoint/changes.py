@@ -1,9 +1,19 @@
-"""Which keys of a recipe may differ between a run and its resumption."""
+"""What may differ between a run and its resumption: keys of the recipe, and what else decides a number's last bit."""
 
+import hashlib
+import inspect
+import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from gspo.model.policy import Policy
+from gspo.reward.calls import RewardFunction
 
 # None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
 _SAFE = re.compile(
@@ -12,14 +22,18 @@ _SAFE = re.compile(
 # How the work is cut to fit the memory: equal but for rounding.
 _ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)")
 
-# Keys that recipes of earlier versions do not have, with the value that says what was done then.
-_ABSENT = {"model.trust_remote_code": False, "actor.discount": 1.0, "actor.minirl_cap": 5.0}
-_LEVEL = "actor.correction_level"
+_LIBRARIES = (
+    *("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("reasoning-gym", "math-verify", "sympy"),  # of queries and rewards
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Lines `key: was …, is …`, by what the change does to a run."""
+    """Lines `key: was …, is …`, by what the change does to a run.
+
+    Example: Changes(safe=["steps: was 100, is 200"], rounding=[], refused=["seed: was 0, is 1"])
+    """
 
     safe: Sequence[str]
     rounding: Sequence[str]  # may be made, but the run is no longer bit by bit the one it would have been
@@ -28,28 +42,67 @@ class Changes:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     """What differs between two recipes given as nested mappings."""
-    before, after = _with_absent(dict(_leaves(then))), _with_absent(dict(_leaves(now)))
-    safe: list[str] = []
-    rounding: list[str] = []
-    refused: list[str] = []
-    for key in [*before, *(key for key in after if key not in before)]:
-        if before.get(key) != after.get(key):
-            kind = safe if _SAFE.fullmatch(key) else rounding if _ROUNDING.fullmatch(key) else refused
-            kind.append(f"{key}: was {before.get(key)}, is {after.get(key)}")
+    before, after = dict(_leaves(then)), dict(_leaves(now))
+    lines = {key: f"{key}: was {was}, is {value}" for key, was, value in _different(before, after)}
+    safe = [lines[key] for key in lines if _SAFE.fullmatch(key)]
+    rounding = [lines[key] for key in lines if _ROUNDING.fullmatch(key)]
+    refused = [line for line in lines.values() if line not in safe and line not in rounding]
     return Changes(safe=safe, rounding=rounding, refused=refused)
 
 
-def _with_absent(leaves: dict[str, Any]) -> dict[str, Any]:
-    by_token = leaves.get("actor.correction", "none") in ("none", "icepop")
-    return {**_ABSENT, _LEVEL: "token" if by_token else "sequence", **leaves}
+def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str]) -> dict[str, str]:
+    """Libraries, processor, threads, what was proven of the model at load, the engine and the code of the rewards."""
+    device = policy.device
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+        "device": f"{device.type}: {processor}",
+        "threads": str(torch.get_num_threads()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "matrix products": torch.get_float32_matmul_precision(),
+        "packed attention": str(policy.supports_packing),
+        **engine,
+        **{f"code of reward {function.name}": _code(function) for function in functions},
+    }
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A line for each entry of two environments that has changed."""
+    return sorted(f"{name} was {was}, is {value}" for name, was, value in _different(then, now))
+
+
+def _different(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Names whose values differ, with both; None for one that is not there."""
+    for name in {**then, **now}:
+        if then.get(name) != now.get(name):
+            yield name, then.get(name), now.get(name)
 
 
 def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping) and tree:
-        for name, value in tree.items():
+    if isinstance(tree, Mapping | list) and tree:
+        for name, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from _leaves(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(tree, list) and tree:
-        for number, value in enumerate(tree):
-            yield from _leaves(value, f"{key}.{number}")
     else:
         yield key, tree
+
+
+def _code(function: RewardFunction) -> str:
+    """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
+    call = function.call
+    try:
+        if getattr(call, "__module__", "__main__") == "__main__":
+            text = inspect.getsource(call)
+        else:
+            text = Path(inspect.getsourcefile(call) or "").read_text(encoding="utf-8")
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    except (OSError, TypeError, UnicodeDecodeError):  # an object that is called, or made on the fly
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

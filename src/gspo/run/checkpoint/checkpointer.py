@@ -1,8 +1,6 @@
 """Checkpoints of a phase: copies taken at safe points while training goes on, and written by a thread."""
 
 import errno
-import hashlib
-import json
 import shutil
 import threading
 import time
@@ -12,53 +10,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.errors import RunError
-from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig
-from gspo.run.checkpoint.codec import encode
-from gspo.run.checkpoint.files import (
+from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
+from gspo.run.checkpoint.store import (
+    RECIPE,
+    STATE,
+    TENSORS,
     DamagedError,
-    copy_beginning,
+    Position,
+    Store,
     move_into_place,
     seal,
     verified,
-    write_tensors,
 )
-from gspo.run.checkpoint.position import Position
-from gspo.run.checkpoint.random_state import random_state
-from gspo.run.checkpoint.store import RECIPE, STATE, TENSORS, Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.plain_files import clear, sync
-from gspo.run.progress import Progress
+from gspo.run.progress import Progress, encode
 
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-@dataclass(kw_only=True)
-class Trainee:
-    """What the optimiser steps of a phase change."""
-
-    policy: Policy
-    optimizer: Optimizer | None  # None: nothing of it is saved any more, the phase having made its last step
-    critic: Critic | None = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state besides the policy's weights, without copies."""
-        parts = {"optimizer": self.optimizer, "critic": self.critic}
-        return {f"{part}/{name}": t for part, owner in parts.items() if owner for name, t in owner.state().items()}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave; the policy's weights are loaded with it."""
-        for part, owner in (("optimizer", self.optimizer), ("critic", self.critic)):
-            if owner is not None:
-                owner.restore(group(tensors, part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +45,7 @@ class Snapshot:
     position: Position
     weights: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]  # optimizer/…, critic/…, random/…, records/…
-    progress: Any  # as JSON
+    progress: str  # as JSON
     rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
 
@@ -79,26 +56,28 @@ class Snapshot:
         return sum(different.values()) + sum(self.log_bytes.values())
 
 
+@dataclass(kw_only=True)
 class Checkpointer:
-    """Knows a phase's state at its last safe point, has it saved when that is due, and on the way out of an error."""
+    """Knows a phase's state at its last safe point, has it saved when that is due, and on the way out of an error.
 
-    def __init__(
-        self,
-        store: Store,
-        settings: CheckpointConfig,
-        trainee: Trainee,
-        directory: RunDirectory,
-        clock: Clock,
-        about: Mapping[str, Any],
-    ) -> None:
-        """`about` goes into every manifest."""
-        self.store, self._settings, self.trainee = store, settings, trainee
-        self._directory, self._clock, self._about = directory, clock, about
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+    Example: `checkpointer.safe_point(progress)` after step 20 saves `step_000020` where `every` is 10.
+    """
+
+    store: Store
+    settings: CheckpointConfig
+    policy: Policy
+    trained_parts: TrainedParts  # empty once a phase has made its last step
+    directory: RunDirectory
+    clock: Clock
+    about: Mapping[str, Any]  # goes into every manifest
+    progress: Progress  # at the last safe point
+    _thread: threading.Thread | None = None
+    _failure: RunError | None = None
+    _synced: frozenset[str] = frozenset()  # rollout files
+
+    def __post_init__(self) -> None:
         self._saved_at = time.monotonic()  # never the wall clock, which may be set back
-        self._synced: frozenset[str] = frozenset()  # rollout files
-        self.note(Progress())
+        self.note(self.progress)
 
     @property
     def path(self) -> Path:
@@ -107,7 +86,7 @@ class Checkpointer:
 
     def note(self, progress: Progress) -> None:
         """The state is whole, and `progress` is its own: what is saved from now on is this."""
-        self.progress, self._random, self._log_bytes = progress, random_state(), self._directory.log_bytes()
+        self.progress, self._random, self._log_bytes = progress, random_state(), self.directory.log_bytes()
         self._steps_taken = self._count_steps()
 
     def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
@@ -118,7 +97,7 @@ class Checkpointer:
         self.note(progress)
         check_stop()
         self._raise_failure()
-        position, every, seconds = progress.position, self._settings.every, self._settings.seconds
+        position, every, seconds = progress.position, self.settings.every, self.settings.seconds
         is_due = every and position.stage == 0 and position.steps > 0 and position.steps % every == 0
         if is_due or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
             self.save()
@@ -128,8 +107,8 @@ class Checkpointer:
 
         Raises RunError where the one before has failed. What lies there already, whole, is not written again.
         """
-        self._directory.check_lock()
-        with self._clock.stage("checkpoint"):
+        self.directory.check_lock()
+        with self.clock.stage("checkpoint"):
             self.wait()
             self._saved_at = time.monotonic()
             if not self.path.exists():
@@ -151,68 +130,67 @@ class Checkpointer:
         return self._steps_taken == self._count_steps()
 
     def _count_steps(self) -> int | None:
-        return None if self.trainee.optimizer is None else self.trainee.optimizer.steps_taken
-
-    def _snapshot(self) -> Snapshot:
-        """Copy what the run will change; only this costs its loop time."""
-        stage_seconds = dict(self._clock.seconds)
-        tree, records = encode(replace(self.progress, seconds=self._clock.elapsed, stage_seconds=stage_seconds))
-        rest = {"random": self._random, "records": records}
-        tensors = self.trainee.tensors()
-        tensors |= {f"{part}/{name}": tensor for part, own in rest.items() for name, tensor in own.items()}
-        names = frozenset(self.progress.rollout_files)
-        new, self._synced = names - self._synced, names
-        return Snapshot(
-            position=self.progress.position,
-            weights=self.trainee.policy.weights(),
-            tensors={name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()},
-            progress=tree,
-            rollouts=tuple(self._directory.path / "rollouts" / name for name in new),
-            log_bytes=self._log_bytes,
-        )
-
-    def _write(self, snapshot: Snapshot) -> None:
-        """Write a snapshot, have it on the disk, read it back, and only then let it count."""
-        if not all(weight.isfinite().all() for weight in snapshot.weights.values() if weight.is_floating_point()):
-            raise RunError("the weights are not finite: they are not saved over what is whole")
-        home, unfinished = self._directory.path, self.store.unfinished(snapshot.position)
-        clear(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
-            with suppress(FileNotFoundError):  # somebody has tidied up
-                sync(path)
-        self.trainee.policy.save(unfinished / "model", snapshot.weights)
-        write_tensors(unfinished / TENSORS, snapshot.tensors)
-        (unfinished / STATE).write_text(json.dumps(snapshot.progress), encoding="utf-8")
-        (unfinished / RECIPE).write_text(self._directory.recipe_text, encoding="utf-8")
-        for name, size in snapshot.log_bytes.items():
-            copy_beginning(home / name, unfinished / name, size)
-        seal(unfinished, {**self._about, "weights_sha256": digest_of(snapshot.weights)})
-        verified(unfinished)
-        move_into_place(unfinished, self.store.path(snapshot.position))
+        optimizer = self.trained_parts.get("optimizer")
+        return optimizer.steps_taken if isinstance(optimizer, Optimizer) else None
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
+    def _snapshot(self) -> Snapshot:
+        """Copy what the run will change; only this costs its loop time."""
+        stage_seconds = dict(self.clock.seconds)
+        text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
+        parts = {part: owner.state() for part, owner in self.trained_parts.items()}
+        parts |= {"random": self._random, "records": records}
+        tensors = {f"{part}/{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+        names = frozenset(self.progress.rollout_files)
+        new, self._synced = names - self._synced, names
+        return Snapshot(
+            position=self.progress.position,
+            weights=self.policy.weights(),
+            tensors={name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+            progress=text,
+            rollouts=tuple(self.directory.rollouts / name for name in new),
+            log_bytes=self._log_bytes,
+        )
+
     def _work(self, snapshot: Snapshot) -> None:
-        position = snapshot.position
+        what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
+            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays"
+            self.store.prune(self.settings.keep)
         except Exception as error:
-            self._failure = RunError(f"the checkpoint of {position} could not be written: {error}")
+            self._failure = RunError(f"{what}: {error}")
             with suppress(OSError):  # the disk may be gone altogether
-                self._failure = self._explained(error, snapshot)
-            return
-        try:
-            self.store.prune(self._settings.keep)
-        except OSError as error:
-            self._failure = RunError(f"the checkpoint of {position} is whole, but an old one stays: {error}")
+                self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
 
-    def _explained(self, error: Exception, snapshot: Snapshot) -> RunError:
+    def _write(self, snapshot: Snapshot) -> None:
+        """Write a snapshot, have it on the disk, read it back, and only then let it count."""
+        if not all(weight.isfinite().all() for weight in snapshot.weights.values() if weight.is_floating_point()):
+            raise RunError("the weights are not finite: they are not saved over what is whole")
+        home, unfinished = self.directory.path, self.store.unfinished(snapshot.position)
+        clear(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
+            with suppress(FileNotFoundError):  # somebody has tidied up
+                sync(path)
+        self.policy.save(unfinished / "model", snapshot.weights)
+        save_file(dict(snapshot.tensors), unfinished / TENSORS)
+        (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
+        (unfinished / RECIPE).write_text(self.directory.recipe_text, encoding="utf-8")
+        for name, size in snapshot.log_bytes.items():  # the logs have grown since
+            (unfinished / name).write_bytes((home / name).read_bytes()[:size])
+        seal(unfinished, {**self.about, "weights_sha256": digest_of(snapshot.weights)})
+        verified(unfinished)
+        move_into_place(unfinished, self.store.path(snapshot.position))
+
+    def _reason(self, error: Exception, snapshot: Snapshot) -> str:
+        """Why a write has failed, where, and what there is to resume from; what it has left is removed."""
         free = shutil.disk_usage(self.store.root.parent).free
-        shutil.rmtree(self.store.unfinished(snapshot.position), ignore_errors=True)
+        clear(self.store.unfinished(snapshot.position), ignore_errors=True)
         others = [position for position in self.store.positions() if position != snapshot.position]
         rest = "there is no other"
         if others:
@@ -223,20 +201,4 @@ class Checkpointer:
             reason = f"no room: it needs about {snapshot.num_bytes:,} bytes, and {free:,} are free ({error})"
         elif not isinstance(error, OSError | SafetensorError | RunError | DamagedError):
             reason = f"{type(error).__name__}: {error}"
-        return RunError(
-            f"the checkpoint of {snapshot.position} could not be written: {reason}\n  where: {self.store.root}; {rest}"
-        )
-
-
-def group(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors under `part/`."""
-    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
-
-
-def digest_of(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes and bytes of tensors on the CPU: equal if and only if they are, bit by bit."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(f"{name} {weights[name].dtype} {list(weights[name].shape)}".encode())
-        digest.update(weights[name].contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        return f"{reason}\n  where: {self.store.root}; {rest}"

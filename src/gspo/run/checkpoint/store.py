@@ -1,26 +1,68 @@
-"""The checkpoints of a phase: which there are, the newest that is whole, and which may go."""
+"""Checkpoints on the disk: each whole or known not to be; named and ordered by how far the run was, whatever the clock.
 
-from collections.abc import Sequence
+A checkpoint is a directory. Its files are synced and listed with their hashes before it is renamed to its name.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.run.checkpoint.files import DamagedError, move_into_place, remove, verified
-from gspo.run.checkpoint.position import Position, position_of
-from gspo.run.plain_files import clear
+from gspo.run.plain_files import clear, sync
 
-STATE, TENSORS, RECIPE = "state.json", "state.safetensors", "recipe.yaml"
+CHECKPOINTS = "checkpoints"  # of reinforcement learning
+COLD_CHECKPOINTS = "cold_start_checkpoints"  # while the cold start is under way
+COLD_START = "cold_start"  # what the cold start has ended with: a checkpoint with its model
+MANIFEST, RECIPE, STATE, TENSORS = "manifest.json", "recipe.yaml", "state.json", "state.safetensors"
 _UNFINISHED, _DAMAGED = "unfinished_", "damaged_"
+_NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,})(?:(_batch)|_update_([1-9][0-9]*))?")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """How far a phase of a run has come; it names and orders the checkpoints.
+
+    Example: Position(12, 3) is `step_000012_update_2`. 12 steps are finished, step 13 has its batch and has made two of
+    its optimiser steps.
+    """
+
+    steps: int  # that are finished
+    stage: int = 0  # 1 once the next step's batch is sampled and scored, and one more for each optimiser step on it
+
+    @property
+    def name(self) -> str:
+        """The name of a checkpoint made here: `step_000012`, `step_000012_batch` or `step_000012_update_2`."""
+        return f"step_{self.steps:06d}" + ("", "_batch", f"_update_{self.stage - 1}")[min(self.stage, 2)]
+
+    def __str__(self) -> str:
+        within = ("", ", batch", f", update {self.stage - 1}")[min(self.stage, 2)]
+        return f"step {self.steps + bool(self.stage)}{within}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that is whole, and those newer than it that are not, with the reason."""
+    """A checkpoint that is whole, and those newer than it that are not, with the reason.
+
+    Example: Checkpoint(path=root / "step_000012", manifest={"weights_sha256": …, "files": …})
+    """
 
     path: Path
-    manifest: dict[str, Any]  # what it says, verified
+    manifest: Mapping[str, Any]  # its content, verified
     damaged: Sequence[tuple[Path, str]] = ()
+
+    @property
+    def is_cold_start(self) -> bool:
+        """Whether it is of the cold start: under way, or finished."""
+        return self.path.name == COLD_START or self.path.parent.name == COLD_CHECKPOINTS
+
+
+class DamagedError(Exception):
+    """A directory is not what its manifest says; the message says how."""
 
 
 class Store:
@@ -39,8 +81,7 @@ class Store:
 
     def positions(self) -> list[Position]:
         """Of all checkpoints, whole or not, the oldest first."""
-        names = [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
-        return sorted(position for name in names if (position := position_of(name)) is not None)
+        return sorted(position for name in self._names() if (position := position_of(name)) is not None)
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies; None where there is none at all.
@@ -62,22 +103,97 @@ class Store:
 
     def others(self) -> list[str]:
         """The names of those that were set aside as damaged, or that another version of gspo has made."""
-        names = [path.name for path in self.root.glob("*_[0-9]*") if not path.name.startswith(_UNFINISHED)]
-        return sorted(name for name in names if position_of(name) is None)
+        named = sorted(name for name in self._names() if re.search(r"_\d", name) and position_of(name) is None)
+        return [name for name in named if not name.startswith(_UNFINISHED)]
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep`."""
         for position in self.positions()[:-keep]:
             remove(self.path(position))
 
-    def tidy(self, damaged: Sequence[tuple[Path, str]]) -> None:
-        """Remove what a killed run left unfinished, under no other names, and set aside what is damaged."""
-        for path, _ in damaged:
-            aside = path.with_name(f"{_DAMAGED}{path.name}")
-            if aside.exists():
-                remove(aside)
-            move_into_place(path, aside)
-        for entry in self.root.iterdir() if self.root.is_dir() else ():
-            name = entry.name.removeprefix(_UNFINISHED)
-            if name != entry.name and position_of(name.removeprefix(_DAMAGED)) is not None:
-                clear(entry)
+    def tidy(self) -> None:
+        """Remove what a killed run left unfinished, under no other names."""
+        for name in self._names():
+            finished = name.removeprefix(_UNFINISHED)
+            if finished != name and position_of(finished.removeprefix(_DAMAGED)) is not None:
+                clear(self.root / name)
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
+
+
+def position_of(name: str) -> Position | None:
+    """The position of a checkpoint's name; None for any other name, such as `step_99`."""
+    if (match := _NAME.fullmatch(name)) is None:
+        return None
+    return Position(int(match[1]), 1 + int(match[3]) if match[3] else int(match[2] is not None))
+
+
+def seal(directory: Path, about: Mapping[str, Any]) -> None:
+    """Sync everything in a directory, then write the manifest: `about`, and each file's size and SHA-256."""
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        sync(path)
+        if path.is_file():
+            files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    content = {**about, "files": files}
+    text = json.dumps({"sha256": _digest(content), "content": content}, indent=1)
+    (directory / MANIFEST).write_text(text, encoding="utf-8")
+    sync(directory / MANIFEST)
+    sync(directory)
+
+
+def verified(directory: Path) -> dict[str, Any]:
+    """The manifest's content, where every file is as it says; raises DamagedError."""
+    name = MANIFEST
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        content: dict[str, Any] = manifest["content"]
+        if manifest["sha256"] != _digest(content):
+            raise DamagedError(f"{MANIFEST} is not as it was written")
+        for name, entry in content["files"].items():
+            size = (directory / name).stat().st_size
+            if size != entry["bytes"]:
+                raise DamagedError(f"{name} has {size:,} bytes, not {entry['bytes']:,}")
+            if sha256(directory / name) != entry["sha256"]:
+                raise DamagedError(f"{name} is not as it was written (SHA-256)")
+    except FileNotFoundError:
+        raise DamagedError(f"{name} is missing") from None
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise DamagedError(f"{name} cannot be read ({reason})") from None
+    return content
+
+
+def move_into_place(unfinished: Path, final: Path) -> None:
+    """Rename a sealed directory to its name, which makes it count, and sync the parent."""
+    unfinished.rename(final)
+    sync(final.parent)
+
+
+def set_aside(damaged: Path) -> None:
+    """Rename a damaged checkpoint, so that it counts no more, in the place of an earlier one of that name."""
+    aside = damaged.with_name(f"{_DAMAGED}{damaged.name}")
+    if aside.exists():
+        remove(aside)
+    move_into_place(damaged, aside)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory, under another name first, so that no half of it is ever taken for the whole."""
+    doomed = directory.with_name(f"{_UNFINISHED}{directory.name}")
+    clear(doomed, ignore_errors=True)
+    directory.rename(doomed)
+    clear(doomed)
+
+
+def sha256(path: Path) -> str:
+    """A file's SHA-256, read from the disk where the system lets us drop its cached bytes."""
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

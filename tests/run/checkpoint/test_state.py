@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from gspo.run.checkpoint.files import write_tensors
-from gspo.run.checkpoint.random_state import random_state, restore_random_state, seed_everything
+from gspo.run.checkpoint.state import random_state, restore_random_state, seed_everything
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(5).tolist(),
@@ -41,7 +40,7 @@ def test_generators_put_back_draw_what_they_would_have_drawn(drawn: int, tmp_pat
     seed_everything(3)
     for _ in range(drawn):  # after an odd number a second normal deviate is held back, by Python and by NumPy
         draw()
-    write_tensors(tmp_path / "t", random_state())
+    save_file(random_state(), tmp_path / "t")
     expected = [draw() for _ in range(3)]
     seed_everything(4)
     random.gauss(0, 1)  # held back by the generators that are to forget it

@@ -11,16 +11,14 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import gspo
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
-from gspo.run.checkpoint.codec import decode, encode
-from gspo.run.checkpoint.files import write_tensors
-from gspo.run.progress import Progress
+from gspo.run.progress import Progress, decode, encode
 from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
@@ -109,9 +107,9 @@ PROGRESS = Progress(
 
 
 def through_the_disk(value: Any, directory: Path) -> Any:
-    tree, tensors = encode(value)
-    write_tensors(directory / "t", tensors)
-    return decode(json.loads(json.dumps(tree)), load_file(directory / "t") if tensors else {}, QUERIES)
+    text, tensors = encode(value)
+    save_file(tensors, directory / "t")
+    return decode(text, load_file(directory / "t") if tensors else {}, QUERIES)
 
 
 def same(one: Any, two: Any) -> bool:
@@ -171,9 +169,9 @@ def test_a_tensor_keeps_dtype_shape_and_bits_beside_others(dtype: str, tmp_path:
     assert same(through_the_disk(value, tmp_path), value)
 
 
-def test_lists_come_back_as_tuples_and_keys_as_what_they_were(tmp_path: Path) -> None:
-    value = {"a": [1, [2.0, "x"], None, True], "b": {}, "c": {1: "one", 2: {"x": []}}, "d": {"1": "text"}}
-    expected = {"a": (1, (2.0, "x"), None, True), "b": {}, "c": {1: "one", 2: {"x": ()}}, "d": {"1": "text"}}
+def test_lists_come_back_as_tuples(tmp_path: Path) -> None:
+    value = {"a": [1, [2.0, "x"], None, True], "b": {}, "c": {"1": "one", "2": {"x": []}}}
+    expected = {"a": (1, (2.0, "x"), None, True), "b": {}, "c": {"1": "one", "2": {"x": ()}}}
     assert same(through_the_disk(value, tmp_path), expected)
 
 
@@ -188,15 +186,15 @@ def test_a_kind_that_is_not_known_is_neither_written_nor_read() -> None:
             encode(value)
     for name in ("Stranger", "Path", "eval", "Query"):
         with pytest.raises(KeyError, match=name):
-            decode({"$record": name, "command": "rm"}, {}, QUERIES)
+            decode(json.dumps({"$record": name, "command": "rm"}), {}, QUERIES)
     with pytest.raises(KeyError, match="rows:9"):
-        decode({"$query": "rows:9"}, {}, QUERIES)
+        decode('{"$query": "rows:9"}', {}, QUERIES)
 
 
 def test_what_json_has_no_form_for_is_not_written() -> None:
     for value in ({1, 2}, object(), 1j):
         with pytest.raises(TypeError):
-            json.dumps(encode({"a": value})[0])
+            encode({"a": value})
 
 
 def test_nothing_outside_the_reward_processes_reads_what_could_be_run() -> None:
