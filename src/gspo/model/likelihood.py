@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from gspo.model.attention import take
+from gspo.model.packing import take
 from gspo.model.head import token_likelihood
 from gspo.model.packing import Pack, TokenSequence, pack
 from gspo.model.policy import Policy

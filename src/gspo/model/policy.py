@@ -59,7 +59,7 @@ class Policy:
         """Run the tokens of a pack through the trunk; routers replay the experts that the pack carries."""
         if self.supports_packing:
             return packed_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
-        return padded_pass(self.trunk, layout, self.pad_id, self.routing, keep_logits=keep_router_logits)
+        return padded_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
 
     def weights(self) -> dict[str, Tensor]:
         """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied."""
