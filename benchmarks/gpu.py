@@ -25,9 +25,8 @@ from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.head import Head
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, load_policy
+from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine

@@ -7,8 +7,7 @@ from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.evaluation.notes import evaluation_notes
 from gspo.model.architecture import max_positions
-from gspo.model.policy import check_vocabulary
-from gspo.model.tokenizer import named_stop_ids
+from gspo.model.tokenizer import check_vocabulary, named_stop_ids
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, render_rows
 from gspo.recipe.rules import ineffective_settings

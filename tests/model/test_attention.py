@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gspo.model import trunk
-from gspo.model.trunk import packed_attention
 from gspo.model.packing import Pack, TokenSequence, pack, take
+from gspo.model.trunk import packed_attention
 
 HEADS, WIDTH = 4, 8
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from gspo.errors import UserError
 from gspo.model.architecture import load_config
 from gspo.model.head import Head
-from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.model.tokenizer import fit_tokenizer, load_tokenizer
+from gspo.model.policy import Policy, load_policy
+from gspo.model.tokenizer import fit_tokenizer, load_tokenizer, make_tokenizer
 from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
@@ -252,7 +252,7 @@ def test_tokenizer_files_of_another_kind_are_refused(name: str, text: str, saved
 def test_a_number_of_layers_that_no_model_has_is_refused_before_any_is_made(saved: Path) -> None:
     edit(saved / "config.json", num_hidden_layers=10**9, layer_types=None)
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
-        load(saved)
+        load_config(ModelConfig(path=str(saved)))
     architecture = {"model_type": "qwen3", "num_hidden_layers": 10**9}
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
         load_config(ModelConfig(architecture=architecture, tokenizer="fit"))

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from tests.mixtures import MIXTURES, live_experts, random_experts, router_calls, routers_of, sets
 from tests.sampling import generate
 
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.model.routing import Routing
 from gspo.recipe.sections import RolloutConfig
 

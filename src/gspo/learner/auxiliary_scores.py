@@ -8,9 +8,8 @@ from torch import Tensor
 
 from gspo.learner.micro_batching import for_each_sample, split_tokens
 from gspo.learner.update import Learner
-from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood, response_states
 from gspo.types import Batch
 
 

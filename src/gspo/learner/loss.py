@@ -12,9 +12,8 @@ from gspo.learner.critic import Critic
 from gspo.learner.micro_batching import token_sequence
 from gspo.learner.sequence_stats import Observation, observe
 from gspo.learner.volatility import Activation, activation
-from gspo.model.likelihood import Likelihood, response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Likelihood, Policy, response_likelihood
 from gspo.objective import (
     Surrogate,
     SurrogateSettings,

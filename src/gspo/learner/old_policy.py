@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gspo.learner.micro_batching import for_each_sample, mini_batches, split_tokens, trained_samples
 from gspo.learner.update import Learner
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
+from gspo.model.policy import response_likelihood
 from gspo.types import Batch, Experts
 
 

@@ -8,8 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gspo.learner.micro_batching import for_each_sample
-from gspo.model.likelihood import response_likelihood
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Experts, Sample
 

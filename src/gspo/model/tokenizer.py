@@ -4,11 +4,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.model.architecture import check_depth, load_config, unloadable
+from gspo.model.architecture import load_config, unloadable
 from gspo.recipe.sections import KlConfig, ModelConfig
 
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
+
+
+def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
+    """The recipe's tokenizer; `texts` are read only if it is to be fitted."""
+    if recipe.tokenizer == "fit":
+        if recipe.path is not None:
+            raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
+        return fit_tokenizer(texts)
+    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
@@ -16,7 +25,6 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
-    check_depth(path)  # transformers reads the model's configuration beside the tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # the tokenizers library raises Exception itself
@@ -26,6 +34,13 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         problem = "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing"
         raise UserError(problem, where=path, fix=fix)
     return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
+    """UserError where the tokenizer has ids that the model has no embedding for."""
+    if len(tokenizer) > num_embeddings:
+        problem = f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}"
+        raise UserError(problem, where=where, fix="use the tokenizer that belongs to the model (model.tokenizer)")
 
 
 def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
@@ -69,14 +84,8 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
-    stop_ids = []
-    for token in stop_tokens:
-        ids = tokenizer(token, add_special_tokens=False).input_ids
-        if len(ids) != 1:
-            raise UserError(
-                f"rollout.stop_tokens: {token!r} is {len(ids)} tokens of this tokenizer; a stop token must be one"
-            )
-        if ids[0] == tokenizer.unk_token_id:
-            raise UserError(f"rollout.stop_tokens: {token!r} is not in this tokenizer's vocabulary")
-        stop_ids.append(ids[0])
-    return tuple(stop_ids)
+    ids = [tokenizer(token, add_special_tokens=False).input_ids for token in stop_tokens]
+    for token, own in zip(stop_tokens, ids, strict=True):
+        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
+            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens")
+    return tuple(own[0] for own in ids)

@@ -178,7 +178,7 @@ class Decoding:
             sampled=torch.zeros_like(repeat),
             alive=torch.ones_like(repeat, dtype=torch.bool),
             uniform=torch.empty(len(repeat), 0, dtype=torch.float64, device=device),
-            logits=policy.logits(hidden[:, -1])[repeat],
+            logits=policy.head.logits(hidden[:, -1])[repeat],
             experts=None if experts is None else experts[repeat, -1],
         )
 
@@ -191,5 +191,5 @@ class Decoding:
                 hidden = self.decoder(token, position, rows.cache, mask)
             else:
                 hidden = read_tokens(self.policy.trunk, token[:, None], mask, position, rows.cache)[:, -1]
-        rows.logits = self.policy.logits(hidden)
+        rows.logits = self.policy.head.logits(hidden)
         rows.experts = None if trace is None else trace.experts
