@@ -1,6 +1,6 @@
 """Decoding: all responses to some prompts, many side by side, with the policy's own weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens
-from gspo.rollout.embedded.transcript import Transcript
 from gspo.rollout.random_numbers import uniform_numbers
+from gspo.types import Experts, FinishReason
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
 # Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
@@ -23,6 +23,51 @@ _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those 
 _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
 _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
 _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
+
+Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], FinishReason, Experts | None]
+
+
+class Transcript:
+    """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose response each is of."""
+
+    def __init__(self, group_size: int) -> None:
+        self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
+        self._group_size = group_size
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+
+    def add(
+        self,
+        index: Int[Tensor, "R"],
+        token: Int[Tensor, "R"],
+        logprob: Float[Tensor, "R"],
+        experts: Integer[Tensor, "R L K"] | None = None,
+    ) -> None:
+        """One more token for each of the responses `index`, and the experts that the token before it was sent to."""
+        self._steps.append((index, token, logprob, experts))
+
+    def responses(self, stop_ids: Sequence[int]) -> Iterator[Response]:
+        """Token ids, log-likelihoods, finish reason and experts of each response, all on the CPU.
+
+        A response ends with its first stop token; a row that was decoded on beyond it has sampled the rest for nothing.
+        """
+        if not self._steps:
+            return
+        *columns, recorded = zip(*self._steps, strict=True)
+        index, token, logprob = (torch.cat(column).cpu() for column in columns)
+        order = index.argsort(stable=True)
+        token, logprob = token[order], logprob[order]
+        experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
+        is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
+        prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
+        start = 0
+        for number, num_sampled in enumerate(index.bincount().tolist()):
+            stopped = True in is_stop[start : start + num_sampled]
+            end = is_stop.index(True, start) + 1 if stopped else start + num_sampled
+            own = None
+            if experts is not None:
+                own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
+            yield token[start:end], logprob[start:end], "stop" if stopped else "length", own
+            start += num_sampled
 
 
 @dataclass(kw_only=True)
