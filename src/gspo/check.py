@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.evaluation.notes import evaluation_notes
-from gspo.model.architecture import max_positions
-from gspo.model.tokenizer import check_vocabulary, named_stop_ids
+from gspo.model.load import check_vocabulary, max_positions, named_stop_ids
 from gspo.queries.order import check_enough_queries
 from gspo.queries.source import RowSet, render_rows
 from gspo.recipe.rules import ineffective_settings

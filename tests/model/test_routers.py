@@ -226,7 +226,7 @@ def test_logits_are_logits_whatever_the_router_gives_in_their_place() -> None:
         assert routing is not None
         with routing.traced(keep_logits=True) as trace:
             trunk(input_ids=torch.arange(9)[None], use_cache=False)
-        probabilities.append(torch.stack(trace.logits).softmax(-1))
+        probabilities.append(torch.stack(trace.router_logits).softmax(-1))
     torch.testing.assert_close(*probabilities)
 
 

@@ -11,9 +11,9 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gspo.model.load import fit_tokenizer
 from gspo.model.packing import Block, TokenSequence, pack
 from gspo.model.policy import Policy, load_policy, response_likelihood
-from gspo.model.tokenizer import fit_tokenizer
 from gspo.model.trunk import NAME, enable_packing, packed_attention
 from gspo.recipe.sections import ModelConfig
 

@@ -10,12 +10,11 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from gspo.errors import UserError
-from gspo.model.architecture import load_config, load_model, max_positions
 from gspo.model.head import Head, token_likelihood
+from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
 from gspo.model.packing import Pack, TokenSequence, pack, take
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
-from gspo.model.tokenizer import check_vocabulary, named_stop_ids
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.recipe.sections import ModelConfig
 from gspo.types import Experts
@@ -29,7 +28,6 @@ class Policy:
     tokenizer: Any
     device: torch.device
     stop_ids: tuple[int, ...]
-    pad_id: int
     trunk: Any  # the module that maps token ids to hidden states
     head: Head  # maps hidden states to logits
     supports_packing: bool  # the trunk's attention understands packs
@@ -134,12 +132,10 @@ def load_policy(
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
         for name, value in {"vocab_size": len(tokenizer), **special}.items():
             setattr(config, name, recipe.architecture.get(name, value))
-    model = load_model(recipe, config, dtype=dtype, weights=weights)
-    model = model.to(device).eval()
+    model = load_model(recipe, config, dtype=dtype, weights=weights).to(device).eval()
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     trunk = model.base_model if model.base_model is not model else getattr(model, "model", model)
     head = _proven_head(model, trunk)
     supports_packing = enable_packing(model, trunk, head.weight.shape[1])
@@ -149,7 +145,6 @@ def load_policy(
         tokenizer=tokenizer,
         device=device,
         stop_ids=stop_ids,
-        pad_id=pad_id,
         trunk=trunk,
         head=head,
         supports_packing=supports_packing,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,31 +27,28 @@ class UnknownRouterError(Exception):
     """A router does not choose its experts in the way that `Routing` can replace; the text says why."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """What L routers did with the N tokens of one forward pass."""
+    """What L routers do with the N tokens of one forward pass.
 
-    def __init__(self, routing: "Routing", replay: Integer[Tensor, "N L K"] | None, *, keep_logits: bool) -> None:
-        self.replay = replay  # the experts to be used in place of the routers' choice
-        self._keep_logits, self._routing = keep_logits, routing
-        self._chosen: dict[int, Tensor] = {}  # by layer, as the logits
-        self._logits: dict[int, Tensor] = {}
+    Example: after a pass through two routers, chosen is {0: [N, K], 1: [N, K]}, experts is [N, 2, K].
+    """
 
-    def note(self, layer: int, chosen: Int[Tensor, "N K"], logits: Float[Tensor, "N E"]) -> None:
-        """Record the experts that a router chose, or would have chosen if nothing were replayed, in its order."""
-        self._chosen[layer] = chosen
-        if self._keep_logits:
-            self._logits[layer] = logits.float().log() if self._routing.gives_probabilities else logits
+    replay: Integer[Tensor, "N L K"] | None  # the experts to be used in place of the routers' choice
+    keeps_logits: bool
+    dtype: torch.dtype  # the smallest integers that hold the number of an expert
+    chosen: dict[int, Tensor] = field(default_factory=dict)  # by layer, in each router's order, whatever is replayed
+    logits: dict[int, Tensor] = field(default_factory=dict)  # by layer, with their gradients, where they are kept
 
     @property
     def experts(self) -> Integer[Tensor, "N L K"]:
-        """The routers' choice, in the smallest integers that hold it."""
-        layers = range(self._routing.num_layers)
-        return torch.stack([self._chosen[layer] for layer in layers], dim=1).to(self._routing.dtype)
+        """The routers' choice."""
+        return torch.stack([self.chosen[layer] for layer in range(len(self.chosen))], dim=1).to(self.dtype)
 
     @property
-    def logits(self) -> list[Float[Tensor, "N E"]]:
-        """The routers' logits with their gradients, layer by layer; none unless they are kept."""
-        return [self._logits[layer] for layer in sorted(self._logits)]
+    def router_logits(self) -> tuple[Float[Tensor, "N E"], ...]:
+        """The routers' logits, layer by layer; none unless they are kept."""
+        return tuple(self.logits[layer] for layer in sorted(self.logits))
 
 
 class Routing:
@@ -75,7 +73,7 @@ class Routing:
     @contextmanager
     def traced(self, replay: Integer[Tensor, "N L K"] | None = None, *, keep_logits: bool = False) -> Iterator[Trace]:
         """Record one forward pass within, its experts replaced by `replay` where that is given."""
-        before, self._trace = self._trace, Trace(self, replay, keep_logits=keep_logits)
+        before, self._trace = self._trace, Trace(replay=replay, keeps_logits=keep_logits, dtype=self.dtype)
         try:
             yield self._trace
         finally:
@@ -98,7 +96,9 @@ class Routing:
             chosen = _chosen_experts(output) if pick is None else pick.original
             if chosen is None:
                 raise UnknownRouterError("it does not pick its experts by topk")
-            trace.note(layer, chosen, output[0])
+            trace.chosen[layer] = chosen
+            if trace.keeps_logits:
+                trace.logits[layer] = output[0].float().log() if self.gives_probabilities else output[0]
             return output
 
         return watched

@@ -44,7 +44,7 @@ def packed_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, kee
         hidden = trunk(**inputs, use_cache=False, layout=layout).last_hidden_state[0]
     if trace is None:
         return Pass(hidden=hidden)
-    return Pass(hidden=hidden, experts=trace.experts, router_logits=tuple(trace.logits))
+    return Pass(hidden=hidden, experts=trace.experts, router_logits=trace.router_logits)
 
 
 def padded_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, keep_logits: bool = False) -> Pass:
@@ -56,7 +56,7 @@ def padded_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, kee
             hidden = trunk(input_ids=block.pad(layout.ids[block.rows]), use_cache=False).last_hidden_state
         outputs = [hidden]
         if trace is not None:
-            outputs += [part.unflatten(0, hidden.shape[:2]) for part in (trace.experts, *trace.logits)]
+            outputs += [part.unflatten(0, hidden.shape[:2]) for part in (trace.experts, *trace.router_logits)]
         passes.append([block.unpad(output) for output in outputs])
     hidden, *rest = (torch.cat(parts) for parts in zip(*passes, strict=True))
     return Pass(hidden=hidden, experts=rest[0] if rest else None, router_logits=tuple(rest[1:]))

@@ -13,8 +13,7 @@ from gspo.model.routing import traced
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
-from gspo.rollout.embedded.sampling import sample_tokens
-from gspo.rollout.random_numbers import uniform_numbers
+from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
 from gspo.types import Experts, FinishReason
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
@@ -201,7 +200,7 @@ class Decoding:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
         width = max(map(len, prompts))
         is_padded = min(map(len, prompts)) < width
-        ids = [[policy.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         column = torch.arange(width, device=device) - (width - lengths)
         cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
         mask = column >= 0 if is_padded else None

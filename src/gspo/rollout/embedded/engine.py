@@ -10,7 +10,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
 from gspo.rollout.embedded.one_token import written_out
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
 from gspo.types import Group, Query, Sample
 
