@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -97,8 +97,8 @@ class Rows:
             setattr(self, name, getattr(self, name)[rows])
         self.cache.reorder_cache(rows)
 
-    def join(self, new: "Rows") -> None:
-        """Take in other rows; all are then no wider than the longest of them."""
+    def join(self, new: "Rows") -> Self:
+        """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
         self.uniform, new.uniform = self.uniform[:, :0], new.uniform[:, :0]  # they have not as many ahead
         for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts"):
             values = [getattr(self, name), getattr(new, name)]
@@ -106,6 +106,7 @@ class Rows:
         self.width, self.is_padded = int(self.position.max()), True
         for own, theirs in zip(self.cache.layers, new.cache.layers, strict=True):
             own.join(theirs, self.width)
+        return self
 
 
 @dataclass(kw_only=True, eq=False)
@@ -132,19 +133,15 @@ class Decoding:
         taken over by a prompt that waits (at most `settings.max_rows` responses are decoded side by side).
         """
         rows: Rows | None = None
-        num_read = 0
-        while num_read < len(self.prompts) or rows is not None:
-            if num_read < len(self.prompts) and self._has_room(rows):
+        waiting = range(len(self.prompts))  # the numbers of the prompts that are not read yet
+        while waiting or rows is not None:
+            if waiting and self._has_room(rows):
                 room = self.settings.max_rows - (0 if rows is None else len(rows.index))
                 num_new = max(1, room // self.settings.group_size)  # a group larger than max_rows is decoded by itself
-                new = self._prefill(range(num_read, min(num_read + num_new, len(self.prompts))))
-                if rows is None:
-                    rows = new
-                else:
-                    rows.join(new)
-                num_read += num_new
+                new, waiting = self._prefill(waiting[:num_new]), waiting[num_new:]
+                rows = new if rows is None else rows.join(new)
             assert rows is not None
-            rows = self._decode(rows, others_wait=num_read < len(self.prompts))
+            rows = self._decode(rows, others_wait=len(waiting) > 0)
         return self.transcript
 
     def _has_room(self, rows: Rows | None) -> bool:
