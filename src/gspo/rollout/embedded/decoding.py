@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -97,7 +97,7 @@ class Rows:
             setattr(self, name, getattr(self, name)[rows])
         self.cache.reorder_cache(rows)
 
-    def join(self, new: "Rows") -> Self:
+    def join(self, new: "Rows") -> "Rows":
         """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
         self.uniform, new.uniform = self.uniform[:, :0], new.uniform[:, :0]  # they have not as many ahead
         for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts"):
