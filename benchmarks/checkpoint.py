@@ -21,8 +21,8 @@ from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
+from gspo.model.load import fit_tokenizer
 from gspo.model.policy import Policy, load_policy
-from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.store import Store

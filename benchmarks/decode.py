@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from gspo.model.load import fit_tokenizer
 from gspo.model.policy import Policy, load_policy
-from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Query
 
 SHAPE: dict[str, Any] = {

@@ -25,13 +25,12 @@ from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.head import Head
-from gspo.model.likelihood import response_likelihood
+from gspo.model.load import fit_tokenizer
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, load_policy
-from gspo.model.tokenizer import fit_tokenizer
+from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Group, Query
 
 HALF_BILLION: dict[str, Any] = {

@@ -28,12 +28,12 @@ from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import Learner, token_sequence, trained_samples
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
-from gspo.model.likelihood import response_likelihood
-from gspo.model.policy import Policy, load_policy, make_tokenizer
+from gspo.model.load import make_tokenizer
+from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded import decoding
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Batch, Group, Query
 
 ACTOR = ActorConfig(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)

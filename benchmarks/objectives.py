@@ -17,7 +17,7 @@ from gspo.learner.update import update
 from gspo.model.policy import load_policy
 from gspo.recipe.sections import CriticConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.policy import Policy
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Batch
 
 

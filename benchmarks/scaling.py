@@ -20,11 +20,11 @@ from benchmarks.machine import load, matmul_peak, memory_bandwidth
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
+from gspo.model.load import fit_tokenizer
 from gspo.model.policy import Policy, load_policy
-from gspo.model.tokenizer import fit_tokenizer
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Query
 
 LENGTHS = [64, 256, 1024, 4096]

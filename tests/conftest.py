@@ -58,7 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def fitted_tokenizer() -> Any:
     """One token a digit, word or mark of TEXTS."""
-    from gspo.model.tokenizer import fit_tokenizer
+    from gspo.model.load import fit_tokenizer
 
     return fit_tokenizer(TEXTS)
 

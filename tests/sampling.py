@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Group, Query, Sample
 
 

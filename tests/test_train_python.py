@@ -76,7 +76,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
     def save(family: str, *, chat_template: str | None = None) -> Path:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from gspo.model.tokenizer import fit_tokenizer
+        from gspo.model.load import fit_tokenizer
 
         tokenizer = fit_tokenizer([*(json.dumps(row) for row in (*ROWS, *GSM8K, *VERL)), "user assistant system : /"])
         tokenizer.chat_template = chat_template

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
-from gspo.model.policy import check_vocabulary
-from gspo.model.tokenizer import named_stop_ids
+from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
 from gspo.run.console import arithmetic, objective

@@ -11,9 +11,8 @@ from tests.sampling import sample_groups
 
 from gspo.learner.critic import Critic
 from gspo.learner.forward_passes import score_with_reference_and_critic
-from gspo.model.likelihood import response_likelihood, response_states
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood, response_states
 from gspo.recipe.sections import CriticConfig, RolloutConfig
 from gspo.types import Experts, Group
 

@@ -11,9 +11,8 @@ from tests.mixtures import MIXTURES, random_experts, replayed_logprobs, router_c
 from tests.samples import accumulated, sample_from
 
 from gspo.learner.loss import Denominators
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence, pack
-from gspo.model.policy import Policy, checkpoint_gradients
+from gspo.model.policy import Policy, checkpoint_gradients, response_likelihood
 from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]

@@ -12,9 +12,8 @@ from tests.mixtures import MIXTURES, live_experts, random_experts, routers_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 
 NewPolicy = Callable[..., Policy]
 MODELS: dict[str, dict[str, Any]] = {

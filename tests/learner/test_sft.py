@@ -16,9 +16,8 @@ import gspo
 from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import ColdStep, cold_start, encode_demonstrations
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.row import Row
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig

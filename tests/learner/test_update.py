@@ -12,8 +12,7 @@ from tests.sampling import sample_groups
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import trained_samples
 from gspo.learner.optimizer import Optimizer
-from gspo.model.likelihood import response_likelihood
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.objective import group_advantages
 from gspo.recipe.sections import OptimizerConfig, RolloutConfig
 from gspo.types import Batch

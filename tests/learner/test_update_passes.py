@@ -14,9 +14,8 @@ from gspo.learner.loss import Denominators, denominators_of
 from gspo.learner.micro_batching import Learner, micro_batches, trained_samples
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, OptimizerConfig, RolloutConfig
 from gspo.types import Batch
 

@@ -44,7 +44,7 @@ def brute_force(now: Sequence[Experts], before: Sequence[Experts | None]) -> Act
 
 
 def counted(now: Sequence[Experts], before: Sequence[Experts | None], num_experts: int) -> Activation:
-    routing = Routing([], num_experts=num_experts, top_k=K)
+    routing = Routing([], num_experts=num_experts, top_k=K, gives_probabilities=False)
     found = activation(routing, now, before)
     assert found is not None
     return found

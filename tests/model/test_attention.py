@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.model import attention
-from gspo.model.attention import packed_attention, take
-from gspo.model.packing import Pack, TokenSequence, pack
+from gspo.model import trunk
+from gspo.model.packing import Pack, TokenSequence, pack, take
+from gspo.model.trunk import packed_attention
 
 HEADS, WIDTH = 4, 8
 
@@ -122,23 +122,23 @@ def test_without_a_pack_it_is_the_plain_attention_under_its_mask() -> None:
 
 
 def test_a_mask_made_before_training_can_be_used_in_it() -> None:
-    attention._masks.clear()
+    trunk._masks.clear()
     with torch.no_grad():
-        mask = attention._mask(3, 2, None, torch.zeros(1))
+        mask = trunk._mask(3, 2, None, torch.zeros(1))
     assert mask is not None and not mask.is_inference()
     assert mask[0, 0].tolist() == [[0, 0, 0, -torch.inf, -torch.inf], [0] * 4 + [-torch.inf], [0] * 5]
 
 
 def test_masks_are_kept_up_to_a_number_of_bytes_and_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "MAX_MASK_BYTES", 3 * 4 * 10 * 15)
-    attention._masks.clear()
+    monkeypatch.setattr(trunk, "MAX_MASK_BYTES", 3 * 4 * 10 * 15)
+    trunk._masks.clear()
     like = torch.zeros(1)
-    masks = [attention._mask(10, 5, window, like) for window in (2, 3, 4)]
-    assert attention._mask(10, 5, 2, like) is masks[0] and len(attention._masks) == 3
-    attention._mask(10, 5, 5, like)  # the one that was asked for longest ago goes
-    assert attention._mask(10, 5, 2, like) is masks[0] and attention._mask(10, 5, 3, like) is not masks[1]
-    large = attention._mask(100, 5, None, like)
-    assert attention._mask(100, 5, None, like) is large and len(attention._masks) == 1
+    masks = [trunk._mask(10, 5, window, like) for window in (2, 3, 4)]
+    assert trunk._mask(10, 5, 2, like) is masks[0] and len(trunk._masks) == 3
+    trunk._mask(10, 5, 5, like)  # the one that was asked for longest ago goes
+    assert trunk._mask(10, 5, 2, like) is masks[0] and trunk._mask(10, 5, 3, like) is not masks[1]
+    large = trunk._mask(100, 5, None, like)
+    assert trunk._mask(100, 5, None, like) is large and len(trunk._masks) == 1
 
 
 def test_taking_rows_has_the_gradient_of_indexing() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gspo import cli
 from gspo.errors import UserError
 from gspo.model.policy import Policy
-from gspo.model.routers import check_declared, find_routing, refuse_experts
+from gspo.model.routing import check_declared, find_routing, refuse_experts
 from gspo.recipe.load import make_recipe
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.sections import ActorConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gspo.model.tokenizer import fit_tokenizer
+from gspo.model.load import fit_tokenizer
 
 TEXTS = [
     "What is 12 + 7?",

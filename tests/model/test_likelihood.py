@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gspo.model.head import Head
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 
 NewPolicy = Callable[..., Policy]
 FAMILIES = ["qwen3", "qwen3_moe", "llama", "gpt2", "gemma2", "granite", "cohere", "mistral"]
@@ -40,7 +39,7 @@ def test_logits_from_hidden_states_are_the_models_own(family: str, new_policy: N
     ids = torch.arange(3, vocabulary(policy))[None]
     with torch.no_grad():
         expected = policy.model(input_ids=ids).logits[0]
-        found = policy.logits(policy.model.base_model(input_ids=ids).last_hidden_state[0])
+        found = policy.head.logits(policy.model.base_model(input_ids=ids).last_hidden_state[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.model.architecture import load_config
-from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.model.tokenizer import check_reference, fit_tokenizer
+from gspo.model.load import check_reference, fit_tokenizer, load_config, make_tokenizer
+from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import KlConfig, ModelConfig
 
 MODEL_CODE = """

@@ -75,11 +75,12 @@ def test_every_response_token_is_predicted_from_all_that_stands_before_it(
 def test_padded_rows_are_the_rows_with_padding_on_the_right(seed: int) -> None:
     layout = pack(random_groups(seed), device=CPU, hidden_size=HIDDEN)
     for block in layout.blocks:
-        padded = layout.padded_rows(block, -7)
+        padded = block.pad(layout.ids[block.rows] + 1)
         assert padded.shape == (len(block.lengths), block.width) and block.width == max(block.lengths)
         place = torch.arange(padded.numel()) if block.place is None else block.place
-        assert torch.equal(padded.flatten()[place], layout.ids[block.rows])
-        assert int((padded == -7).sum()) == padded.numel() - sum(block.lengths)
+        assert torch.equal(padded.flatten()[place], layout.ids[block.rows] + 1)
+        assert torch.equal(block.unpad(padded), layout.ids[block.rows] + 1)
+        assert int((padded == 0).sum()) == padded.numel() - sum(block.lengths)
 
 
 def test_long_rows_of_a_block_are_padded_little() -> None:

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gspo.errors import UserError
-from gspo.model.architecture import load_config
 from gspo.model.head import Head
-from gspo.model.policy import Policy, load_policy, make_tokenizer
-from gspo.model.tokenizer import fit_tokenizer, load_tokenizer
+from gspo.model.load import fit_tokenizer, load_config, load_tokenizer, make_tokenizer
+from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
@@ -51,7 +50,7 @@ def test_a_saved_policy_loads_again_and_computes_the_same(family: str, new_polic
     ours = load(tmp_path)
     assert torch.equal(logits(ours.model), logits(policy.model))
     assert ours.tokenizer(text).input_ids == ids
-    assert (ours.stop_ids, ours.pad_id) == (policy.stop_ids, policy.pad_id)
+    assert ours.stop_ids == policy.stop_ids
     assert ours.max_positions == 128
     assert ours.num_parameters == policy.num_parameters
 
@@ -75,11 +74,7 @@ def test_saved_weights_stand_in_for_the_recipes_bit_by_bit(
     ids = torch.arange(100)[None] % 8 + 3  # far enough for every rotary frequency to count
     with torch.no_grad():
         assert torch.equal(*(one.model(input_ids=ids).logits for one in (again, policy)))
-    assert (again.stop_ids, again.pad_id, again.supports_packing) == (
-        policy.stop_ids,
-        policy.pad_id,
-        policy.supports_packing,
-    )
+    assert (again.stop_ids, again.supports_packing) == (policy.stop_ids, policy.supports_packing)
 
 
 def test_saved_weights_stand_in_for_those_of_a_directory_too(
@@ -252,7 +247,7 @@ def test_tokenizer_files_of_another_kind_are_refused(name: str, text: str, saved
 def test_a_number_of_layers_that_no_model_has_is_refused_before_any_is_made(saved: Path) -> None:
     edit(saved / "config.json", num_hidden_layers=10**9, layer_types=None)
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
-        load(saved)
+        load_config(ModelConfig(path=str(saved)))
     architecture = {"model_type": "qwen3", "num_hidden_layers": 10**9}
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
         load_config(ModelConfig(architecture=architecture, tokenizer="fit"))

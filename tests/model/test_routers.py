@@ -10,11 +10,9 @@ import torch
 from tests.mixtures import GROUP_LIMITED, MIXTURES, random_experts, routers_of
 from torch import Tensor, nn
 
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, checkpoint_gradients
-from gspo.model.routers import find_routing
-from gspo.model.routing import Routing
+from gspo.model.policy import Policy, checkpoint_gradients, response_likelihood
+from gspo.model.routing import Routing, find_routing
 
 NewPolicy = Callable[..., Policy]
 LLAMA4: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
@@ -228,7 +226,7 @@ def test_logits_are_logits_whatever_the_router_gives_in_their_place() -> None:
         assert routing is not None
         with routing.traced(keep_logits=True) as trace:
             trunk(input_ids=torch.arange(9)[None], use_cache=False)
-        probabilities.append(torch.stack(trace.logits).softmax(-1))
+        probabilities.append(torch.stack(trace.router_logits).softmax(-1))
     torch.testing.assert_close(*probabilities)
 
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from tests.mixtures import MIXTURES, live_experts, random_experts, router_calls, routers_of, sets
 from tests.sampling import generate
 
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.model.routing import Routing
 from gspo.recipe.sections import RolloutConfig
 
@@ -171,7 +170,7 @@ def test_a_replayed_pass_leaves_the_next_ones_as_they_were(family: str, mixture:
     assert all(map(torch.equal, passes(), before))
 
 
-@pytest.mark.parametrize("place", ["embedding", "router", "last layer", "recording"])
+@pytest.mark.parametrize("place", ["embedding", "router", "last layer"])
 def test_a_pass_that_fails_leaves_no_replay_behind(
     place: str, mixture: NewPolicy, sequences_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,8 +188,6 @@ def test_a_pass_that_fails_leaves_no_replay_behind(
         hooks = [modules[place].register_forward_pre_hook(fail)] if place in modules else []
         if place == "router":
             patch.setattr("torch.nn.functional.softmax", fail)  # within the second router, whose topk is replaced
-        if place == "recording":
-            patch.setattr("gspo.model.routing.Trace.note", fail)
         with pytest.raises(KeyboardInterrupt):
             response_likelihood(policy, told)
         for hook in hooks:
@@ -220,4 +217,4 @@ def test_a_trace_within_a_trace_gives_it_back(mixture: NewPolicy) -> None:
             assert torch.equal(hidden(), replayed)
         assert torch.equal(hidden(), plain)
     assert not torch.allclose(plain, replayed)
-    assert outer.experts.shape == (6, 3, 2) and outer.logits == []
+    assert outer.experts.shape == (6, 3, 2) and outer.logits == {}

@@ -11,12 +11,10 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from gspo.model.attention import NAME, packed_attention
-from gspo.model.likelihood import response_likelihood
+from gspo.model.load import fit_tokenizer
 from gspo.model.packing import Block, TokenSequence, pack
-from gspo.model.policy import Policy, load_policy
-from gspo.model.tokenizer import fit_tokenizer
-from gspo.model.trunk import enable_packing
+from gspo.model.policy import Policy, load_policy, response_likelihood
+from gspo.model.trunk import NAME, enable_packing, packed_attention
 from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]

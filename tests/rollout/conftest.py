@@ -20,9 +20,9 @@ def refilling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]
         joined: list[int] = []
         join = decoding.Rows.join
 
-        def joining(rows: Any, new: Any) -> None:
+        def joining(rows: Any, new: Any) -> Any:
             joined.append(len(new.index))
-            join(rows, new)
+            return join(rows, new)
 
         monkeypatch.setattr(decoding.Rows, "join", joining)
         return joined

@@ -10,8 +10,7 @@ import torch
 from gspo.model.policy import Policy, checkpoint_gradients
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.engine import Engine, make_engine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import Engine, SamplingKey, make_engine
 from gspo.types import Group, Query
 
 RECIPE = load_recipe(Path(__file__).parents[1] / "tiny.yaml", [])

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from gspo.rollout.random_numbers import SamplingKey, uniform_numbers
+from gspo.rollout.embedded.sampling import uniform_numbers
+from gspo.rollout.engine import SamplingKey
 
 KEYS = SamplingKey(seed=0, step=1).response_keys([f"data:{number}" for number in range(40)], 5)
 

@@ -18,7 +18,7 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.run.clock import Clock
 from gspo.run.collect import collect
 from gspo.run.interrupt import Interrupt

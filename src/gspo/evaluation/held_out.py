@@ -10,8 +10,7 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.reward.score import score
-from gspo.rollout.engine import Engine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import Engine, SamplingKey
 from gspo.types import Query, Sample, Score
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training

@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gspo.learner.optimizer import Optimizer
-from gspo.model.likelihood import response_states
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_states
 from gspo.recipe.sections import CriticConfig
 
 _OPTIMIZER = "optimizer."  # the beginning of its optimizer's tensors' names

@@ -6,9 +6,8 @@ from itertools import repeat
 from typing import Any
 
 from gspo.learner.micro_batching import Learner, for_each_sample, mini_batches, split_tokens, trained_samples
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.types import Batch, Sample
 
 Fields = dict[str, Any]  # those of a sample that a forward pass fills in

@@ -11,7 +11,7 @@ from torch import Tensor
 from gspo import objective
 from gspo.learner.micro_batching import Learner, token_sequence
 from gspo.learner.volatility import Activation, activation
-from gspo.model.likelihood import response_likelihood
+from gspo.model.policy import response_likelihood
 from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.published import LengthNorm

@@ -9,9 +9,8 @@ import torch
 
 from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer
-from gspo.model.likelihood import response_likelihood
 from gspo.model.packing import TokenSequence, micro_batches
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.row import Row
 from gspo.recipe.schema import Recipe
 from gspo.types import Query

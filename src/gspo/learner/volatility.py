@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gspo.learner.micro_batching import Learner, for_each_sample
-from gspo.model.likelihood import response_likelihood
+from gspo.model.policy import response_likelihood
 from gspo.model.routing import Routing
 from gspo.types import Experts, Sample
 

@@ -46,13 +46,7 @@ class _TokenLikelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        head: Head,
-        temperature: float,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: Head, temperature: float
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, highest, total = hidden.new_empty(4, len(hidden), dtype=torch.float32)
         buffer: Tensor | None = None  # new memory for every chunk costs more than the exponentials that fill it
@@ -103,7 +97,10 @@ class _TokenLikelihood(torch.autograd.Function):
                 bias_gradient += error.sum(0)
             error = error.to(weight.dtype)
             torch.mm(error, weight, out=hidden_gradient[rows])
-            _add_product(weight_gradient, error.T, hidden[rows])
+            if weight.dtype == torch.float32:
+                weight_gradient.addmm_(error.T, hidden[rows])
+            else:
+                weight_gradient += _product(error.T, hidden[rows])
         bias_gradient = None if bias is None or bias_gradient is None else bias_gradient.to(bias.dtype)
         return hidden_gradient, weight_gradient.to(weight.dtype), bias_gradient, None, None, None
 
@@ -115,14 +112,6 @@ def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[T
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()  # the CPU has no product of two precisions
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product to `total`, in place."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total += _product(left, right)
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:

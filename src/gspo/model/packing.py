@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Bool, Int, Integer, Num
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from gspo.types import Experts
 
@@ -28,11 +28,6 @@ class TokenSequence:
     def scored_ids(self) -> Int[Tensor, "W"]:
         """The response tokens that are scored; the others are context."""
         return self.response_ids if self.loss_mask is None else self.response_ids[self.loss_mask]
-
-    @property
-    def num_scored(self) -> int:
-        """W."""
-        return len(self.scored_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +53,17 @@ class Block:
         """The places of the rows' tokens in the pack."""
         return slice(self.start + self.prefix, self.start + self.prefix + sum(self.lengths))
 
+    def pad(self, values: Num[Tensor, "M *rest"]) -> Num[Tensor, "R T *rest"]:
+        """Values of the rows' tokens as rows of equal length, padded with 0 on the right."""
+        if self.place is not None:
+            empty = values.new_zeros(len(self.lengths) * self.width, *values.shape[1:])
+            values = empty.index_copy(0, self.place, values)
+        return values.unflatten(0, (len(self.lengths), self.width))
+
+    def unpad(self, values: Num[Tensor, "R T *rest"]) -> Num[Tensor, "M *rest"]:
+        """The values of the rows' tokens, without those of the padding."""
+        return values.flatten(0, 1) if self.place is None else take(values.flatten(0, 1), self.place)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
@@ -71,10 +77,6 @@ class Pack:
     prefixes: tuple[slice, ...]  # of each sequence, the prompt without its last token; several may share it
     experts: Integer[Tensor, "N L K"] | None  # the experts that are replayed
 
-    def padded_rows(self, block: Block, pad_id: int) -> Int[Tensor, "R T"]:
-        """The ids of a block's rows, padded on the right."""
-        return pad_sequence(self.ids[block.rows].split(block.lengths), batch_first=True, padding_value=pad_id)
-
 
 def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_size: int | None) -> Pack:
     """Lay sequences end to end. Neighbours with one prompt share it where that saves work, and a hidden size is given.
@@ -84,9 +86,7 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
     lengths = [sequence.num_tokens - 1 for sequence in sequences]
     starts = [0, *accumulate(lengths)]  # of each sequence, in the order of `sequences`
     blocks, order, end = list[Block](), list[Tensor](), 0
-    predictors: dict[int, Tensor] = {}
-    prefixes: dict[int, slice] = {}
-    rows: dict[int, slice] = {}
+    rows, prefixes = [slice(0)] * len(sequences), [slice(0)] * len(sequences)
     for members in _blocks(sequences, hidden_size):
         shares = _shares(sequences, members, hidden_size)
         prefix = len(sequences[members[0]].prompt_ids) - 1 if shares else 0
@@ -98,22 +98,23 @@ def pack(sequences: Sequence[TokenSequence], *, device: torch.device, hidden_siz
             first = shared if prefix else end
             prefixes[index] = slice(first, first + len(sequences[index].prompt_ids) - 1)
             end += lengths[index] - prefix
-            rows[index], mask = slice(end - len(sequences[index].response_ids), end), sequences[index].loss_mask
-            predictors[index] = torch.arange(rows[index].start, end)[... if mask is None else mask]
+            rows[index] = slice(end - len(sequences[index].response_ids), end)
 
     index_of_token = torch.cat(order)
 
     def laid_out(values: list[Tensor]) -> Tensor:
         return torch.cat(values)[index_of_token].to(device, non_blocking=True)
 
+    predictors = [torch.arange(row.start, row.stop) for row in rows]
+    scored = [row if s.loss_mask is None else row[s.loss_mask] for row, s in zip(predictors, sequences, strict=True)]
     experts = [torch.cat([s.experts.prefix, s.experts.row]) for s in sequences if s.experts is not None]
     return Pack(
         ids=laid_out([torch.cat([torch.tensor(s.prompt_ids), s.response_ids[:-1]]) for s in sequences]),
         positions=laid_out([torch.arange(length) for length in lengths]),
         blocks=tuple(blocks),
-        predictors=torch.cat([predictors[index] for index in range(len(sequences))]).to(device, non_blocking=True),
-        rows=tuple(rows[index] for index in range(len(sequences))),
-        prefixes=tuple(prefixes[index] for index in range(len(sequences))),
+        predictors=torch.cat(scored).to(device, non_blocking=True),
+        rows=tuple(rows),
+        prefixes=tuple(prefixes),
         experts=laid_out(experts) if experts else None,
     )
 
@@ -162,12 +163,9 @@ def _shares(sequences: Sequence[TokenSequence], members: Sequence[int], hidden_s
 
 def _blocks(sequences: Sequence[TokenSequence], hidden_size: int | None) -> list[list[int]]:
     """The members of each block: first the groups that share their prompt, then the other sequences by length."""
-    blocks, alone = list[list[int]](), list[int]()
-    for members in _groups(sequences):
-        if _shares(sequences, members, hidden_size):
-            blocks.append(members)
-        else:
-            alone += members
+    groups = _groups(sequences)
+    blocks = [members for members in groups if _shares(sequences, members, hidden_size)]
+    alone = [index for members in groups if members not in blocks for index in members]
     longest = 0
     short = 0 if hidden_size is None else _SHORT  # a model without packs reads the padding, too
     for index in sorted(alone, key=lambda index: -sequences[index].num_tokens):
@@ -185,3 +183,22 @@ def _block(start: int, prefix: int, lengths: list[int], device: torch.device) ->
         real = torch.arange(width) < torch.tensor(lengths)[:, None]
         place = real.flatten().nonzero()[:, 0].to(device, non_blocking=True)
     return Block(start=start, prefix=prefix, lengths=tuple(lengths), width=width, place=place)
+
+
+def take(rows: Num[Tensor, "n *rest"], index: Int[Tensor, "m"]) -> Num[Tensor, "m *rest"]:
+    """`rows[index]` for an index without repetitions: the gradient is a copy, not an addition row by row."""
+    selected: Tensor = _Take.apply(rows, index)
+    return selected
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.num_rows, *gradient.shape[1:]).index_copy_(0, index, gradient), None

@@ -1,24 +1,23 @@
-"""The policy: a causal language model, its tokenizer, and how its hidden states become logits."""
+"""The policy: a causal language model, its tokenizer and head, and the likelihoods that it gives to responses."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from gspo.errors import UserError
-from gspo.model.architecture import load_config, max_positions, short, unloadable
-from gspo.model.head import Head
-from gspo.model.packing import Pack
+from gspo.model.head import Head, token_likelihood
+from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
+from gspo.model.packing import Pack, TokenSequence, pack, take
 from gspo.model.prove import disagreement, probe_ids
-from gspo.model.routers import find_routing
-from gspo.model.routing import Routing
-from gspo.model.tokenizer import fit_tokenizer, load_tokenizer, named_stop_ids
+from gspo.model.routing import Routing, find_routing
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.recipe.sections import ModelConfig
+from gspo.types import Experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class Policy:
     tokenizer: Any
     device: torch.device
     stop_ids: tuple[int, ...]
-    pad_id: int
     trunk: Any  # the module that maps token ids to hidden states
     head: Head  # maps hidden states to logits
     supports_packing: bool  # the trunk's attention understands packs
@@ -51,15 +49,10 @@ class Policy:
         """The hidden size, by which `pack` decides whether a group shares its prompt; None where it never does."""
         return self.head.weight.shape[1] if self.supports_packing else None
 
-    def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
-        """The model's logits, in float32, of its last hidden states."""
-        return self.head.logits(hidden)
-
     def run(self, layout: Pack, *, keep_router_logits: bool = False) -> Pass:
         """Run the tokens of a pack through the trunk; routers replay the experts that the pack carries."""
-        if self.supports_packing:
-            return packed_pass(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
-        return padded_pass(self.trunk, layout, self.pad_id, self.routing, keep_logits=keep_router_logits)
+        run = packed_pass if self.supports_packing else padded_pass
+        return run(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
 
     def weights(self) -> dict[str, Tensor]:
         """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied."""
@@ -75,13 +68,52 @@ class Policy:
         self.tokenizer.save_pretrained(directory)
 
 
-def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
-    """The recipe's tokenizer; `texts` are read only if it is to be fitted."""
-    if recipe.tokenizer == "fit":
-        if recipe.path is not None:
-            raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
-        return fit_tokenizer(texts)
-    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
+@dataclass(frozen=True, kw_only=True)
+class Likelihood:
+    """The policy's likelihoods of N packed response tokens, and the states that they come from.
+
+    Example: for responses of 2 and 3 tokens, logprobs = [-0.1, -2.3, -0.7, -0.2, -1.6], in nats.
+    """
+
+    logprobs: Float[Tensor, "N"]  # in nats, of each response token
+    entropy: Float[Tensor, "N"]  # in nats, of the distribution that each token was drawn from
+    hidden: Float[Tensor, "N H"]  # the state that predicts each token
+    experts: tuple[Experts, ...] | None  # of each sequence, the routers' choice; None: no routers can be watched
+    router_logits: tuple[Float[Tensor, "N E"], ...]  # layer by layer, if the caller asked for them
+
+
+def response_likelihood(
+    policy: Policy, sequences: Sequence[TokenSequence], *, temperature: float = 1.0, keep_router_logits: bool = False
+) -> Likelihood:
+    """Log-likelihood and entropy of every scored response token under softmax(logits / temperature), in float32.
+
+    One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
+    """
+    layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
+    output = policy.run(layout, keep_router_logits=keep_router_logits)
+    hidden = take(output.hidden, layout.predictors)
+    targets = torch.cat([sequence.scored_ids for sequence in sequences])
+    logprobs, entropy = token_likelihood(policy.head, hidden, targets.to(policy.device, non_blocking=True), temperature)
+    return Likelihood(
+        logprobs=logprobs,
+        entropy=entropy,
+        hidden=hidden,
+        experts=None if output.experts is None else _by_sequence(output.experts.cpu(), layout),
+        router_logits=tuple(take(logits, layout.predictors) for logits in output.router_logits),
+    )
+
+
+def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float[Tensor, "N H"]:
+    """The trunk's states that predict the N packed, scored response tokens, from one forward pass."""
+    layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
+    return take(policy.run(layout).hidden, layout.predictors)
+
+
+def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Experts, ...]:
+    """The experts of each sequence, copied so that the pack can be freed; a shared prefix is copied once."""
+    prefixes = {span.start: experts[span].clone() for span in layout.prefixes}
+    spans = zip(layout.prefixes, layout.rows, strict=True)
+    return tuple(Experts(prefix=prefixes[prefix.start], row=experts[row].clone()) for prefix, row in spans)
 
 
 def load_policy(
@@ -96,20 +128,16 @@ def load_policy(
     dtype = automatic if recipe.dtype == "auto" else getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
     config = load_config(recipe)
-    if recipe.architecture is not None:
-        _set_token_ids(config, recipe.architecture, tokenizer)
-    if path := weights or recipe.path:
-        trust, safe = recipe.trust_remote_code, True if weights else None
-        model = _pretrained(str(path), config, dtype=dtype, trust_remote_code=trust, use_safetensors=safe)
-    else:
-        model = _untrained(config, dtype)
-    model = model.to(device).eval()
+    if recipe.architecture is not None:  # a new model has the tokenizer's tokens, unless its architecture names others
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+        for name, value in {"vocab_size": len(tokenizer), **special}.items():
+            setattr(config, name, recipe.architecture.get(name, value))
+    model = load_model(recipe, config, dtype=dtype, weights=weights).to(device).eval()
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
-    trunk, head = _trunk_of(model), _head_of(model)
-    _check_head(model, trunk, head)
+    trunk = model.base_model if model.base_model is not model else getattr(model, "model", model)
+    head = _proven_head(model, trunk)
     supports_packing = enable_packing(model, trunk, head.weight.shape[1])
     routing, unknown_routers = find_routing(model, trunk)
     return Policy(
@@ -117,20 +145,12 @@ def load_policy(
         tokenizer=tokenizer,
         device=device,
         stop_ids=stop_ids,
-        pad_id=pad_id,
         trunk=trunk,
         head=head,
         supports_packing=supports_packing,
         routing=routing,
         unknown_routers=unknown_routers,
     )
-
-
-def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
-    """UserError where the tokenizer has ids that the model has no embedding for."""
-    if len(tokenizer) > num_embeddings:
-        problem = f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}"
-        raise UserError(problem, where=where, fix="use the tokenizer that belongs to the model (model.tokenizer)")
 
 
 def checkpoint_gradients(policy: Policy) -> None:
@@ -147,12 +167,8 @@ def checkpoint_gradients(policy: Policy) -> None:
     policy.model.train()
 
 
-def _trunk_of(model: Any) -> Any:
-    trunk = model.base_model
-    return getattr(model, "model", model) if trunk is model else trunk
-
-
-def _head_of(model: Any) -> Head:
+def _proven_head(model: Any, trunk: Any) -> Head:
+    """The head whose logits of the trunk's hidden states are proven to be those that the model itself computes."""
     config, linear = model.config.get_text_config(), model.get_output_embeddings()
     if not isinstance(linear, torch.nn.Linear):
         name = type(linear).__name__
@@ -160,7 +176,16 @@ def _head_of(model: Any) -> Head:
     divisor = getattr(config, "logits_scaling", None)
     scale = getattr(config, "logit_scale", None) if divisor is None else 1 / divisor
     cap = getattr(config, "final_logit_softcapping", None)
-    return Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
+    head = Head(weight=linear.weight, bias=linear.bias, scale=1.0 if scale is None else scale, cap=cap)
+    ids = probe_ids(trunk)[None]
+    reason = disagreement(
+        lambda: model(input_ids=ids, use_cache=False).logits[0].to(head.weight.dtype),
+        lambda: head.logits(trunk(input_ids=ids, use_cache=False).last_hidden_state[0]),
+    )
+    if reason is not None:
+        problem = f"{type(model).__name__} transforms its logits in a way gspo does not know: {reason}"
+        raise UserError(problem, where="model.path", fix="add what it does to Head.logits in gspo/model/head.py")
+    return head
 
 
 def _device(name: str) -> torch.device:
@@ -170,56 +195,6 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
-
-
-def _pretrained(path: str, config: Any, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(path, config=config, output_loading_info=True, **options)
-    except Exception as error:
-        raise unloadable(path, error) from None
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
-    if unused := _unused(report["unexpected_keys"], model, config):
-        problem = f"{len(unused)} weights of the files have no place in the model that config.json describes, such as "
-        fix = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
-        raise UserError(f"{problem}{', '.join(unused[:3])}", where=path, fix=fix)
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise UserError(f"weight {name} holds NaN or infinity", where=path, fix="use a copy that is whole")
-        # A loaded weight lies in the file's pages, wherever its header ends, and kernels round by alignment.
-        parameter.data = parameter.data.clone()
-    return model
-
-
-def _unused(names: Iterable[str], model: Any, config: Any) -> list[str]:
-    """The weights that the model has no place for, without the other parts of a checkpoint of text and images."""
-    if config.get_text_config() is config:
-        return sorted(names)
-    parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
-    return sorted(name for name in names if name.partition(".")[0] in parts)
-
-
-def _set_token_ids(config: Any, architecture: Mapping[str, Any], tokenizer: Any) -> None:
-    """Give a new model the tokenizer's vocabulary size and special tokens, unless its architecture names others."""
-    ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    for name, value in {**ids, "bos_token_id": None}.items():
-        setattr(config, name, architecture.get(name, value))
-
-
-def _untrained(config: Any, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
-            parameter.data = parameter.data.to(dtype)
-        model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit raise only here
-    except Exception as error:
-        raise UserError(f"no model can be made: {short(error)}", where="model.architecture") from None
-    return model
 
 
 def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
@@ -236,15 +211,3 @@ def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[i
         problem = "neither the model nor its tokenizer names an end token: no response could ever end"
         raise UserError(problem, where="model.path", fix="name one with rollout.stop_tokens")
     return tuple(sorted(set(stop_ids)))
-
-
-def _check_head(model: Any, trunk: Any, head: Head) -> None:
-    """Prove that the head's logits of the trunk's hidden states are those that the model itself computes."""
-    ids = probe_ids(trunk)[None]
-    reason = disagreement(
-        lambda: model(input_ids=ids, use_cache=False).logits[0].to(head.weight.dtype),
-        lambda: head.logits(trunk(input_ids=ids, use_cache=False).last_hidden_state[0]),
-    )
-    if reason is not None:
-        problem = f"{type(model).__name__} transforms its logits in a way gspo does not know: {reason}"
-        raise UserError(problem, where="model.path", fix="add what it does to Head.logits in gspo/model/head.py")

@@ -29,7 +29,12 @@ def disagreement(plain: Callable[[], Tensor], alternative: Callable[[], Tensor])
             return f"it has the shape {list(values.shape)} in place of {list(expected.shape)}"
         error = values.float() - expected.float()
     except MISFITS as misfit:
-        return " ".join(str(misfit).split())[:300] or type(misfit).__name__
+        return one_line(misfit) or type(misfit).__name__
     tolerance, norm = TOLERANCE[expected.dtype], torch.linalg.vector_norm
     agree = all(norm(error, order) <= tolerance * norm(expected.float(), order) for order in (2, torch.inf))
     return None if agree else "it computes something else"  # NaN does not agree
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error on one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300]

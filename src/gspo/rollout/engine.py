@@ -1,14 +1,41 @@
-"""The protocol of an engine, which samples responses, and the engine that a recipe names."""
+"""The protocol of an engine, which samples responses, what decides its random numbers, and the engine of a recipe."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol, runtime_checkable
 
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
 from gspo.types import Group, Query
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingKey:
+    """What decides, together with a query's id and a sample's number, all random numbers of a response.
+
+    Example: SamplingKey(seed=0, step=12).response_keys(["gsm8k:7", "gsm8k:2"], 8) gives 16 keys.
+    """
+
+    seed: int
+    step: int  # 0 for an evaluation
+
+    def response_keys(self, query_ids: Sequence[str], num_samples: int) -> list[int]:
+        """A number of 128 bits for each response, `num_samples` for the first query, then those of the second.
+
+        A query that stands twice in the list goes on counting its samples, so that its two groups differ.
+        """
+        counts: Counter[str] = Counter()
+        texts = []
+        for query_id in query_ids:
+            first = counts[query_id]
+            texts += [f"{self.seed} {self.step} {first + number} {query_id}" for number in range(num_samples)]
+            counts[query_id] += num_samples
+        # A file's name, and so an id, may hold bytes that are no UTF-8.
+        digests = [blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest() for text in texts]
+        return [int.from_bytes(digest, "big") for digest in digests]
 
 
 @runtime_checkable
@@ -49,4 +76,6 @@ def make_engine(recipe: Recipe, policy: Policy) -> Engine:
     """The engine that `rollout.engine` names, with the policy's weights as version 0."""
     match recipe.rollout.engine:
         case "embedded":
+            from gspo.rollout.embedded.engine import EmbeddedEngine
+
             return EmbeddedEngine(policy)

@@ -6,7 +6,7 @@ from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import score
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.types import Batch, Group, Query

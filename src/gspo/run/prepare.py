@@ -11,11 +11,10 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.evaluation.held_out import evaluation_notes
 from gspo.learner.sft import encode_demonstrations
-from gspo.model.architecture import load_config, max_positions
-from gspo.model.likelihood import TokenSequence
-from gspo.model.policy import Policy, checkpoint_gradients, load_policy, make_tokenizer
-from gspo.model.routers import check_declared, refuse_experts
-from gspo.model.tokenizer import check_reference
+from gspo.model.load import check_reference, load_config, make_tokenizer, max_positions
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy, checkpoint_gradients, load_policy
+from gspo.model.routing import check_declared, refuse_experts
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows

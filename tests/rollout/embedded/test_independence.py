@@ -9,7 +9,7 @@ import pytest
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.types import Query
 
 NewPolicy = Callable[..., Policy]

@@ -13,7 +13,7 @@ from tests.sampling import generate, sample_groups
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.transcript import Transcript
+from gspo.rollout.embedded.decoding import Transcript
 from gspo.types import Sample
 
 NewPolicy = Callable[..., Policy]

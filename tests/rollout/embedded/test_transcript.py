@@ -2,7 +2,7 @@
 
 import torch
 
-from gspo.rollout.embedded.transcript import Transcript
+from gspo.rollout.embedded.decoding import Transcript
 
 TOKENS = [[5, 6, 7, 8], [5, 1, 7, 1], [9, 6, 1, 5], [5, 6, 7, 1], [1, 9, 9, 9], [9, 1, 1, 1]]
 

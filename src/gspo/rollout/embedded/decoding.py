@@ -1,6 +1,6 @@
 """Decoding: all responses to some prompts, many side by side, with the policy's own weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,8 @@ from gspo.model.routing import traced
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
-from gspo.rollout.embedded.sampling import sample_tokens
-from gspo.rollout.embedded.transcript import Transcript
-from gspo.rollout.random_numbers import uniform_numbers
+from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
+from gspo.types import Experts, FinishReason
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
 # Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
@@ -23,6 +22,51 @@ _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those 
 _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
 _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
 _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
+
+Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], FinishReason, Experts | None]
+
+
+class Transcript:
+    """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose response each is of."""
+
+    def __init__(self, group_size: int) -> None:
+        self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
+        self._group_size = group_size
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+
+    def add(
+        self,
+        index: Int[Tensor, "R"],
+        token: Int[Tensor, "R"],
+        logprob: Float[Tensor, "R"],
+        experts: Integer[Tensor, "R L K"] | None = None,
+    ) -> None:
+        """One more token for each of the responses `index`, and the experts that the token before it was sent to."""
+        self._steps.append((index, token, logprob, experts))
+
+    def responses(self, stop_ids: Sequence[int]) -> Iterator[Response]:
+        """Token ids, log-likelihoods, finish reason and experts of each response, all on the CPU.
+
+        A response ends with its first stop token; a row that was decoded on beyond it has sampled the rest for nothing.
+        """
+        if not self._steps:
+            return
+        *columns, recorded = zip(*self._steps, strict=True)
+        index, token, logprob = (torch.cat(column).cpu() for column in columns)
+        order = index.argsort(stable=True)
+        token, logprob = token[order], logprob[order]
+        experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
+        is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
+        prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
+        start = 0
+        for number, num_sampled in enumerate(index.bincount().tolist()):
+            stopped = True in is_stop[start : start + num_sampled]
+            end = is_stop.index(True, start) + 1 if stopped else start + num_sampled
+            own = None
+            if experts is not None:
+                own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
+            yield token[start:end], logprob[start:end], "stop" if stopped else "length", own
+            start += num_sampled
 
 
 @dataclass(kw_only=True)
@@ -53,8 +97,8 @@ class Rows:
             setattr(self, name, getattr(self, name)[rows])
         self.cache.reorder_cache(rows)
 
-    def join(self, new: "Rows") -> None:
-        """Take in other rows; all are then no wider than the longest of them."""
+    def join(self, new: "Rows") -> "Rows":
+        """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
         self.uniform, new.uniform = self.uniform[:, :0], new.uniform[:, :0]  # they have not as many ahead
         for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts"):
             values = [getattr(self, name), getattr(new, name)]
@@ -62,6 +106,7 @@ class Rows:
         self.width, self.is_padded = int(self.position.max()), True
         for own, theirs in zip(self.cache.layers, new.cache.layers, strict=True):
             own.join(theirs, self.width)
+        return self
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,19 +133,15 @@ class Decoding:
         taken over by a prompt that waits (at most `settings.max_rows` responses are decoded side by side).
         """
         rows: Rows | None = None
-        num_read = 0
-        while num_read < len(self.prompts) or rows is not None:
-            if num_read < len(self.prompts) and self._has_room(rows):
+        waiting = range(len(self.prompts))  # the numbers of the prompts that are not read yet
+        while waiting or rows is not None:
+            if waiting and self._has_room(rows):
                 room = self.settings.max_rows - (0 if rows is None else len(rows.index))
                 num_new = max(1, room // self.settings.group_size)  # a group larger than max_rows is decoded by itself
-                new = self._prefill(range(num_read, min(num_read + num_new, len(self.prompts))))
-                if rows is None:
-                    rows = new
-                else:
-                    rows.join(new)
-                num_read += num_new
+                new, waiting = self._prefill(waiting[:num_new]), waiting[num_new:]
+                rows = new if rows is None else rows.join(new)
             assert rows is not None
-            rows = self._decode(rows, others_wait=num_read < len(self.prompts))
+            rows = self._decode(rows, others_wait=len(waiting) > 0)
         return self.transcript
 
     def _has_room(self, rows: Rows | None) -> bool:
@@ -156,7 +197,7 @@ class Decoding:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
         width = max(map(len, prompts))
         is_padded = min(map(len, prompts)) < width
-        ids = [[policy.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         column = torch.arange(width, device=device) - (width - lengths)
         cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
         mask = column >= 0 if is_padded else None
@@ -178,7 +219,7 @@ class Decoding:
             sampled=torch.zeros_like(repeat),
             alive=torch.ones_like(repeat, dtype=torch.bool),
             uniform=torch.empty(len(repeat), 0, dtype=torch.float64, device=device),
-            logits=policy.logits(hidden[:, -1])[repeat],
+            logits=policy.head.logits(hidden[:, -1])[repeat],
             experts=None if experts is None else experts[repeat, -1],
         )
 
@@ -191,5 +232,5 @@ class Decoding:
                 hidden = self.decoder(token, position, rows.cache, mask)
             else:
                 hidden = read_tokens(self.policy.trunk, token[:, None], mask, position, rows.cache)[:, -1]
-        rows.logits = self.policy.logits(hidden)
+        rows.logits = self.policy.head.logits(hidden)
         rows.experts = None if trace is None else trace.experts

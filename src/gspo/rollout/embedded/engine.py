@@ -8,10 +8,9 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.decoding import Decoding
+from gspo.rollout.embedded.decoding import Decoding, Response
 from gspo.rollout.embedded.one_token import written_out
-from gspo.rollout.embedded.transcript import Response
-from gspo.rollout.random_numbers import SamplingKey
+from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
 from gspo.types import Group, Query, Sample
 
@@ -43,12 +42,10 @@ class EmbeddedEngine:
                 check_stop=check_stop,
             ).generate()
         responses = transcript.responses(self._policy.stop_ids)
-        samples = [
-            self._sample_of(queries[number // settings.group_size], response, settings)
-            for number, response in enumerate(responses)
+        groups = [
+            [self._sample_of(query, next(responses), settings) for _ in range(settings.group_size)] for query in queries
         ]
-        size = settings.group_size
-        return tuple(Group(samples=tuple(samples[start : start + size])) for start in range(0, len(samples), size))
+        return tuple(Group(samples=tuple(samples)) for samples in groups)
 
     def _sample_of(self, query: Query, response: Response, settings: RolloutConfig) -> Sample:
         ids, logprobs, finish_reason, experts = response

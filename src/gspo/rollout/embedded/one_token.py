@@ -48,13 +48,9 @@ def read_tokens(
 
 def written_out(trunk: Any) -> Decoder | None:
     """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules."""
-    try:
-        decoder = _decoder(trunk)
-        if trunk not in _proven:
-            _proven[trunk] = _is_right(trunk, decoder)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # built, or called, in another way
-        return None
-    return decoder if _proven[trunk] else None
+    if trunk not in _proven:
+        _proven[trunk] = _is_right(trunk)
+    return _decoder(trunk) if _proven[trunk] else None
 
 
 def _decoder(trunk: Any) -> Decoder:
@@ -131,8 +127,8 @@ def _norm(module: Any) -> Operator:
     return lambda states: states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _is_right(trunk: Any, decoder: Decoder) -> bool:
-    """Whether two tokens after a short prompt have the trunk's own hidden states."""
+def _is_right(trunk: Any) -> bool:
+    """Whether the decoder can be built, and two tokens after a short prompt have the trunk's own hidden states."""
     ids = probe_ids(trunk).view(2, 4)
     mask = torch.tensor([[False, True, True, True], [True] * 4], device=ids.device)  # one row padded on the left
     position = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -141,7 +137,7 @@ def _is_right(trunk: Any, decoder: Decoder) -> bool:
         return read_tokens(trunk, ids, mask, position)[:, 2:]
 
     def token_by_token() -> Tensor:
-        cache = in_place_cache(trunk.config, most=ids.shape[1])
+        decoder, cache = _decoder(trunk), in_place_cache(trunk.config, most=ids.shape[1])
         if not is_in_place(cache):
             raise TypeError("a layer keeps only a part of the past")
         read_tokens(trunk, ids[:, :2], mask[:, :2], position[:, :2], cache)

@@ -1,5 +1,8 @@
-"""Drawing the next token of every row."""
+"""Drawing the next token of every row, with random numbers that belong to the response."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -70,3 +73,13 @@ def _truncate(scores: Float[Tensor, "R V"], settings: RolloutConfig) -> Float[Te
         outside = torch.zeros_like(outside).scatter(-1, order, outside)
         scores = scores.masked_fill(outside, -torch.inf)
     return scores
+
+
+def uniform_numbers(keys: Sequence[int], starts: Sequence[int], count: int) -> Float[Tensor, "R n"]:
+    """Numbers in [0, 1) for `count` tokens of each response, of which `start` have theirs already."""
+    rows = []
+    for key, start in zip(keys, starts, strict=True):
+        # One step of Philox's counter gives four numbers, so that no number before the start need be made.
+        raw = np.random.Philox(key=key, counter=start // 4).random_raw(start % 4 + count)
+        rows.append(raw[start % 4 :])
+    return torch.from_numpy((np.stack(rows) >> np.uint64(11)) * 2.0**-53)

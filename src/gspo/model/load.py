@@ -1,0 +1,216 @@
+"""What the recipe's model is made from: configuration, weights and tokenizer, read or new, with every fault named."""
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.errors import UserError
+from gspo.model.prove import one_line
+from gspo.recipe.sections import KlConfig, ModelConfig
+
+MAX_LAYERS = 10_000
+_NO_MODEL = "no model can be loaded"
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+# Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
+_PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
+
+
+def load_config(recipe: ModelConfig) -> Any:
+    """The transformers configuration of the recipe's model, without dropout and jitter; UserError if there is none."""
+    config = _read_config(recipe) if recipe.architecture is None else _made_config(recipe.architecture)
+    # Dropout, and the jitter of some routers, make π_θ ≠ π_old before any update: the first ratio would not be 1.
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop") or "jitter" in name):
+            setattr(config, name, 0.0)
+    return config
+
+
+def load_model(recipe: ModelConfig, config: Any, *, dtype: torch.dtype, weights: Path | None) -> Any:
+    """The transformers model of a configuration, with weights of a directory or new ones; UserError for unfit ones."""
+    from transformers import AutoModelForCausalLM
+
+    if path := str(weights or recipe.path or ""):
+        return _with_weights(path, config, dtype=dtype, trust_remote_code=recipe.trust_remote_code, own=bool(weights))
+    with _faults_named("model.architecture", "no model can be made"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
+            parameter.data = parameter.data.to(dtype)
+        model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit raise only here
+    return model
+
+
+def max_positions(config: Any) -> int | None:
+    """The longest sequence (prompt and response) that an architecture declares, in tokens."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
+    """The recipe's tokenizer; `texts` are read only if it is to be fitted."""
+    if recipe.tokenizer == "fit":
+        if recipe.path is not None:
+            raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
+        return fit_tokenizer(texts)
+    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
+    from transformers import AutoTokenizer
+
+    fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
+    with _faults_named(path, "no tokenizer can be loaded", fix):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
+        # Where tokenizer.json is missing, transformers builds an empty tokenizer without a word.
+        problem = "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing"
+        raise UserError(problem, where=path, fix=fix)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, num_embeddings: int, *, where: str) -> None:
+    """UserError where the tokenizer has ids that the model has no embedding for."""
+    if len(tokenizer) > num_embeddings:
+        problem = f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {num_embeddings}"
+        raise UserError(problem, where=where, fix="use the tokenizer that belongs to the model (model.tokenizer)")
+
+
+def check_reference(kl: KlConfig, tokenizer: Any, *, trust_remote_code: bool = False) -> None:
+    """UserError where the KL term's reference model is absent or has another tokenizer; loads no weights."""
+    if not kl.coefficient or kl.reference is None:
+        return
+    where = f"actor.kl.reference: {kl.reference}"
+    try:
+        config = load_config(ModelConfig(path=kl.reference, trust_remote_code=trust_remote_code))
+        vocabulary = load_tokenizer(kl.reference, trust_remote_code=trust_remote_code).get_vocab()
+    except UserError as error:
+        fix = error.fix or "name a directory with a model and its tokenizer, or a hub id"
+        raise UserError(error.what, where=where, fix=fix) from None
+    if vocabulary != tokenizer.get_vocab() or config.get_text_config().vocab_size < len(tokenizer):
+        fix = "name a model with the policy's own tokenizer, such as the one that the run started from"
+        raise UserError("its tokens are not the policy's", where=where, fix=fix)
+
+
+def fit_tokenizer(texts: Iterable[str]) -> Any:
+    """A word-level tokenizer with one token for each digit, word, mark and tag that occurs in the texts."""
+    from tokenizers import Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    split = Split(Regex(_PIECES), behavior="isolated")
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    pieces = sorted({piece for text in texts for piece, _ in split.pre_tokenize_str(text)} - set(special.values()))
+    vocabulary = {token: index for index, token in enumerate([*special.values(), *pieces])}
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = split
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
+
+
+def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
+    """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
+    ids = [tokenizer(token, add_special_tokens=False).input_ids for token in stop_tokens]
+    for token, own in zip(stop_tokens, ids, strict=True):
+        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
+            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens")
+    return tuple(own[0] for own in ids)
+
+
+def _read_config(recipe: ModelConfig) -> Any:
+    from transformers import AutoConfig, PreTrainedConfig
+
+    path = str(recipe.path)
+    place = Path(path)
+    if not place.exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
+        raise UserError("no such directory", where=f"model.path: {path}")
+    if place.exists() and not (place / "config.json").is_file():
+        raise UserError("no config.json here, so this is no model directory", where=path)
+    if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
+        fix = "finish the download, or train a new model of this shape with model.architecture"
+        raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
+    with _faults_named(path):
+        _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
+        # Without trust_remote_code, transformers would ask on standard input and read the answer from there.
+        return AutoConfig.from_pretrained(path, trust_remote_code=recipe.trust_remote_code)
+
+
+def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:
+    """UserError for a number that no model has: its configuration alone would take all memory, and hours."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            _check_layers(value, where=where)
+        elif name in _DEPTHS and isinstance(value, int) and value > MAX_LAYERS:
+            raise UserError(f"{name} {value:,} is more than {MAX_LAYERS:,}", where=where, fix="correct the number")
+
+
+def _made_config(architecture: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind, where = str(architecture["model_type"]), "model.architecture"
+    if kind not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=3)
+        fix = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
+        raise UserError(f"unknown model_type {kind!r}", where=where, fix=fix)
+    _check_layers(architecture, where=where)
+    with _faults_named(where, "no model can be made"):
+        default = AutoConfig.for_model(kind)
+        for key in architecture.keys() - {"model_type"}:
+            # transformers keeps a misspelt key without using it. Some true keys are declared nowhere (head_dim).
+            near = difflib.get_close_matches(key, default.to_dict(), n=1, cutoff=0.85)
+            if near and not hasattr(default, key):
+                raise UserError(f"{kind} has no key {key!r}", where=where, fix=f"did you mean {near[0]}?")
+        return AutoConfig.for_model(**architecture)
+
+
+def _with_weights(path: str, config: Any, *, own: bool, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    options |= {"config": config, "use_safetensors": True if own else None}
+    with _faults_named(path):
+        model, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
+    if unused := _unused(report["unexpected_keys"], model, config):
+        problem = f"{len(unused)} weights of the files have no place in the model that config.json describes, such as "
+        fix = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
+        raise UserError(f"{problem}{', '.join(unused[:3])}", where=path, fix=fix)
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise UserError(f"weight {name} holds NaN or infinity", where=path, fix="use a copy that is whole")
+        # A loaded weight lies in the file's pages, wherever its header ends, and kernels round by alignment.
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def _unused(names: Iterable[str], model: Any, config: Any) -> list[str]:
+    """The weights that the model has no place for, without the other parts of a checkpoint of text and images."""
+    if config.get_text_config() is config:
+        return sorted(names)
+    parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
+    return sorted(name for name in names if name.partition(".")[0] in parts)
+
+
+@contextmanager
+def _faults_named(path: str, problem: str = _NO_MODEL, fix: str | None = None) -> Iterator[None]:
+    """Whatever transformers raises within becomes a UserError about the place from which it loads."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the tokenizers library raises Exception itself
+        if "trust_remote_code" in str(error):
+            reason = "it brings Python code of its own, which is run only where the recipe allows it"
+            fix = "read that code; to run it, set model.trust_remote_code: true"
+        elif problem == _NO_MODEL and not Path(path).exists():
+            reason, path = "neither a directory nor a hub id that can be reached from here", f"model.path: {path}"
+            fix = "check the spelling and the network, or give the directory of a model"
+        else:
+            reason = f"{problem}: {one_line(error)}"
+        raise UserError(reason, where=path, fix=fix) from None
