@@ -29,7 +29,7 @@ def table() -> str:
             changes = ", ".join(f"{name} {shown(value)}" for name, value in own.items())
             rows += f"| `{key}.*` | {changes} | {field.description} |\n"
         elif field.description and not isinstance(default, Section):
-            published = key.removeprefix("actor.") in (*AS_PUBLISHED, "correction_low", "correction_high")
+            published = key.removeprefix("actor.") in AS_PUBLISHED
             rows += f"| `{key}` | {'as published' if published else shown(default)} | {meaning(field)} |\n"
     return rows
 

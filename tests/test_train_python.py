@@ -4,14 +4,16 @@ import asyncio
 import csv
 import importlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import gspo
 from gspo import cli
+from gspo.errors import UserError
 from gspo.queries.source import load_rows
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
@@ -335,3 +337,34 @@ def test_what_python_stands_in_for_is_not_written_as_the_runs_recipe() -> None:
     )
     written = gspo.load_recipe(outcome.model.parent / "recipe.yaml")
     assert written.queries.procedural is None and written.reward == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: train(cast("Any", "own.yaml")), "a recipe is needed, not str"),
+        (lambda: gspo.make_recipe(cast("Any", "own.yaml")), "a recipe is a mapping"),
+        (lambda: gspo.make_recipe(cast("Any", None)), "a recipe is a mapping"),
+        (lambda: gspo.load_recipe(TINY, "steps=2"), "a list of texts"),
+        (lambda: gspo.load_recipe(TINY, cast("Any", [3])), "a list of texts"),
+        (lambda: run(recipe_of(), queries=3, reward=length_of), "a row is not '3'"),
+        (lambda: run(recipe_of(), queries="own.jsonl", reward=length_of), "a row is not 'own.jsonl'"),
+        (lambda: run(recipe_of(), queries=ROWS, reward=3), "a reward is a function, not 3"),
+        (lambda: run(recipe_of(), queries=ROWS, reward="own.py:f"), "a reward is a function, not 'own.py:f'"),
+        (lambda: run(recipe_of(), queries=ROWS, reward=dict), "does not tell what arguments"),
+    ],
+)
+def test_what_is_of_another_type_is_one_message_that_says_what_to_give(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        call()
+    assert error.value.where and error.value.fix
+    assert not Path("runs").exists()
+
+
+def test_a_script_that_trains_with_itself_as_its_reward_file_is_told_at_once() -> None:
+    recipe = f"gspo.load_recipe({str(TINY)!r}, ['reward=script.py:score'])"
+    score = "def score(completions, **_):\n    return []"
+    Path("script.py").write_text(f"import gspo\n\n{score}\n\ngspo.train({recipe})\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"script\.py, line 6 .*it calls gspo\.train") as error:
+        run(load_recipe(TINY, ["reward=script.py:score"]))
+    assert error.value.fix is not None and "__main__" in error.value.fix and not Path("runs").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo.errors import RunError, UserError, printable
+from gspo.run.interrupt import Stopped
 
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
@@ -31,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text, code = f"error: {error}", 2
     except RunError as error:
         text, code = f"failed: {error}", 1
-    except KeyboardInterrupt:
-        text, code = "ended by Ctrl-C", _SIGNALLED + signal.SIGINT
+    except (KeyboardInterrupt, Stopped) as error:  # Stopped: before the run had anything to save
+        number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+        text, code = f"ended by {number.name}", _SIGNALLED + number
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
         text, code = f"error: code that the recipe names ended the program: SystemExit: {error}", 2
     except BrokenPipeError:  # the reader, such as head, has enough

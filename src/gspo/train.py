@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gspo.errors import UserError
 from gspo.learner.advantages import with_advantages
 from gspo.learner.clip_range import with_clip_range
 from gspo.learner.critic import Critic
@@ -13,6 +14,7 @@ from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
+from gspo.recipe.callables import refuse_import
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
@@ -54,6 +56,10 @@ def train(
     cannot be used, RunError where a run cannot go on. A first signal, and an error that leaves the state whole, leave a
     checkpoint of the last safe point.
     """
+    refuse_import()
+    if not isinstance(recipe, Recipe):
+        fix = 'gspo.train(gspo.load_recipe("my_run.yaml"), …) or gspo.train(gspo.make_recipe({"name": …}), …)'
+        raise UserError(f"a recipe is needed, not {type(recipe).__name__}", where="gspo.train", fix=fix)
     display = display or Display()
     recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
     check_trackers(recipe.report.trackers, where="report.trackers")

@@ -235,6 +235,13 @@ def test_an_end_token_that_is_none_of_the_models_is_refused(index: Any, saved: P
         load(saved)
 
 
+def test_a_damaged_generation_config_is_refused_for_it_names_end_tokens(saved: Path) -> None:
+    path = saved / "generation_config.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="generation_config"):
+        load(saved)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("text", ["[1, 2]", '{"model": {"type": "NoSuchKind"}}', '"text"', "3"])
 def test_tokenizer_files_of_another_kind_are_refused(name: str, text: str, saved: Path) -> None:

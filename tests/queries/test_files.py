@@ -87,6 +87,20 @@ def test_a_csv_file_with_a_quote_or_a_value_astray_is_refused(content: bytes, tm
         read_rows(str(tmp_path / "a.csv"))
 
 
+def test_a_line_that_is_no_json_has_one_number_and_text_of_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": \n{"prompt": "b"}\n')
+    with pytest.raises(UserError) as error:
+        read_rows(str(tmp_path / "a.jsonl"))
+    assert (
+        "line 1" not in str(error.value) and "line 3" not in str(error.value) and "a.jsonl, line 2" in str(error.value)
+    )
+    for name, content in {"b.jsonl": b'{"prompt": "\xe9"}', "b.csv": b"prompt\nl\xe9s\n"}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=name) as error:
+            read_rows(str(tmp_path / name))
+        assert error.value.fix == "save the file as UTF-8" and "line 0" not in str(error.value)
+
+
 def test_a_row_is_what_its_line_says(tmp_path: Path) -> None:
     """No key of another row, no date out of text, no number out of digits in a CSV file."""
     rows: list[dict[str, Any]] = [

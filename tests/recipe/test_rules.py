@@ -164,6 +164,8 @@ def test_a_correction_brings_its_own_bounds_and_level(method: Any) -> None:
     actor, published = ActorConfig.model_validate({"correction": method}), CORRECTIONS[method]
     assert (actor.correction_low, actor.correction_high) == (published.low, published.high)
     assert actor.correction_level == ("sequence" if method == "geometric_mask" else "token")
+    bounds = {"correction_low": None, "correction_high": None}  # not: no bound at all
+    assert ActorConfig.model_validate({"correction": method, **bounds}) == actor
 
 
 @pytest.mark.parametrize("value", [["clip"], {"name": "clip"}, 3, None, "gspo"])
@@ -209,6 +211,10 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
         ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
         ({"rollout": {"segment_separator": "x"}}, "rollout.segment_separator"),
+        ({"cold_start": {"rows": 5}}, "cold_start.rows has no effect"),
+        ({"cold_start": {"optimizer": {"lr": 1}}}, "cold_start.optimizer.lr has no effect"),
+        ({"evaluation": {"num_queries": 0, "samples": 4}}, "evaluation.samples has no effect"),
+        ({"checkpoint": {"every": 0, "seconds": None}}, "saves nothing before the end"),
     ],
 )
 def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:

@@ -168,6 +168,17 @@ def test_a_run_ends_in_the_middle_of_what_it_does_with_a_checkpoint_of_that_inst
     assert len(AutoTokenizer.from_pretrained(model)) > 0
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_before_the_run_has_begun_ends_it_with_nothing_written(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    after = signal_at(monkeypatch, "gspo.run.prepare.load_config", 1, number)
+    assert cli.main(["train", str(TINY)]) == 128 + number
+    assert after == [] and list(tmp_path.iterdir()) == []
+    assert f"ended by {number.name}" in capfd.readouterr().err
+
+
 def test_a_signal_when_all_steps_are_done_leaves_a_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.errors import visible
-from gspo.evaluation.held_out import HeldOutScore
-from gspo.metrics.numbers import Metrics, is_number
+from gspo.metrics.numbers import is_number
 from gspo.recipe.published import PUBLISHED
 from gspo.recipe.sections import ActorConfig
 
@@ -54,29 +52,6 @@ def measured(line: Mapping[str, Any], measure: Measure) -> str:
         return "–"
     error = f" ± {line[measure.error]:.3f}" if is_number(line.get(measure.error)) else ""
     return f"{line[measure.name]:.3f}{error}"
-
-
-def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
-    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
-    pass_at_1, *rewards = measures([metrics])
-    size, judges = score.pass_at_1.num_questions, score.num_judged_by
-    words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
-    words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
-    if len(judges) > 1:  # some of them may not be verifiers at all
-        words += f"; judged by {', '.join(f'{name}: {number}' for name, number in judges.items())}"
-    if score.num_unjudged:
-        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
-    return words
-
-
-def failure_summary(score: HeldOutScore) -> str:
-    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
-    if not score.first_failure:
-        return ""
-    return (
-        f"reward functions failed on some of {score.num_responses} held-out responses: {score.num_failed} count as not "
-        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
-    )
 
 
 def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:

@@ -62,6 +62,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
     from transformers import AutoTokenizer
 
+    _refuse_missing_directory(path, "model.tokenizer")
     fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
     with _faults_named(path, "no tokenizer can be loaded", fix):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -122,21 +123,28 @@ def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...
 
 
 def _read_config(recipe: ModelConfig) -> Any:
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
     path = str(recipe.path)
     place = Path(path)
-    if not place.exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
-        raise UserError("no such directory", where=f"model.path: {path}")
+    _refuse_missing_directory(path, "model.path")
     if place.exists() and not (place / "config.json").is_file():
         raise UserError("no config.json here, so this is no model directory", where=path)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
     with _faults_named(path):
+        if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
+            GenerationConfig.from_pretrained(place)
         _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
         # Without trust_remote_code, transformers would ask on standard input and read the answer from there.
         return AutoConfig.from_pretrained(path, trust_remote_code=recipe.trust_remote_code)
+
+
+def _refuse_missing_directory(path: str, key: str) -> None:
+    if not Path(path).exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
+        fix = f"the path is relative to the working directory, {Path.cwd()}"
+        raise UserError("no such directory", where=f"{key}: {path}", fix=fix)
 
 
 def _check_layers(tree: Mapping[str, Any], *, where: str) -> None:

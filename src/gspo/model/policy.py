@@ -123,7 +123,7 @@ def load_policy(
 
     `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe.
     """
-    device = _device(recipe.device)
+    device = device_of(recipe.device)
     automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = automatic if recipe.dtype == "auto" else getattr(torch, recipe.dtype)
     torch.manual_seed(seed)
@@ -188,7 +188,8 @@ def _proven_head(model: Any, trunk: Any) -> Head:
     return head
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of `model.device`; UserError where this machine has none of that name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -21,6 +21,7 @@ RawRow = dict[str, Any]
 
 # By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.
 PROMPT_COLUMNS = ("prompt", "question", "problem")
+_SAVE = "save the file as UTF-8"
 GSM8K_ANSWER = re.compile(r"####\s*(?P<number>[^\n]*\S)\s*$")
 
 
@@ -75,14 +76,15 @@ def _read_json(path: Path) -> Iterator[RawRow]:
             return
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _parse(line, kind=dict, where=f"{path}, line {number}")
+                yield _parse(line.rstrip(), kind=dict, where=f"{path}, line {number}")
 
 
 def _parse(data: bytes, *, kind: type, where: str) -> Any:
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_to_dict)
     except (ValueError, RecursionError) as error:  # also: not UTF-8, an integer of more than 4,300 digits
-        raise UserError(f"not usable JSON: {str(error).replace('line 1 column', 'column')}", where=where) from None
+        what = f"not usable JSON: {str(error).replace('line 1 column', 'column')}"
+        raise UserError(what, where=where, fix=_SAVE if isinstance(error, UnicodeDecodeError) else None) from None
     if not isinstance(value, kind):
         fix = 'write an object such as {"prompt": ...} a line in a .jsonl file, a list of such objects in a .json file'
         raise UserError(f"not {'an object' if kind is dict else 'a list of objects'}", where=where, fix=fix)
@@ -108,6 +110,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
                     raise ValueError(f"{len(values)} values for {len(names)} columns; values with commas need quotes")
                 yield _to_dict(list(zip(names, values, strict=True)))
         except (csv.Error, ValueError) as error:  # ValueError: text that is not UTF-8, too
+            if isinstance(error, UnicodeDecodeError):  # of some line: it is decoded by blocks
+                raise UserError(f"not usable CSV: {error}", where=str(path), fix=_SAVE) from None
             raise UserError(f"not usable CSV: {error}", where=f"{path}, line {reader.line_num}") from None
 
 
@@ -148,7 +152,7 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
         raise UserError("the data has no rows", where=source, fix="give at least one row with a prompt")
     for number, raw in enumerate(raw_rows, start=1):
         if not isinstance(raw, Mapping):
-            fix = 'give rows such as {"prompt": "...", "answer": "..."}'
+            fix = 'give rows such as {"prompt": "...", "answer": "..."}: of a data frame, .to_dict("records")'
             raise UserError(f"a row is not {str(raw)[:60]!r}", where=f"{source}:{number}", fix=fix)
     names = list(dict.fromkeys(name for raw in raw_rows for name in raw))
     prompt_name = _column(names, *PROMPT_COLUMNS, source=source) if prompt_column is None else prompt_column

@@ -74,7 +74,8 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -
 
 def _data_rows(queries: QueriesConfig, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
     if rows is not None:
-        return lay_out(list(rows), source="queries", prompt_column=queries.prompt)
+        given = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
+        return lay_out(given, source="queries", prompt_column=queries.prompt)
     if queries.path is not None:
         return _read(queries.path, queries, split=queries.split)
     fix = "set queries.path or queries.procedural.task, or give rows from Python"

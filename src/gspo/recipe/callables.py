@@ -12,6 +12,16 @@ from typing import Any
 
 from gspo.errors import UserError, files_beside
 
+_BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
+
+_importing: list[Path] = []  # files under way: their top-level code runs now
+
+
+def refuse_import() -> None:
+    """UserError where a file that a recipe names is being imported: its own call would begin run within run."""
+    if _importing:
+        raise UserError("it calls gspo.train", where=str(_importing[-1]), fix=_BEHIND_MAIN)
+
 
 def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     """The function of `module:name` or `file.py:name`; files and modules are looked up from the working directory.
@@ -30,13 +40,13 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # SystemExit too: imported code may end the program
         advice = None
-        if isinstance(error, SystemExit):
-            advice = "put what runs a program behind: if __name__ == '__main__'"
+        if isinstance(error, SystemExit) or getattr(error, "fix", None) == _BEHIND_MAIN:
+            advice = _BEHIND_MAIN
         elif isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
             advice = "install it, run from its folder, or name its file: path/file.py:name"
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f", line {lines[-1]}" if lines else ""
-        what = f"importing {source}{line} raises {type(error).__name__}: {error}"
+        what = f"importing {source}{line} raises {type(error).__name__}: {getattr(error, 'what', error)}"
         raise UserError(what, where=where, fix=advice) from None
     function = getattr(module, attribute, None)
     if not callable(function):
@@ -70,9 +80,12 @@ def _import(source: str) -> ModuleType:
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None and specification.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
+    _importing.append(path)
     try:
         specification.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _importing.pop()
     return module

@@ -15,7 +15,10 @@ CorrectionLevel = Literal["token", "sequence"]
 Range = tuple[float, float]
 
 # Keys of actor that are as the surrogate, or the correction, was published where they are left out or null.
-AS_PUBLISHED = ("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high", "correction_level")
+AS_PUBLISHED = (
+    *("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"),
+    *("correction_level", "correction_low", "correction_high"),
+)
 LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_token")
 
 

@@ -179,6 +179,8 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.max_rows < rollout.group_size,
         """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
+        """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
+        """: recipe.checkpoint.seconds is None and recipe.checkpoint.every == 0,
         f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
@@ -220,12 +222,14 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
-        ("cold_start.path cold_start.demonstrations", "cold_start.steps"): cold_start.steps,
+        ("cold_start.path cold_start.demonstrations cold_start.rows", "cold_start.steps"): cold_start.steps,
+        ("cold_start.rows_per_step cold_start.optimizer.lr", "cold_start.steps"): cold_start.steps,
         ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
         ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
         ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
         ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
-        ("evaluation.every evaluation.path", "evaluation.num_queries"): evaluation.num_queries,
+        ("evaluation.every evaluation.path evaluation.samples", "evaluation.num_queries"): evaluation.num_queries,
+        ("evaluation.temperature evaluation.pass_threshold", "evaluation.num_queries"): evaluation.num_queries,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
     }

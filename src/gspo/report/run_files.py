@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gspo.errors import UserError
 from gspo.metrics.numbers import numbers
-from gspo.recipe.load import read_yaml
+from gspo.recipe.yaml_text import read_yaml
 from gspo.report.shapes import event, is_step
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files

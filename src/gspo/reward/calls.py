@@ -12,6 +12,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from gspo.errors import UserError
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
 from gspo.types import Sample
@@ -24,6 +25,15 @@ LOOK_SECONDS = 0.2  # between two looks at whether the run is to stop
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)  # what arguments by name can be for
 
 Function = Callable[..., Any]
+
+
+def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
+    """What a function takes; UserError where it does not tell, as many that are written in C do not."""
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        what = f"{getattr(function, '__name__', function)} does not tell what arguments it takes"
+        raise UserError(what, where="reward", fix="wrap it: def reward(completions, **columns): …") from None
 
 
 class Host(Protocol):

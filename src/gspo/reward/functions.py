@@ -1,6 +1,5 @@
 """The recipe's reward functions, found and checked before anything is sampled, and tried on two completions."""
 
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from gspo.errors import UserError
 from gspo.queries.row import Row
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
-from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async
+from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.processes import Processes
 from gspo.reward.score import arguments_of, score
 from gspo.rollout.segments import split_segments
@@ -42,7 +41,7 @@ def load_functions(
     Raises UserError where there is none, a name is not found, or a function does not take its options.
     """
     if given is not None:
-        functions = [_given_function(function) for function in ([given] if callable(given) else given)]
+        functions = [_given_function(function) for function in (given if isinstance(given, list | tuple) else [given])]
     else:
         functions = [_named_function(reward, segment_separator) for reward in rewards]
     if not functions:
@@ -60,9 +59,10 @@ def close_functions(functions: Sequence[RewardFunction]) -> None:
         function.host.close()
 
 
-def _given_function(function: Function) -> RewardFunction:
+def _given_function(function: Any) -> RewardFunction:
     if not callable(function):
-        raise UserError(f"a reward is a function, not {function!r}", where="reward")
+        fix = "give the function itself, or name it in the recipe: reward: file.py:function"
+        raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__)
     host = Processes(name, is_verifier=True) if function in [BUILT_IN[name] for name in VERIFIERS] else Threads()
     return RewardFunction(name="reward" if name == "<lambda>" else name, call=function, host=host)
@@ -83,9 +83,9 @@ def _named_function(reward: RewardConfig, segment_separator: str | None) -> Rewa
 
 
 def _check_options(reward: RewardConfig, call: Function) -> None:
-    parameters = inspect.signature(call).parameters
-    named = [name for name, parameter in parameters.items() if parameter.kind in NAMED]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    parameters = parameters_of(call)
+    named = [parameter.name for parameter in parameters if parameter.kind in NAMED]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     accepted = [name for name in named if name not in ("prompts", "completions")]
     if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
         takes_any, accepted = False, list(OPTIONS[reward.function])

@@ -1,6 +1,5 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import fsum
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
-from gspo.reward.calls import NAMED, Call, RewardFunction, run_calls
+from gspo.reward.calls import NAMED, Call, RewardFunction, parameters_of, run_calls
 from gspo.reward.reply import Reply
 from gspo.rollout.segments import split_segments
 from gspo.types import Batch, Failure, Group, Query, Sample, Score
@@ -189,7 +188,7 @@ def arguments_of(query: Query, samples: Sequence[Sample], function: RewardFuncti
         raise UserError(what, where=f"row {query.id}", fix="rename the column")
     columns = {name: [value] * size for name, value in query.columns.items() if name not in function.only_options}
     available = {**columns, **function.options, **own}
-    parameters = inspect.signature(function.call).parameters.values()
+    parameters = parameters_of(function.call)
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
     if missing:
         what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"

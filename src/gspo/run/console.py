@@ -16,7 +16,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from gspo.errors import printable
+from gspo.errors import printable, visible
+from gspo.evaluation.held_out import HeldOutScore
+from gspo.metrics.numbers import Metrics
 from gspo.metrics.words import measured, measures
 from gspo.model.policy import Policy
 from gspo.queries.source import QuerySet
@@ -135,6 +137,29 @@ def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
     for row in rows:
         table.add_row(*(row[name] for name in fitting))
     return table
+
+
+def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
+    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
+    pass_at_1, *rewards = measures([metrics])
+    size, judges = score.pass_at_1.num_questions, score.num_judged_by
+    words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
+    words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
+    if len(judges) > 1:  # some of them may not be verifiers at all
+        words += f"; judged by {', '.join(f'{name}: {number}' for name, number in judges.items())}"
+    if score.num_unjudged:
+        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
+    return words
+
+
+def failure_summary(score: HeldOutScore) -> str:
+    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
+    if not score.first_failure:
+        return ""
+    return (
+        f"reward functions failed on some of {score.num_responses} held-out responses: {score.num_failed} count as not "
+        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
+    )
 
 
 def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:

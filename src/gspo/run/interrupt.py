@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal has asked the run to end; no `except Exception` on the way holds it up."""
+    """A signal, its argument, has asked the run to end; no `except Exception` on the way holds it up."""
 
 
 class Interrupt:
@@ -34,7 +34,7 @@ class Interrupt:
     def check_stop(self) -> None:
         """Raises Stopped where a signal has come; to be called where the stage under way may be dropped."""
         if self.signal is not None:
-            raise Stopped
+            raise Stopped(self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Nothing is raised here: the code that is interrupted may be anybody's.

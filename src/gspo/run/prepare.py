@@ -13,7 +13,7 @@ from gspo.evaluation.held_out import evaluation_notes
 from gspo.learner.sft import encode_demonstrations
 from gspo.model.load import check_reference, load_config, make_tokenizer, max_positions
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy, checkpoint_gradients, load_policy
+from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
@@ -69,6 +69,8 @@ def load_inputs(
 
     Where a run is resumed, its rows must be those of `saved`.
     """
+    quiet_transformers()
+    device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
     rows = load_rows(recipe, queries)
@@ -76,7 +78,6 @@ def load_inputs(
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs)
-    quiet_transformers()
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
@@ -96,14 +97,21 @@ def load_inputs(
 
 
 def prepare(
-    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Checkpoint | None = None
+    recipe: Recipe,
+    *,
+    queries: Rows | None = None,
+    reward: Functions | None = None,
+    saved: Checkpoint | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
-    Where a run is resumed, its `saved` weights stand in for those of recipe.model.
+    Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
     inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved)
+    check_stop()
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
+    check_stop()
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:

@@ -18,8 +18,9 @@ from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
-from gspo.metrics.words import WINDOW, diagnoses, evaluation_summary, failure_summary
+from gspo.metrics.words import WINDOW, diagnoses
 from gspo.run.checkpoint.store import sha256
+from gspo.run.console import evaluation_summary, failure_summary
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.types import Sample

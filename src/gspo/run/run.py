@@ -109,7 +109,7 @@ class Run:
 
     def _check_stop(self) -> None:
         if self.stopped_by is not None:
-            raise Stopped
+            raise Stopped(self.stopped_by)
 
     @property
     def stopped_by(self) -> Signals | None:
@@ -168,11 +168,11 @@ def open_run(
             check_absent(recipe)  # before anything takes time
         else:
             stack.enter_context(closing(reopened))
-        parts = prepare(recipe, queries=queries, reward=reward, saved=saved)
+        interrupt = stack.enter_context(Interrupt(display.alert))
+        parts = prepare(recipe, queries=queries, reward=reward, saved=saved, check_stop=interrupt.check_stop)
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
-        interrupt = stack.enter_context(Interrupt(display.alert))
         run = Run(
             recipe=recipe,
             parts=parts,
