@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from gspo.errors import FailureKind, UserError
+from gspo.errors import FailureKind, UserError, encodable
 from gspo.recipe.callables import error_line
 
 MAX_REWARD = 1e100  # so that weighted sums, and the squares of them that a deviation takes, are still numbers
@@ -89,5 +89,5 @@ def _plain(value: Any) -> Any:
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:
     if isinstance(error, UserError):
         return Reply(user_error=(error.what, error.where, error.fix))
-    what = f"it raises {type(error).__name__}: {error}"[:MAX_CHARACTERS]
+    what = encodable(f"it raises {type(error).__name__}: {error}")[:MAX_CHARACTERS]
     return Reply(kind="raised", what=what + error_line(error, function))
