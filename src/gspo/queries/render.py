@@ -89,6 +89,6 @@ def _check_tokens(queries: Sequence[Query], tokenizer: Any, max_prompt_tokens: i
     most = max_prompt_tokens if max_prompt_tokens is not None else math.inf
     if too_long := [query for query in queries if len(query.prompt_ids) > most]:
         num_tokens, others = len(too_long[0].prompt_ids), f" ({len(too_long)} such rows)" if len(too_long) > 1 else ""
-        what = f"the prompt has {num_tokens} tokens; the model's positions less rollout.max_new_tokens leave {most}"
+        what = f"the prompt has {num_tokens} tokens; the model's positions leave {max(most, 0)} beside the response's"
         fix = "lower rollout.max_new_tokens, remove long rows, or use a model with more positions"
         raise UserError(f"{what}{others}", where=too_long[0].id, fix=fix)

@@ -61,6 +61,8 @@ def read_rows(path: str, *, config: str | None = None, split: str = "train", lim
 
 def _read_file(path: Path) -> Iterator[RawRow]:
     readers = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+    if path.is_dir():
+        raise UserError("this is a directory", where=str(path), fix=files_beside(path / "file", *readers))
     if not path.is_file():
         raise UserError("no such file", where=str(path), fix=files_beside(path, *readers))
     if path.suffix.lower() not in readers:

@@ -70,7 +70,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
     key, separator, text = override.lstrip("+").partition("=")
     if not separator or not key or key.startswith("-"):
-        fix = f"write {override.lstrip('-')}" if separator else None
+        fix = f"write {override.lstrip('-')}" if key.strip("-") else None
         raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
     if re.match(r"reward\.[0-9]", key):
         tree = {**tree, "reward": listed_rewards(tree.get("reward"))}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, files_beside
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
@@ -64,6 +64,8 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
 
 def not_a_run(path: Path) -> UserError:
     """What is to be said of a directory without a recipe."""
+    if not path.exists():
+        return UserError("no such directory", where=str(path), fix=files_beside(path, ""))
     fix = "name the directory that a run has made, such as runs/arithmetic"
     if any((path / "checkpoints").glob("*/recipe.yaml")):
         fix = "copy it back from the newest of its checkpoints"
