@@ -160,12 +160,16 @@ class Checkpointer:
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
-            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays"
-            self.store.prune(self.settings.keep)
         except Exception as error:
             self._failure = RunError(f"{what}: {error}")
             with suppress(OSError):  # the disk may be gone altogether
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
+            return
+        try:
+            self.store.prune(self.settings.keep)
+        except Exception as error:
+            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
+            self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
