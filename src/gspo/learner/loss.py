@@ -85,13 +85,12 @@ class _Pass:
         return sequence_mean(values, self.lengths).sum()
 
     def _weights(self) -> Float[Tensor, "N"] | None:
-        actor, sampler_logprobs = self.actor, self.packed("sampler_logprobs")
+        actor = self.actor
         if actor.correction == "none":
             return None
+        likelihoods = self.old_logprobs, self.packed("sampler_logprobs")
         level, bounds = actor.correction_level, (actor.correction_low, actor.correction_high)
-        return objective.correction_weights(
-            self.old_logprobs, sampler_logprobs, self.lengths, actor.correction, bounds, level=level
-        )
+        return objective.correction_weights(*likelihoods, self.lengths, actor.correction, bounds, level=level)
 
 
 def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:
