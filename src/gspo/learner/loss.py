@@ -46,7 +46,8 @@ def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) 
 class Loss:
     """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what its pass showed.
 
-    All of it lies on the pass's device: a GPU is waited for once a mini-batch.
+    All of it lies on the pass's device: a GPU is waited for once a mini-batch. Example, of two responses of 3 and 5
+    tokens: terms = {"loss": tensor(-0.02)}, by_token is [9, 8], sequence_ratio = [1.0002, 0.9997].
     """
 
     total: Tensor  # to be minimised

@@ -40,7 +40,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the writing thread needs; nothing in it changes while the run goes on."""
+    """What the writing thread needs; nothing in it changes while the run goes on.
+
+    Example: Snapshot(position=Position(12), tensors={"optimizer/steps_taken": tensor(48), …}, log_bytes={…}, …)
+    """
 
     position: Position
     weights: Mapping[str, Tensor]
