@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         text, code = f"failed: {error}", 1
     except (KeyboardInterrupt, Stopped) as error:  # Stopped: before the run had anything to save
-        number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+        number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
         text, code = f"error: code that the recipe names ended the program: SystemExit: {error}", 2

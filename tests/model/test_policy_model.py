@@ -255,6 +255,8 @@ def test_a_number_of_layers_that_no_model_has_is_refused_before_any_is_made(save
     edit(saved / "config.json", num_hidden_layers=10**9, layer_types=None)
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
         load_config(ModelConfig(path=str(saved)))
+    with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
+        load_tokenizer(str(saved))  # transformers makes the configuration beside a tokenizer too
     architecture = {"model_type": "qwen3", "num_hidden_layers": 10**9}
     with pytest.raises(UserError, match="num_hidden_layers 1,000,000,000 is more than"):
         load_config(ModelConfig(architecture=architecture, tokenizer="fit"))

@@ -46,7 +46,8 @@ def denominators_of(groups: Sequence[Group], norm: LengthNorm, max_tokens: int) 
 class Loss:
     """The terms of a micro-batch's loss, already divided by the mini-batch's denominators, and what its pass showed.
 
-    All of it lies on the pass's device: a GPU is waited for once a mini-batch.
+    All of it lies on the pass's device: a GPU is waited for once a mini-batch. Example, of two responses of 3 and 5
+    tokens: terms = {"loss": tensor(-0.02)}, by_token is [9, 8], sequence_ratio = [1.0002, 0.9997].
     """
 
     total: Tensor  # to be minimised
@@ -85,13 +86,12 @@ class _Pass:
         return sequence_mean(values, self.lengths).sum()
 
     def _weights(self) -> Float[Tensor, "N"] | None:
-        actor, sampler_logprobs = self.actor, self.packed("sampler_logprobs")
+        actor = self.actor
         if actor.correction == "none":
             return None
+        likelihoods = self.old_logprobs, self.packed("sampler_logprobs")
         level, bounds = actor.correction_level, (actor.correction_low, actor.correction_high)
-        return objective.correction_weights(
-            self.old_logprobs, sampler_logprobs, self.lengths, actor.correction, bounds, level=level
-        )
+        return objective.correction_weights(*likelihoods, self.lengths, actor.correction, bounds, level=level)
 
 
 def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: Denominators) -> Loss:

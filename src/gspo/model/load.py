@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,14 @@ def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedConfig
 
     _refuse_missing_directory(path, "model.tokenizer")
     fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
+    declared: Mapping[str, Any] = {}
+    with suppress(Exception):  # a tokenizer needs no config.json; whoever reads one names its faults
+        declared = PreTrainedConfig.get_config_dict(path)[0]
+    _check_layers(declared, where=path)  # transformers makes the model's configuration beside the tokenizer
     with _faults_named(path, "no tokenizer can be loaded", fix):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:

@@ -17,7 +17,10 @@ _MIN_FILL = 0.75  # a longer row's block takes only rows of at least this part o
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSequence:
-    """A response whose tokens are to be scored, and the prompt before it; both have at least one token."""
+    """A response whose tokens are to be scored, and the prompt before it; both have at least one token.
+
+    Example: TokenSequence(prompt_ids=(5, 7), response_ids=tensor([3, 9, 1]))
+    """
 
     prompt_ids: tuple[int, ...]
     response_ids: Int[Tensor, "T"]
@@ -67,7 +70,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """N tokens of a forward pass, block after block."""
+    """N tokens of a forward pass, block after block.
+
+    Example: of a prompt (5, 7) with the response (3, 9, 1): ids = [5, 7, 3, 9], positions = [0, 1, 2, 3],
+    predictors = [1, 2, 3], rows = (slice(1, 4),), prefixes = (slice(0, 1),).
+    """
 
     ids: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]  # the position of each token in its sequence

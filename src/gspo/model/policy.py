@@ -22,7 +22,10 @@ from gspo.types import Experts
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A causal language model without dropout, on its device, with its tokenizer and stop tokens."""
+    """A causal language model without dropout, on its device, with its tokenizer and stop tokens.
+
+    Example: policy.head.logits(policy.trunk(input_ids=ids).last_hidden_state[0]) are the model's logits, [N, V].
+    """
 
     model: Any  # a transformers causal LM
     tokenizer: Any

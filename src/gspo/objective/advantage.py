@@ -170,7 +170,10 @@ def positions(lengths: Int[Tensor, "B"], num_tokens: int) -> Int[Tensor, "N"]:
 
 
 def whitened(advantages: Float[Tensor, "N"], counted: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """Shifted and, unless they are equal, scaled: those that are counted have mean 0 and standard deviation 1."""
-    some = advantages[counted]
-    std = some.std() if len(some) > 1 else some.new_zeros(())
-    return (advantages - some.mean()) / torch.where(std > 0, std, 1.0)
+    """Shifted and, unless they are equal, scaled: those that are counted have mean 0 and standard deviation 1.
+
+    All are NaN where none is counted.
+    """
+    chosen = advantages[counted]
+    std = chosen.std() if len(chosen) > 1 else chosen.new_zeros(())
+    return (advantages - chosen.mean()) / torch.where(std > 0, std, 1.0)

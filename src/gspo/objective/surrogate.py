@@ -14,7 +14,10 @@ from gspo.recipe.published import PUBLISHED, LengthNorm
 
 @dataclass(frozen=True, kw_only=True)
 class Surrogate:
-    """The value of an objective for B sequences with N packed response tokens."""
+    """The value of an objective for B sequences with N packed response tokens.
+
+    Example: of responses of 2 and 1 tokens, per_sequence = [0.7, -0.7], clipped = [False, False, True].
+    """
 
     per_sequence: Float[Tensor, "B"]  # the term under 1/G Σ_i, to be maximised
     clipped: Bool[Tensor, "N"]  # the token takes no part in the gradient because of clipping

@@ -23,7 +23,12 @@ RENAMED = {
     **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
 }
 # Of pydantic's messages, in a person's words.
-_PLAIN = {"a valid string": "text", "a valid tuple": "a list", "a valid integer": "an integer"}
+_PLAIN = {
+    **{"a valid string": "text", "a valid integer": "an integer", "a valid number": "a number"},
+    **{"a valid boolean": "true or false", "a valid tuple": "a list", "a valid dictionary": "a mapping"},
+    **dict.fromkeys((", unable to interpret input", ", unable to parse string as an integer"), ""),
+    ", unable to parse string as a number": "",
+}
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
 

@@ -265,8 +265,8 @@ class CriticConfig(Section):
 class CheckpointConfig(Section):
     """A run is saved, too, when a signal asks it to end, and at its end."""
 
-    every: Natural = key(0, "Steps between [checkpoints](resume.md); 0: no such rhythm.")
-    seconds: PositiveFloat | None = key(600.0, "At most so many seconds between checkpoints; `null`: no such limit.")
+    every: Natural = key(0, "Steps between [checkpoints](resume.md); 0: not by steps.")
+    seconds: PositiveFloat | None = key(600.0, "At most so many seconds between checkpoints; `null`: not by time.")
     keep: Positive = key(2, "So many of the newest checkpoints are kept.")
 
 

@@ -65,8 +65,11 @@ def within_cpu_limit(seconds: float, score: Callable[..., float], *arguments: An
     try:
         if MARK in os.environ:
             resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + GRACE_SECONDS, hard))
-        signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)  # again, where one is lost in a callback
-        return score(*arguments)
+        try:  # by itself: the timer may well go off while it is being stopped
+            signal.setitimer(signal.ITIMER_PROF, seconds, 0.1)  # again, where one is lost in a callback
+            return score(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
     except (_OutOfTime, MemoryError, RecursionError):
         return 0.0
     finally:

@@ -40,7 +40,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the writing thread needs; nothing in it changes while the run goes on."""
+    """What the writing thread needs; nothing in it changes while the run goes on.
+
+    Example: Snapshot(position=Position(12), tensors={"optimizer/steps_taken": tensor(48), …}, log_bytes={…}, …)
+    """
 
     position: Position
     weights: Mapping[str, Tensor]
@@ -160,12 +163,16 @@ class Checkpointer:
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
-            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays"
-            self.store.prune(self.settings.keep)
         except Exception as error:
             self._failure = RunError(f"{what}: {error}")
             with suppress(OSError):  # the disk may be gone altogether
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
+            return
+        try:
+            self.store.prune(self.settings.keep)
+        except Exception as error:
+            what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
+            self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
