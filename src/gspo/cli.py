@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text, code = f"error: {error}", 2
     except RunError as error:
         text, code = f"failed: {error}", 1
-    except (KeyboardInterrupt, Stopped) as error:  # Stopped: before the run had anything to save
+    except KeyboardInterrupt as error:  # Stopped: before the run had anything to save
         number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success

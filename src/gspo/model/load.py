@@ -122,7 +122,8 @@ def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...
     ids = [tokenizer(token, add_special_tokens=False).input_ids for token in stop_tokens]
     for token, own in zip(stop_tokens, ids, strict=True):
         if len(own) != 1 or own[0] == tokenizer.unk_token_id:
-            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens")
+            fix = "name one that the model ends a turn with, such as <|im_end|>; it is in its tokenizer.json"
+            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens", fix=fix)
     return tuple(own[0] for own in ids)
 
 

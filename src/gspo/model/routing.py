@@ -36,6 +36,7 @@ class Trace:
 
     replay: Integer[Tensor, "N L K"] | None  # the experts to be used in place of the routers' choice
     keeps_logits: bool
+    num_layers: int  # L
     dtype: torch.dtype  # the smallest integers that hold the number of an expert
     chosen: dict[int, Tensor] = field(default_factory=dict)  # by layer, in each router's order, whatever is replayed
     logits: dict[int, Tensor] = field(default_factory=dict)  # by layer, with their gradients, where they are kept
@@ -43,7 +44,7 @@ class Trace:
     @property
     def experts(self) -> Integer[Tensor, "N L K"]:
         """The routers' choice."""
-        return torch.stack([self.chosen[layer] for layer in range(len(self.chosen))], dim=1).to(self.dtype)
+        return torch.stack([self.chosen[layer] for layer in range(self.num_layers)], dim=1).to(self.dtype)
 
     @property
     def router_logits(self) -> tuple[Float[Tensor, "N E"], ...]:
@@ -73,7 +74,10 @@ class Routing:
     @contextmanager
     def traced(self, replay: Integer[Tensor, "N L K"] | None = None, *, keep_logits: bool = False) -> Iterator[Trace]:
         """Record one forward pass within, its experts replaced by `replay` where that is given."""
-        before, self._trace = self._trace, Trace(replay=replay, keeps_logits=keep_logits, dtype=self.dtype)
+        before, self._trace = (
+            self._trace,
+            Trace(replay=replay, keeps_logits=keep_logits, num_layers=self.num_layers, dtype=self.dtype),
+        )
         try:
             yield self._trace
         finally:

@@ -1,10 +1,10 @@
 """The recipe's reward functions, found and checked before anything is sampled, and tried on two completions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,7 +41,8 @@ def load_functions(
     Raises UserError where there is none, a name is not found, or a function does not take its options.
     """
     if given is not None:
-        functions = [_given_function(function) for function in (given if isinstance(given, list | tuple) else [given])]
+        several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
+        functions = list(map(_given_function, cast("Iterable[Function]", given) if several else [given]))
     else:
         functions = [_named_function(reward, segment_separator) for reward in rewards]
     if not functions:

@@ -48,6 +48,8 @@ def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
         _prepare(setup["name"])
     except UserError as error:
         ready = Reply(user_error=(error.what, None, error.fix))
+    except Exception as error:
+        ready = Reply(user_error=(f"preparing it raises {type(error).__name__}: {error}", None, None))
     number, *_ = received.get()  # the question whether it is ready
     _send(link, number, [ready])
     loop = asyncio.new_event_loop()

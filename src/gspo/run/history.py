@@ -49,7 +49,7 @@ def end_recorded(run: Run) -> Iterator[None]:
 
 def _append_end(run: Run, error: BaseException | None) -> None:
     how, reason = "finished", None
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped):
         how = "interrupted"
     elif error is not None and not isinstance(error, Stopped):
         how, reason = "failed", encodable(str(error)) or type(error).__name__

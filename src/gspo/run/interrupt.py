@@ -8,7 +8,7 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
+class Stopped(KeyboardInterrupt):
     """A signal, its argument, has asked the run to end; no `except Exception` on the way holds it up."""
 
 

@@ -168,11 +168,12 @@ def open_run(
             check_absent(recipe)  # before anything takes time
         else:
             stack.enter_context(closing(reopened))
-        interrupt = stack.enter_context(Interrupt(display.alert))
-        parts = prepare(recipe, queries=queries, reward=reward, saved=saved, check_stop=interrupt.check_stop)
+        with (interrupt := Interrupt(display.alert)):
+            parts = prepare(recipe, queries=queries, reward=reward, saved=saved, check_stop=interrupt.check_stop)
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
+        stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow
         run = Run(
             recipe=recipe,
             parts=parts,
