@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,22 @@ def named_reward() -> str:
 def test_data_has_the_digest_that_checkpoints_of_earlier_versions_hold(row: dict[str, Any], digest: str) -> None:
     rows = lay_out([{"prompt": "1 + 1 =", "answer": "2", **row}], source="rows.jsonl")
     assert rows_digest(RowSet(train=tuple(rows), held_out=()), []) == digest
+
+
+def test_rows_held_out_and_demonstrations_belong_to_the_digest() -> None:
+    one, two, three = lay_out(ROWS[:3], source="rows.jsonl")
+    other = replace(three, columns={**three.columns, "answer": "5"})
+    data = [
+        ([one, two], [three], []),
+        ([one, two], [other], []),
+        ([one, two], [], []),
+        ([one], [two, three], []),
+        ([one, two, three], [], []),
+        ([one, two], [three], [(one, " 0")]),
+        ([one, two], [three], [(one, " 1")]),
+    ]
+    digests = {rows_digest(RowSet(train=tuple(train), held_out=tuple(held)), pairs) for train, held, pairs in data}
+    assert len(digests) == len(data)
 
 
 def test_other_demonstrations_are_refused(refused: Any) -> None:
