@@ -241,4 +241,5 @@ def test_a_later_mini_batch_is_compared_with_the_policy_whatever_the_engine_has_
     turn_routers(policy, seed=7)  # the trainer's choice is not the engine's
     batch = compute_old_logprobs(batch, learner_of(policy, actor))
     first, second = (step.report.activation for step in updates(policy, stepping(policy, turns=False), batch, actor))
+    assert first is not None and second is not None
     assert first.changed.sum() > 0 and second.changed.sum() == 0 < second.compared.sum()
