@@ -318,6 +318,14 @@ def test_damaged_checkpoints_are_passed_over_named_and_kept(refused: Any) -> Non
     assert message.count("state.safetensors is missing") == 2 and "no checkpoint is whole" in message
 
 
+def test_what_a_cold_start_left_that_was_killed_as_it_ended_is_removed() -> None:
+    train(recipe_of("steps=1"))
+    left = RUN / "cold_start_checkpoints"
+    shutil.copytree(RUN / "cold_start", left / "step_000001")
+    assert "resumed from runs/tiny/checkpoints" in train(recipe_of("steps=1"), resume=True)
+    assert not left.exists()
+
+
 def test_what_lies_beside_a_runs_own_files_stops_no_resume_and_stays() -> None:
     train(recipe_of("steps=1"))
     others = {f"rollouts/step_000001{end}.jsonl" for end in ("-copy", ".bak")} | {"checkpoints/unfinished_notes"}
