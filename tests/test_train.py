@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,12 @@ def test_a_run_exits_with_0_and_leaves_exactly_the_run_directory(finished: Finis
 def test_the_recipe_of_a_run_is_written_resolved_and_reads_back_equal(finished: Finished) -> None:
     assert load_recipe(finished.path / "recipe.yaml") == finished.recipe
     assert "clip_high: 0.0004" in (finished.path / "recipe.yaml").read_text(encoding="utf-8")  # a default, written out
+
+
+def test_the_times_of_a_step_are_its_own(finished: Finished) -> None:
+    for before, line in pairwise(read_lines(finished.path / "metrics.jsonl")):
+        passed = line["time/elapsed_seconds"] - before["time/elapsed_seconds"]
+        assert 0 < line["time/total_seconds"] + line.get("time/evaluation_seconds", 0) <= passed + 1e-3
 
 
 def test_the_metrics_are_a_line_a_step_after_line_0_with_the_evaluation_before_training(finished: Finished) -> None:

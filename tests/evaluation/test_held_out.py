@@ -205,3 +205,20 @@ def test_evaluation_leaves_the_weights_alone(
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     evaluate(EmbeddedEngine(policy), queries, load_functions((), giving(1.0)), recipe_of())
     assert all(torch.equal(one, two) for one, two in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_a_stop_is_heard_while_responses_are_scored(
+    new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
+) -> None:
+    called: list[int] = []
+
+    def calling(completions: Sequence[str], **columns: Any) -> list[float]:
+        called.append(len(completions))
+        return [0.0] * len(completions)
+
+    def check_stop() -> None:
+        if called:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        evaluate(EmbeddedEngine(new_policy()), queries, load_functions((), calling), recipe_of(), check_stop=check_stop)

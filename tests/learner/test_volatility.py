@@ -231,3 +231,15 @@ def test_the_first_mini_batch_is_compared_with_the_engine_where_that_has_recorde
     line = expert_metrics(batch.samples, [report])
     fraction = int(report.activation.changed.sum()) / int(expected.compared.sum())
     assert line["mismatch/expert_fraction"] == pytest.approx(fraction) and fraction > 0.2
+
+
+def test_a_later_mini_batch_is_compared_with_the_policy_whatever_the_engine_has_recorded(
+    new_policy: NewPolicy, batch_of_samples: Any, stepping: Any, actor_of: Any
+) -> None:
+    policy = new_policy("qwen3_moe", **MIXTURES["qwen3_moe"])
+    batch, actor = batch_of_samples(policy, record_experts=True), actor_of(mini_batches=2)
+    turn_routers(policy, seed=7)  # the trainer's choice is not the engine's
+    batch = compute_old_logprobs(batch, learner_of(policy, actor))
+    first, second = (step.report.activation for step in updates(policy, stepping(policy, turns=False), batch, actor))
+    assert first is not None and second is not None
+    assert first.changed.sum() > 0 and second.changed.sum() == 0 < second.compared.sum()

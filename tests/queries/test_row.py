@@ -37,6 +37,12 @@ def test_verl_rows_give_their_ground_truth_as_answer() -> None:
     assert row.columns == {"data_source": "x", "reward_model": raw["reward_model"], "answer": "4"}
 
 
+def test_an_answer_or_solution_of_the_datas_own_stays_beside_what_a_layout_gives() -> None:
+    (verl,) = lay_out([{"prompt": "p", "reward_model": {"ground_truth": "4"}, "answer": "own"}], source="data")
+    (gsm8k,) = lay_out([{"question": "p", "answer": "work\n#### 4", "solution": "own"}], source="data")
+    assert verl.columns["answer"] == gsm8k.columns["solution"] == "own"
+
+
 @pytest.mark.parametrize("raw", [{"problem": "p", "answer": "7"}, {"ID": 1, "Problem": "p", "Answer": "7"}])
 def test_aime_rows(raw: dict[str, Any]) -> None:
     (row,) = lay_out([raw], source="data")

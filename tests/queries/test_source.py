@@ -49,6 +49,16 @@ def test_an_evaluation_file_is_held_out_of_training(tmp_path: Path, recipe_of: R
     assert len(rows.train) == 14
 
 
+def test_of_the_hub_training_and_evaluation_have_their_own_splits(
+    recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = {("own/data", "easy", "train"): data(20), ("own/data", "easy", "hard"): data(8)}
+    monkeypatch.setattr("datasets.load_dataset", lambda path, name, split: splits[path, name, split])
+    queries, evaluation = {"path": "own/data", "config": "easy"}, {"path": "own/data", "split": "hard"}
+    rows = load_rows(recipe_of(queries=queries, evaluation=evaluation))
+    assert (len(rows.held_out), len(rows.train)) == (8, 12)
+
+
 def test_the_limit_counts_training_rows(recipe_of: RecipeOf) -> None:
     rows = load_rows(recipe_of(queries={"limit": 7}), data(100))
     assert len(rows.train) == 7

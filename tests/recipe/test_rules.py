@@ -64,7 +64,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"correction": "geometric_mask", "correction_level": "token"}}, ["is by sequence"]),
         ({"actor": {"correction": "tis", "surrogate": "dppo"}}, ["weighs by π_θ/π_engine already", "geometric_mask"]),
         (
-            {"actor": {"correction": "mis", "correction_low": 3, "correction_level": "sequence"}},
+            {"actor": {"correction": "mis", "correction_low": 2, "correction_level": "sequence"}},
             ["below correction_high"],
         ),
         ({"actor": {"clip_fraction": 0.1, "surrogate": "sapo"}}, ["no clip range"]),

@@ -9,7 +9,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.reward.calls import RewardFunction, Threads
+from gspo.reward.calls import Call, RewardFunction, Threads
 from gspo.reward.score import score
 
 
@@ -150,3 +150,20 @@ def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(gr
     slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3, host=places)
     scored = score(groups(*[["x"]] * 20), [slow])  # 0.6 s in all: twice the limit of one call
     assert most == [1] and rewards(scored) == [1.0] * 20
+
+
+def test_after_a_stop_no_call_is_waited_for(groups: Any, functions: Any) -> None:
+    released, stopped = threading.Event(), threading.Event()
+    stopped.set()
+
+    def stuck(**columns: Any) -> list[float]:
+        released.wait()
+        return [1.0]
+
+    (function,), (group,) = functions(stuck, time_limit_seconds=3), groups(["a"])
+    call, started = Call(function=function, samples=group.samples, arguments={}), time.monotonic()
+    try:
+        (reply,) = function.host.make([call], stopped)
+        assert reply.kind == "timed_out" and time.monotonic() - started < 3
+    finally:
+        released.set()

@@ -203,6 +203,13 @@ def test_expressions_are_sympys() -> None:
     assert integer_value("((0x28ac << 0x2) - (~0xebff & 3) ^ 1)") == ((0x28AC << 0x2) - (~0xEBFF & 3) ^ 1)
 
 
+@pytest.mark.parametrize("text", ["1 << 10001", "1 >> 10001", "2 ** 1001"])
+def test_no_exponent_or_shift_is_beyond_its_limit(text: str) -> None:
+    with pytest.raises(ValueError, match="that large"):
+        integer_value(text)
+    integer_value(text[:-1] + "0")
+
+
 def test_the_reward_scores_groups_of_several_rows() -> None:
     first, second = rows("chain_sum")[1]
     completions = [first["answer"], f"so <answer>{first['answer']}</answer>", "pelican", second["answer"]]

@@ -1,6 +1,7 @@
 """The processes of the built-in verifiers: what they cannot see, what an answer cannot outlast, and what it costs."""
 
 import os
+import resource
 import signal
 import textwrap
 import time
@@ -16,7 +17,7 @@ from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match, math
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import close_functions, load_functions
-from gspo.reward.limits import MARK
+from gspo.reward.limits import MARK, within_cpu_limit
 from gspo.reward.processes import LOADER_VARIABLES, Processes
 from gspo.reward.score import score
 
@@ -134,3 +135,19 @@ def test_neither_verifier_inherits_what_the_trainer_has_imported(groups: Any) ->
     if os.path.exists("/proc/self/maps"):  # noqa: PTH110
         assert all("libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text() for worker in workers)
     close_functions([function])
+
+
+def test_limits_hold_while_an_answer_is_judged_and_not_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> tuple[Any, ...]:
+        return resource.getrlimit(resource.RLIMIT_CPU), signal.getsignal(signal.SIGPROF)
+
+    def judge() -> float:
+        return float(all(now != then for now, then in zip(found(), before, strict=True)))
+
+    monkeypatch.setenv(MARK, "a worker's")
+    before = found()
+    try:
+        assert within_cpu_limit(60.0, judge) == 1.0 and found() == before
+        assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, before[0])

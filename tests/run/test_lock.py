@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -71,6 +72,24 @@ def test_a_program_that_was_started_meanwhile_does_not_keep_the_lock(tmp_path: P
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_that_was_forked_off_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, b".")
+        signal.pause()
+    try:
+        os.read(reading, 1)
+        lock.release()
+        Lock(tmp_path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_another_directory_is_another_lock(tmp_path: Path) -> None:

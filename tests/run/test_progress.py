@@ -169,6 +169,12 @@ def test_a_tensor_keeps_dtype_shape_and_bits_beside_others(dtype: str, tmp_path:
     assert same(through_the_disk(value, tmp_path), value)
 
 
+def test_views_of_one_memory_are_told_apart(tmp_path: Path) -> None:
+    square = torch.arange(9, dtype=torch.int32).view(3, 3)
+    views = {"rows": square, "columns": square.T, "bits": square.view(torch.float32), "row": square[0]}
+    assert same(through_the_disk(views, tmp_path), views)
+
+
 def test_lists_come_back_as_tuples(tmp_path: Path) -> None:
     value = {"a": [1, [2.0, "x"], None, True], "b": {}, "c": {"1": "one", "2": {"x": []}}}
     expected = {"a": (1, (2.0, "x"), None, True), "b": {}, "c": {"1": "one", "2": {"x": ()}}}

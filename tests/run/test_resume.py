@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,22 @@ def test_data_has_the_digest_that_checkpoints_of_earlier_versions_hold(row: dict
     assert rows_digest(RowSet(train=tuple(rows), held_out=()), []) == digest
 
 
+def test_rows_held_out_and_demonstrations_belong_to_the_digest() -> None:
+    one, two, three = lay_out(ROWS[:3], source="rows.jsonl")
+    other = replace(three, columns={**three.columns, "answer": "5"})
+    data = [
+        ([one, two], [three], []),
+        ([one, two], [other], []),
+        ([one, two], [], []),
+        ([one], [two, three], []),
+        ([one, two, three], [], []),
+        ([one, two], [three], [(one, " 0")]),
+        ([one, two], [three], [(one, " 1")]),
+    ]
+    digests = {rows_digest(RowSet(train=tuple(train), held_out=tuple(held)), pairs) for train, held, pairs in data}
+    assert len(digests) == len(data)
+
+
 def test_other_demonstrations_are_refused(refused: Any) -> None:
     demonstrations = Path("demonstrations.jsonl")
     demonstrations.write_text(Path("rows.jsonl").read_text())
@@ -299,6 +316,14 @@ def test_damaged_checkpoints_are_passed_over_named_and_kept(refused: Any) -> Non
         (path / "state.safetensors").unlink()
     message = refused(recipe_of())
     assert message.count("state.safetensors is missing") == 2 and "no checkpoint is whole" in message
+
+
+def test_what_a_cold_start_left_that_was_killed_as_it_ended_is_removed() -> None:
+    train(recipe_of("steps=1"))
+    left = RUN / "cold_start_checkpoints"
+    shutil.copytree(RUN / "cold_start", left / "step_000001")
+    assert "resumed from runs/tiny/checkpoints" in train(recipe_of("steps=1"), resume=True)
+    assert not left.exists()
 
 
 def test_what_lies_beside_a_runs_own_files_stops_no_resume_and_stays() -> None:
