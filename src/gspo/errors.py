@@ -62,15 +62,18 @@ def encodable(text: str) -> str:
 def writable(value: Any) -> Any:
     """The value with None for each number that is not finite and with encodable text, however deep they lie.
 
-    JSON and UTF-8 can hold it. What needs no change compares equal; anything but text, numbers, mappings, lists and
-    tuples is returned as it is.
+    JSON and UTF-8 can hold it. What needs no change is returned itself, and not copied: rows of data take much memory.
+    Anything but text, numbers, mappings, lists and tuples is returned as it is.
     """
+    changed = value
     if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, Mapping):
-        return {writable(key): writable(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(writable, value))
+        changed = encodable(value)
+    elif isinstance(value, Mapping):
+        changed = {writable(key): writable(inner) for key, inner in value.items()}
+    elif type(value) in (list, tuple):
+        changed = type(value)(map(writable, value))
+    if changed is not value:
+        return value if type(changed) is type(value) and changed == value else changed
     # No integer is made a float, which it may be too large for.
     is_infinite = isinstance(value, Real) and not isinstance(value, int) and not math.isfinite(value)
     return None if is_infinite else value

@@ -67,6 +67,8 @@ class Threads:
     def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
         (call,) = calls
+        if stopped.is_set():
+            return [Reply()]
         function, size, future = call.function, len(call.samples), Future[Reply]()
         make = partial(function.call, **call.arguments)
         if is_async(function.call):
