@@ -9,7 +9,7 @@ PEER := .venv-trl
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## run the tests but for the fault matrix (about 11 minutes on 2 cores)
+test: $(INSTALLED)  ## run the tests but for the fault matrix (about 13 minutes on 2 cores)
 	$(VENV)/bin/python -m pytest --ignore=tests/faults $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/resume.md: real runs, killed and damaged (about 5 minutes)
