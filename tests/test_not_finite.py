@@ -15,7 +15,8 @@ from tests.sampling import sample_groups
 from gspo import cli
 from gspo.errors import RunError
 from gspo.learner.forward_passes import compute_old_logprobs
-from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer
+from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer, StepReport
+from gspo.learner.update import MiniBatchReport
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
@@ -69,7 +70,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
 
 
 @pytest.fixture
-def broken_run() -> Iterator[tuple[Recorder, Callable[[], None]]]:
+def broken_run() -> Iterator[tuple[Recorder, Callable[..., None]]]:
     """A recorder, and a step in which all four updates are skipped: the weights turn to NaN after sampling."""
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
     given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
@@ -80,11 +81,13 @@ def broken_run() -> Iterator[tuple[Recorder, Callable[[], None]]]:
         batch = varied_batch(parts, recipe)
         poison(parts)
 
-        def take_step() -> None:
+        def take_step(*, idle_first: bool = False) -> None:
             run.clock.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
             known = compute_old_logprobs(batch, learner_of(parts.policy, recipe.actor))
             steps = list(updates(parts.policy, optimizer, known, recipe.actor))
             reports = tuple(step.report for step in steps)
+            if idle_first:  # an update in which nothing had an advantage
+                reports = (MiniBatchReport(step=StepReport(applied=True)), *reports[1:])
             run.progress = recorder.step(replace(run.progress, batch=steps[-1].batch, reports=reports))
 
         yield recorder, take_step
@@ -100,6 +103,15 @@ def test_skipped_updates_are_counted_and_five_in_a_row_end_the_run_with_the_batc
         take_step()
     text = Path("runs/tiny/rollouts/step_000002.jsonl").read_text(encoding="utf-8")
     assert len(text.splitlines()) == 32
+
+
+def test_an_update_without_any_advantage_is_no_sign_of_health(
+    broken_run: tuple[Recorder, Callable[..., None]],
+) -> None:
+    _, take_step = broken_run
+    take_step()
+    with pytest.raises(RunError, match="5 updates in a row"):
+        take_step(idle_first=True)
 
 
 def test_the_batch_that_ended_a_run_is_saved_with_all_that_is_known_of_it(

@@ -58,7 +58,7 @@ def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tup
             clip_range=(actor.clip_low, actor.clip_high),
             after=activation(learner.policy.routing, watched_experts(learner, watched), before),
         )
-        batch = batch.with_changed({sample: replace(sample, stats=seen) for sample, seen in stats.items()})
+        batch = batch.with_changed({sample: replace(sample, stats=new) for sample, new in stats.items()})
         yield report, batch
 
 

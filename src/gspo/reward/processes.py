@@ -148,13 +148,13 @@ class _Worker:
         self.is_busy = self._is_ready = False
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
-        self._link, theirs = Pipe()
+        self._link, worker_link = Pipe()
         names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
-        with theirs:
+        with worker_link:
             self._process = subprocess.Popen(
                 # -P: a file in the working directory that bears a standard module's name must not stand in for it.
-                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), self._mark],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-c", _PROGRAM, str(worker_link.fileno()), self._mark],
+                pass_fds=[worker_link.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a function prints is seen, and passes for nothing else
                 cwd=directory,

@@ -151,11 +151,11 @@ def _total(part: float | Tensor) -> float:
 def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
     if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
         return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
-    due = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
+    values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
     fixes: Mapping[FailureKind, str] = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
         "timed_out": "make it faster or raise time_limit_seconds",
-        "invalid": f"return a list with {due} for each completion, or None where the function does not apply",
+        "invalid": f"return a list with {values} for each completion, or None where the function does not apply",
     }
     return fixes.get(kind)
 

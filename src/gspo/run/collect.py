@@ -52,5 +52,5 @@ def _queries(run: Run, number: int, sampled: Sequence[Group]) -> list[Query]:
         seed=run.recipe.seed,
         shuffle=run.recipe.queries.shuffle,
     )
-    seen = {group.query.id for group in sampled}  # where an epoch ends, the next batch may have them again
-    return [queries[index] for index in indices if queries[index].id not in seen]
+    sampled_ids = {group.query.id for group in sampled}  # where an epoch ends, the next batch may have them again
+    return [queries[index] for index in indices if queries[index].id not in sampled_ids]

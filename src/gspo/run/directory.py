@@ -142,8 +142,8 @@ class RunDirectory:
     def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
         """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
         paths = {name: self.rollouts / name for name in files}
-        seen = {name: (path.stat().st_size, sha256(path)) for name, path in paths.items() if path.is_file()}
-        return [name for name in files if seen.get(name) != tuple(files[name])]
+        present = {name: (path.stat().st_size, sha256(path)) for name, path in paths.items() if path.is_file()}
+        return [name for name in files if present.get(name) != tuple(files[name])]
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

@@ -145,7 +145,7 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
         raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
     is_own = out is None and is_one  # any other file may be one of the run's
     if not is_own and os.path.lexists(target) and not _is_page(target):
-        fix = "name another file: --out report.html; or remove this one"
+        fix = "name a file that is not there yet, such as --out page.html"
         raise UserError("this file exists and is no page that gspo has written", where=str(target), fix=fix)
     return target
 

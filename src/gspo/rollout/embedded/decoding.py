@@ -104,8 +104,8 @@ class Rows:
             values = [getattr(self, name), getattr(new, name)]
             setattr(self, name, None if values[0] is None else torch.cat(values))
         self.width, self.is_padded = int(self.position.max()), True
-        for own, theirs in zip(self.cache.layers, new.cache.layers, strict=True):
-            own.join(theirs, self.width)
+        for layer, new_layer in zip(self.cache.layers, new.cache.layers, strict=True):
+            layer.join(new_layer, self.width)
         return self
 
 
