@@ -1,9 +1,4 @@
-"""Offline, one thread, shapes checked, and models so small that a test takes milliseconds.
-
-SHAPES=all in the environment checks the shapes of every tensor function, as `.ci/run` does. Without it only those of
-the objective are checked, for the checks take longer than the work of a small model; tests/test_shapes.py has a run of
-each kind with all of them.
-"""
+"""Offline, one thread, shapes checked where that is switched on, and models so small that a test takes milliseconds."""
 
 import copy
 import dataclasses
@@ -16,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from tests import shapes
 
 if TYPE_CHECKING:
     from gspo.model.packing import TokenSequence
@@ -29,9 +24,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     signal.signal(number, handler)  # under nohup, and in a shell's background job, they come ignored, and stay so
-SHAPED = ["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout"]
-# The annotations of tensor functions are checked at every call; gspo may only be imported after this line.
-install_import_hook(SHAPED if os.environ.get("SHAPES") == "all" else SHAPED[:1], "beartype.beartype")
+shapes.install()  # gspo may only be imported after this line
 
 TEXTS = ("a cat sat on the mat", "1 + 2 = 3", "<think>\n7 - 4 is 3\n</think> so: 3!")
 SHAPE = {
