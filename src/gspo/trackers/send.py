@@ -20,8 +20,7 @@ from gspo.run.lock import Lock
 from gspo.run.plain_files import content_of, parsed, replace_text
 from gspo.trackers.tracker import OPENERS
 
-WAIT_SECONDS = 15.0  # at a run's end, for all trackers together
-STOPPED_SECONDS = 2.0  # the same once a signal has come
+WAIT_SECONDS, STOPPED_SECONDS = 15.0, 2.0  # at a run's end, for all trackers together; once a signal has come
 Note = Callable[[str], object]
 
 

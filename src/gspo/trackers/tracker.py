@@ -11,9 +11,8 @@ import yaml
 
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles
+from gspo.report.samples import Sample
 from gspo.run.plain_files import for_writing
-
-Rows = Sequence[Mapping[str, Any]]  # of a table of samples, all with the same columns; mostly none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class Tracker:
 
     run_id: str
     last_step: int | None  # that has arrived; None: the tracker cannot tell
-    log: Callable[[int, Mapping[str, float], Rows], object]  # a step, later than those before; its numbers and samples
+    log: Callable[[int, Mapping[str, float], Sequence[Sample]], object]  # a step, later than those before
     finish: Callable[[], object]  # returns when everything has arrived
 
 
@@ -43,7 +42,7 @@ def open_tensorboard(run: RunFiles, run_id: str | None, seconds: float) -> Track
     def as_code(content: Any) -> str:  # Markdown shows it as it is, whatever a model has written
         return indent(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "    ")
 
-    def log(step: int, metrics: Mapping[str, float], samples: Rows) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         summary = text_pb("samples", as_code(samples)) if samples else Summary()
         summary.value.extend(Summary.Value(tag=name, simple_value=value) for name, value in metrics.items())
         write(step=step, summary=summary)
@@ -65,7 +64,7 @@ def open_trackio(run: RunFiles, run_id: str | None, seconds: float) -> Tracker:
     opened.id = run_id or opened.id  # trackio continues the newest run of the name, which may be another
     last_step = None if opened.url else SQLiteStorage.get_max_step_for_run(opened.project, run_id=opened.id)
 
-    def log(step: int, metrics: Mapping[str, float], samples: Rows) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         table = {"samples": trackio.Table(data=[dict(row) for row in samples])} if samples else {}
         opened.log({**metrics, **table}, step=step)
 
@@ -77,12 +76,11 @@ def open_wandb(run: RunFiles, run_id: str | None, seconds: float) -> Tracker:
     import wandb
 
     extras = {"console": "off", "x_disable_stats": True, "disable_git": True, "save_code": False}
-    # wandb's own hook at the end of the process keeps to the limit, too.
-    settings = wandb.Settings(finish_timeout=seconds, finish_timeout_raises=True, **extras)
+    settings = wandb.Settings(finish_timeout=seconds, finish_timeout_raises=True, **extras)  # for its exit hook, too
     about = {"name": run.name, "config": dict(run.recipe), "id": run_id, "resume": "allow"}
     opened = wandb.init(project=run.project, dir=run.path / "trackers", settings=settings, **about)
 
-    def log(step: int, metrics: Mapping[str, float], samples: Rows) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         rows = [list(row.values()) for row in samples]
         table = {"samples": wandb.Table(list(samples[0]), rows, allow_mixed_types=True)} if samples else {}
         opened.log({**metrics, **table}, step=step)
