@@ -2,9 +2,7 @@
 
 import os
 import socket
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +12,10 @@ from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.report.shapes import event, is_step, section
 from gspo.run.lock import is_locked
-from gspo.run.plain_files import for_reading, parsed, read_json_lines, read_plain, rollout_files
+from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
-LAST = sys.maxsize  # the number of a step after all others
 _NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 
@@ -90,26 +87,6 @@ def read_run(path: Path) -> RunFiles:
         state=state_of(path, events),
         notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )
-
-
-def lines_up_to(path: Path, announced: Iterable[int]) -> Iterator[Mapping[str, Any]]:
-    """The lines of a run's metrics.jsonl, as it grows: up to each step that is announced, and to the end with LAST.
-
-    A step is announced when all of its files are written. Each line is read once.
-    """
-    place = 0
-    for last in announced:
-        with suppress(FileNotFoundError), open(path / "metrics.jsonl", "rb", opener=for_reading) as file:
-            file.seek(place)
-            for text in file:
-                line = parsed(text) or {}
-                if is_step(step := line.get("step")) and step > last:
-                    break
-                place += len(text)
-                if is_step(step):
-                    yield line
-        if last == LAST:
-            return
 
 
 def _recipe(path: Path) -> Mapping[str, Any]:

@@ -2,20 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import writable
 from gspo.metrics.numbers import is_number
-from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_step
 from gspo.report.shapes import sample as sample_of
-from gspo.run.plain_files import for_reading, parsed, read_json_lines
+from gspo.run.plain_files import read_json_lines
 
 _WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
-_NUM_TABLES, _NUM_ROWS = 20, 8  # of a run, and of a table
-_COLUMNS = ("query", "prompt", "completion", "reward", "advantage", "sequence_ratio", "clipped", "finish_reason")
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
 
 
@@ -26,17 +20,6 @@ def read_groups(path: Path) -> dict[str, list[Sample]]:
         sample = sample_of(line)
         groups.setdefault(str(sample.get("query")), []).append(sample)
     return groups
-
-
-def table_of(run: RunFiles, step: int) -> list[Sample]:
-    """The first responses of a step, all with the same columns, for about 20 steps evenly spread; else none."""
-    steps = run.recipe["steps"]
-    has_table = is_step(steps) and steps and step * _NUM_TABLES // steps > (step - 1) * _NUM_TABLES // steps
-    if not has_table or (path := run.rollout_files.get(step)) is None:
-        return []
-    with open(path, "rb", opener=for_reading) as file:
-        samples = [sample_of(line) for text in islice(file, _NUM_ROWS) if (line := parsed(text)) is not None]
-    return [writable({column: sample.get(column) for column in _COLUMNS}) for sample in samples]
 
 
 def colour_floor(line: Mapping[str, Any]) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.metrics.numbers import scalars
-from gspo.report.run_files import LAST, lines_up_to, read_run
-from gspo.report.samples import table_of
+from gspo.report.run_files import read_run
+from gspo.report.steps import LAST, lines_up_to, table_of
 from gspo.run.interrupt import Interrupt
 from gspo.run.lock import Lock
 from gspo.run.plain_files import content_of, parsed, replace_text

@@ -1,7 +1,7 @@
 """The trackers that there are, each a function that opens a run there: TensorBoard, trackio, Weights & Biases."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from textwrap import indent
@@ -11,7 +11,7 @@ import yaml
 
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles
-from gspo.report.samples import Sample
+from gspo.report.steps import Table
 from gspo.run.plain_files import for_writing
 
 
@@ -21,7 +21,7 @@ class Tracker:
 
     run_id: str
     last_step: int | None  # that has arrived; None: the tracker cannot tell
-    log: Callable[[int, Mapping[str, float], Sequence[Sample]], object]  # a step, later than those before
+    log: Callable[[int, Mapping[str, float], Table], object]  # a step, later than those before
     finish: Callable[[], object]  # returns when everything has arrived
 
 
@@ -42,7 +42,7 @@ def open_tensorboard(run: RunFiles, run_id: str | None, seconds: float) -> Track
     def as_code(content: Any) -> str:  # Markdown shows it as it is, whatever a model has written
         return indent(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "    ")
 
-    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Table) -> None:
         summary = text_pb("samples", as_code(samples)) if samples else Summary()
         summary.value.extend(Summary.Value(tag=name, simple_value=value) for name, value in metrics.items())
         write(step=step, summary=summary)
@@ -64,7 +64,7 @@ def open_trackio(run: RunFiles, run_id: str | None, seconds: float) -> Tracker:
     opened.id = run_id or opened.id  # trackio continues the newest run of the name, which may be another
     last_step = None if opened.url else SQLiteStorage.get_max_step_for_run(opened.project, run_id=opened.id)
 
-    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Table) -> None:
         table = {"samples": trackio.Table(data=[dict(row) for row in samples])} if samples else {}
         opened.log({**metrics, **table}, step=step)
 
@@ -80,7 +80,7 @@ def open_wandb(run: RunFiles, run_id: str | None, seconds: float) -> Tracker:
     about = {"name": run.name, "config": dict(run.recipe), "id": run_id, "resume": "allow"}
     opened = wandb.init(project=run.project, dir=run.path / "trackers", settings=settings, **about)
 
-    def log(step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    def log(step: int, metrics: Mapping[str, float], samples: Table) -> None:
         rows = [list(row.values()) for row in samples]
         table = {"samples": wandb.Table(list(samples[0]), rows, allow_mixed_types=True)} if samples else {}
         opened.log({**metrics, **table}, step=step)
