@@ -29,8 +29,8 @@ def lines_up_to(path: Path, announced: Iterable[int]) -> Iterator[Mapping[str, A
             file.seek(place)
             for text in file:
                 line = parsed(text) or {}
-                if is_step(step := line.get("step")) and step > last:
-                    break
+                if not text.endswith(b"\n") or (is_step(step := line.get("step")) and step > last):
+                    break  # still being written
                 place += len(text)
                 if is_step(step):
                     yield line
