@@ -136,9 +136,9 @@ def _show(options: Namespace) -> None:
 
 
 def _track(options: Namespace) -> None:
-    from gspo.trackers.track import track
+    from gspo.track import track
 
-    track(options.target, options.to, follow=options.follow, note=_note)
+    track(options.target, options.to, note=_note)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,7 +173,6 @@ def _parser() -> argparse.ArgumentParser:
     option = add("track", _track, "send a run's metrics to its trackers, which get only what is new", type=Path, **run)
     text = "tensorboard, trackio or wandb, once or more; by default the recipe's report.trackers"
     option("--to", action="append", metavar="TRACKER", help=text)
-    option("--follow", action="store_true", help="go on until the run has ended")
     return parser
 
 
