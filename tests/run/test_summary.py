@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.recipe.load import load_recipe
-from gspo.run.console import arithmetic, summary
+from gspo.run.summary import arithmetic, summary
 
 PREFIX = "evaluation/held_out"
 

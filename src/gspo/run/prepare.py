@@ -63,26 +63,36 @@ class Prepared(Inputs):
 
 
 def load_inputs(
-    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Checkpoint | None = None
+    recipe: Recipe,
+    *,
+    queries: Rows | None = None,
+    reward: Functions | None = None,
+    saved: Checkpoint | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
-    Where a run is resumed, its rows must be those of `saved`.
+    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next.
     """
     quiet_transformers()
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
+    say("loading the reward functions")
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
+    say(f"reading the queries {'from ' + recipe.queries.path if recipe.queries.path else ''}".strip())
     rows = load_rows(recipe, queries)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs)
+    say(f"loading configuration and tokenizer {_source(recipe)}")
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    say("turning the queries into tokens")
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     return Inputs(
         functions=functions,
@@ -103,13 +113,15 @@ def prepare(
     reward: Functions | None = None,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved)
+    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say)
     check_stop()
+    say(f"loading the model {_source(recipe)}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
     check_stop()
     if policy.routing is None:
@@ -127,6 +139,10 @@ def prepare(
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
         engine=make_engine(recipe, policy),  # last, for nobody would close it if anything failed after it
     )
+
+
+def _source(recipe: Recipe) -> str:
+    return f"from {recipe.model.path}" if recipe.model.path else "of model.architecture"
 
 
 def _load_models(
