@@ -25,7 +25,10 @@ _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a pro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1."""
-    options, rest = _parser().parse_known_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
+        import_module("argcomplete").autocomplete(parser)
+    options, rest = parser.parse_known_args(arguments)
     try:
         if options.overrides is None and rest:
             raise UserError(f"there is no option {rest[0]!r}", where="command line", fix="see --help")
@@ -168,6 +171,13 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _keys(prefix: str, **_: object) -> list[str]:
+    """The recipe's keys that begin so, for a shell to complete."""
+    from gspo.recipe.schema import recipe_keys
+
+    return [f"{name}=" for name, _ in recipe_keys() if name.startswith(prefix)]
+
+
 def _parser() -> argparse.ArgumentParser:
     text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
     parser = argparse.ArgumentParser(prog="gspo", description=text)
@@ -180,7 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("target", **target)
         if not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3"
-            added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
+            overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
+            overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
         return added.add_argument
 
     recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}

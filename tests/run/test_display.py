@@ -113,7 +113,7 @@ def test_the_live_view_has_curves_over_the_steps_and_the_time_by_stage_of_the_la
     lines = frame(display)
     assert lines[0].startswith("GSPO  ████") and "20/40" in lines[0] and "left" in lines[0]
     assert lines[0].count("█") == lines[0].count("░")  # half of the steps
-    assert "2.000" in lines[1] and lines[1].split()[-1].startswith("▃▁▁") and lines[1].endswith("▇█")
+    assert "2.000" in lines[1] and lines[1].split()[-1].startswith("▂▁▁") and lines[1].endswith("▇▇██")
     assert "80.0" in lines[2] and lines[2].endswith("▁")
     shown = " ".join(lines)
     assert [fact for fact in SHOWN[2:] if fact not in shown] == []
@@ -275,7 +275,7 @@ def test_an_activity_of_seconds_is_named_in_a_terminal_and_is_gone_when_it_ends(
         display.progress(3, 12, "files")
         (line,) = frame(display)
         assert "loading the model: 0 s so far, 3 of 12 files  ███" in line and line.count("░") == 3 * line.count("█")
-    assert timers == [] and text.getvalue().endswith("\x1b[2K")  # the line is erased
+    assert timers == [] and text.getvalue().endswith("\r\x1b[2K\x1b[?25h\r")  # the line is erased
     assert threading.active_count() == 1 or not [t for t in threading.enumerate() if "Refresh" in type(t).__name__]
 
 

@@ -188,7 +188,7 @@ class Display:
 
     def _start_live(self, *, transient: bool) -> None:
         self._live = Live(console=self.console, get_renderable=self._view, transient=transient, refresh_per_second=4)
-        self._live.start()
+        self._live.start(refresh=True)
         self.console.show_cursor(True)  # a process that is killed could not bring it back
 
     def _end_live(self) -> None:

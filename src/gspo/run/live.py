@@ -36,7 +36,10 @@ class Activity:
 
     name: str
     count: tuple[int, int, str] | None = None  # done, of how many, of what
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
 
     @property
     def text(self) -> str:
@@ -60,10 +63,11 @@ class Phase:
     facts: Mapping[str, str] = field(default_factory=dict)  # of the last step
     shares: list[Mapping[str, float]] = field(default_factory=list)  # of a step's time, by stage, for the last steps
     diagnoses: Sequence[str] = ()  # that hold now
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.first, self._ended = self.step, self.started
+        self.first, self.started = self.step, time.monotonic()
+        self._ended = self.started
 
     def add(self, step: int, numbers: Mapping[str, float], line: Mapping[str, Any] | None = None) -> None:
         """A step is done; `numbers` go on with the curves, and a line of metrics tells more of it."""

@@ -120,13 +120,11 @@ def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         yield measure.label, f"{before} before → {after} after"
     steps = [line for line in lines if line["step"] > 0]
     few = max(1, min(_FEW, len(steps) // 2))
-    which = (
-        f"the first and the last {few} of {len(steps)} steps" if few > 1 else f"first and last of {len(steps)} steps"
-    )
+    which = "first and last" if few == 1 else f"means of the first and the last {few}"
     for label, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
         means = [_mean([line[name] for line in part]) for part in (steps[:few], steps[-few:])]
         if steps:
-            yield label, f"{means[0]:.{digits}f} → {means[1]:.{digits}f} (mean of {which})"
+            yield label, f"{means[0]:.{digits}f} → {means[1]:.{digits}f} ({which} of {len(steps)} steps)"
 
 
 def _mean(values: Sequence[float]) -> float:
