@@ -120,7 +120,7 @@ class Display:
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
         """Show one step of reinforcement learning."""
-        self._step(step, {"reward": line["reward/mean"], "tokens": line["response/mean_tokens"]}, line)
+        self._step(step, {"reward": line["reward/mean"], "response tokens": line["response/mean_tokens"]}, line)
 
     def _step(self, step: int, numbers: Mapping[str, float], line: Mapping[str, Any] | None = None) -> None:
         """A line is printed where there is no live view and one is due."""

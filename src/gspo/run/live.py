@@ -18,7 +18,7 @@ _RECENT = 10  # steps that the shares of the stages are a mean over
 _WIDEST = 60  # columns of a curve or a bar
 _SAMPLED = 20  # values that a column of a curve is a mean of at most, so that drawing stays quick
 _HUGE = 1e100  # beyond it, differences and sums may not be finite
-_DIGITS = {"reward": 3, "tokens": 1, "loss": 3}  # after the point
+_DIGITS = {"reward": 3, "response tokens": 1, "loss": 3}  # after the point
 _STAGES = {
     "sampling": ("rollout",),
     "rewards": ("reward",),
@@ -112,14 +112,12 @@ def shares(line: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def time_by_stage(steps: Sequence[Mapping[str, float]], bar: int = 0) -> list[str]:
-    """Such as `2.05 s`, `sampling 48%`, …: a step's mean seconds, then each stage of at least a hundredth of them."""
+    """Such as `2.05 s a step`, `sampling 48%`, …: the mean, then each stage of at least a hundredth of it."""
     seconds = {name: fmean(step[name] for step in steps) for name in steps[0]}
     total = sum(seconds.values())
     parts = {name: value / total for name, value in seconds.items() if total and value / total >= 0.01}
-    return [
-        f"{total:.2f} s",
-        *(f"{name} {'█' * round(bar * part)}{' ' * (bar > 0)}{part:.0%}" for name, part in parts.items()),
-    ]
+    words = [(name, "█" * round(bar * part), f"{part:.0%}") for name, part in parts.items()]
+    return [f"{total:.2f} s a step", *(" ".join(filter(None, stage)) for stage in words)]
 
 
 def finite(values: Iterable[float]) -> list[float]:
@@ -170,7 +168,7 @@ def view(phase: Phase | None, activity: Activity | None, alert: str, width: int)
 def _phase_lines(phase: Phase, width: int) -> Iterator[Text]:
     count = f"{phase.step}/{phase.total}"
     times = f"{duration(time.monotonic() - phase.started)} so far"
-    if phase.step > phase.first:
+    if phase.first < phase.step < phase.total:
         times += f", about {duration(phase.seconds_left)} left"
     room = width - len(f"{phase.title}    {count}  {times}")
     yield _line(f"{phase.title}  {bar(phase.step, phase.total, min(room, _WIDEST))}  {count}  {times}", "bold")

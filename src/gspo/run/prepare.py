@@ -79,13 +79,13 @@ def load_inputs(
     separator = recipe.rollout.segment_separator
     say("loading the reward functions")
     functions = load_functions(recipe.reward, reward, segment_separator=separator)
-    say(f"reading the queries {'from ' + recipe.queries.path if recipe.queries.path else ''}".strip())
+    say(f"reading the queries of {recipe.queries.path or 'a task, or from Python'}")
     rows = load_rows(recipe, queries)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs)
-    say(f"loading configuration and tokenizer {_source(recipe)}")
+    say(f"reading the configuration and tokenizer of {recipe.model.path or 'a new model'}")
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
@@ -121,7 +121,7 @@ def prepare(
     """
     inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say)
     check_stop()
-    say(f"loading the model {_source(recipe)}")
+    say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
     check_stop()
     if policy.routing is None:
@@ -139,10 +139,6 @@ def prepare(
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
         engine=make_engine(recipe, policy),  # last, for nobody would close it if anything failed after it
     )
-
-
-def _source(recipe: Recipe) -> str:
-    return f"from {recipe.model.path}" if recipe.model.path else "of model.architecture"
 
 
 def _load_models(
