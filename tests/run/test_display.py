@@ -110,7 +110,7 @@ def test_the_live_view_has_curves_over_the_steps_and_the_time_by_stage_of_the_la
     for step in range(2, 21):
         display.step(step, {**LINE, "reward/mean": step / 10, "response/mean_tokens": 100 - step})
     lines = frame(display)
-    assert lines[0].startswith("GSPO  ████") and "20/40" in lines[0] and "left" in lines[0]
+    assert lines[0].startswith("GSPO   ████") and "20/40" in lines[0] and "left" in lines[0]
     assert lines[0].count("█") == lines[0].count("░")  # half of the steps
     assert "2.000" in lines[1] and lines[1].split()[-1].startswith("▂▁▁") and lines[1].endswith("▇▇██")
     assert "80.0" in lines[2] and lines[2].endswith("▁")
@@ -187,6 +187,26 @@ def test_what_a_reward_function_prints_stays_readable_above_the_live_view(capsys
     assert sys.stdout.write is not None and not hasattr(sys.stdout, "rich_proxied_file")
 
 
+def test_what_processes_print_is_shown_above_the_live_view_and_else_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
+    display, text = terminal()
+    with display.output_of_processes() as descriptor:
+        display.start("GSPO", 2)
+        os.write(descriptor, b"printed\n\x1b[2J by a \xff process")
+        display.step(1, LINE)
+        display.stop()
+    assert "printed\n" in text.getvalue() and "␛[2J by a \ufffd process\n" in text.getvalue()
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    with plain()[0].output_of_processes() as descriptor:
+        assert descriptor == 2
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)  # standard error goes to a file
+    with display.output_of_processes() as descriptor:
+        assert descriptor == 2
+
+
 def test_diagnoses_that_hold_now_are_in_the_live_view_and_new_ones_are_plain_lines() -> None:
     display, _ = terminal()
     display.start("GSPO", 2)
@@ -259,7 +279,7 @@ def test_a_phase_taken_up_shows_its_first_step_and_reckons_with_its_own_time_alo
     clock[0] += 6.0
     display.step(5, LINE)
     clock[0] += 2.0
-    assert "0:08 so far, about 0:22 left" in frame(display)[0]  # 4 steps of 6 s, of which 2 s are over
+    assert "0:08 so far   about 0:22 left" in frame(display)[0]  # 4 steps of 6 s, of which 2 s are over
     display.stop()
 
 

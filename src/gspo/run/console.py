@@ -160,6 +160,26 @@ class Display:
         if self._activity is not None:
             self._activity.count = (done, total, unit)
 
+    @contextmanager
+    def output_of_processes(self) -> Iterator[int]:
+        """A file descriptor for other processes to print to; in a terminal the lines are shown above the live view."""
+        if not self.console.is_interactive or not os.isatty(2):
+            yield 2
+            return
+        end, descriptor = os.pipe()
+        relay = threading.Thread(target=self._relay, args=[end], daemon=True)
+        relay.start()
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+            relay.join(timeout=1.0)  # a process that has outlived the run may hold it open
+
+    def _relay(self, end: int) -> None:
+        with open(end, errors="replace") as lines:
+            for line in lines:
+                self.note(line.rstrip("\n"))
+
     def _set(self, activity: Activity | None) -> None:
         with self._lock:
             self._activity = activity

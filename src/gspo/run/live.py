@@ -161,24 +161,24 @@ def view(phase: Phase | None, activity: Activity | None, alert: str, width: int)
     elif phase is not None:
         lines.append(Text(""))
     if alert:
-        lines.append(_line(alert, "bold yellow"))
+        lines.append(Text(alert, style="bold yellow"))
     return Group(*lines)
 
 
 def _phase_lines(phase: Phase, width: int) -> Iterator[Text]:
-    count = f"{phase.step}/{phase.total}"
-    times = f"{duration(time.monotonic() - phase.started)} so far"
+    count, times = f"{phase.step}/{phase.total}", [f"{duration(time.monotonic() - phase.started)} so far"]
     if phase.first < phase.step < phase.total:
-        times += f", about {duration(phase.seconds_left)} left"
-    room = width - len(f"{phase.title}    {count}  {times}")
-    yield _line(f"{phase.title}  {bar(phase.step, phase.total, min(room, _WIDEST))}  {count}  {times}", "bold")
+        times.append(f"about {duration(phase.seconds_left)} left")
+    room = width - len("   ".join([phase.title, count, *times])) - 3
+    pieces = [phase.title, bar(phase.step, phase.total, min(room, _WIDEST)), count, *times]
+    yield from (_line(line, "bold") for line in _filled(list(filter(None, pieces)), width))
     label = max(map(len, phase.curves), default=0)
     for name, values in phase.curves.items():
         head = f"{name:<{label}}  {values[-1]:>7.{_DIGITS[name]}f}  "
         curve = sparkline(values, min(_WIDEST, max(1, width - len(head))))
         yield Text.assemble(head, (curve, "green"), no_wrap=True, overflow="ellipsis")
-    times = time_by_stage(phase.shares, bar=10) if phase.shares else []
-    for pieces in ([f"{name} {fact}" for name, fact in phase.facts.items()], times):
+    stages = time_by_stage(phase.shares, bar=10) if phase.shares else []
+    for pieces in ([f"{name} {fact}" for name, fact in phase.facts.items()], stages):
         yield from map(_line, _filled(pieces, width))
     for sentence in phase.diagnoses:
         yield Text(f"diagnosis: {sentence}", style="yellow")

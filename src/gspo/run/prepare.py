@@ -69,16 +69,18 @@ def load_inputs(
     reward: Functions | None = None,
     saved: Checkpoint | None = None,
     say: Callable[[str], object] = lambda _: None,
+    output: int = 2,
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
-    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next.
+    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next; what a
+    function's process prints goes to the file descriptor `output`.
     """
     quiet_transformers()
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
     say("loading the reward functions")
-    functions = load_functions(recipe.reward, reward, segment_separator=separator)
+    functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
     say(f"reading the queries of {recipe.queries.path or 'a task, or from Python'}")
     rows = load_rows(recipe, queries)
     check_origin([*rows.train, *rows.held_out], functions)
@@ -114,12 +116,13 @@ def prepare(
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
+    output: int = 2,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say)
+    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say, output=output)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)

@@ -170,9 +170,17 @@ def open_run(
             check_absent(recipe)  # before anything takes time
         else:
             stack.enter_context(closing(reopened))
+        output = stack.enter_context(display.output_of_processes())
         with (interrupt := Interrupt(display.alert)), display.waiting("loading the recipe's parts") as say:
-            stop = interrupt.check_stop
-            parts = prepare(recipe, queries=queries, reward=reward, saved=saved, check_stop=stop, say=say)
+            parts = prepare(
+                recipe,
+                queries=queries,
+                reward=reward,
+                saved=saved,
+                check_stop=interrupt.check_stop,
+                say=say,
+                output=output,
+            )
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
