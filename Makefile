@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 
-.PHONY: train test faults lint format bench soak study install clean
+.PHONY: train test faults lint format docs bench soak study install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -12,7 +12,7 @@ train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSP
 test: $(INSTALLED)  ## run the tests but for the fault matrix (about 13 minutes on 2 cores)
 	$(VENV)/bin/python -m pytest --ignore=tests/faults $(ARGS)
 
-faults: $(INSTALLED)  ## the fault matrix of docs/resume.md: real runs, killed and damaged (about 5 minutes)
+faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about 5 minutes)
 	$(VENV)/bin/python -m pytest tests/faults $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
@@ -23,6 +23,10 @@ lint: $(INSTALLED)  ## style, formatting and types
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(INSTALLED)  ## the documentation's site, into site/; fails on a dead link (some seconds)
+	$(VENV)/bin/python docs/make_reference.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 
 bench: $(INSTALLED) $(PEER)/.installed  ## against TRL's GSPO, taking turns (about 16 minutes on 2 quiet cores)
 	$(VENV)/bin/python -m benchmarks.peer.compare --trl-python $(PEER)/bin/python $(ARGS)
@@ -50,4 +54,4 @@ $(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache site
