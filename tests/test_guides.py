@@ -15,7 +15,7 @@ GUIDES = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in GUIDES}
 KEYS = {name for name, _ in recipe_keys()}
 SECTIONS = {name.partition(".")[0] for name in KEYS if "." in name}
-NOT_A_KEY = re.compile(r"reward\.py$|^reward/|\*|^(actor|reward|rollout)\.(yaml|md)$")
+FILES = re.compile(r"\.(jsonl?|ya?ml|py|md|html)$")
 RECIPES = [
     pytest.param(text, id=f"{stem}-{number}")
     for stem, guide in TEXTS.items()
@@ -38,7 +38,7 @@ def keys_in(text: str) -> set[str]:
     """The dotted names in code that begin like a recipe's section, and end before a value."""
     code = " ".join(re.findall(r"`([^`\n]+)`", text))
     named = re.findall(r"(?<![\w./`-])([a-z_]+(?:\.[a-z_0-9]+)+)(?=[=:,\s]|$)", code)
-    return {without_index(key) for key in named if key.partition(".")[0] in SECTIONS}
+    return {without_index(key) for key in named if key.partition(".")[0] in SECTIONS and not FILES.search(key)}
 
 
 def gspo_columns(text: str) -> str:
