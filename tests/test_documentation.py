@@ -326,7 +326,7 @@ def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[
     written: dict[str, set[str]] = {}
     for overrides in RUNS.values():
         path = tmp_path_factory.mktemp("everything") / "run"
-        train(load_recipe(TINY, [f"output_dir={path}", *overrides]), display=Display(quiet=True))
+        train(load_recipe(TINY, [f"output_dir={path}", "steps=1", *overrides]), display=Display(quiet=True))
         files = {name: path / name for name in ("metrics.jsonl", "cold_start.jsonl", "history.jsonl")}
         files["rollouts"] = path / "rollouts" / "step_000001.jsonl"
         for name, file in files.items():
