@@ -5,7 +5,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -139,14 +139,23 @@ def _cell(text: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    program = _parser()
+    (commands,) = [action for action in program._actions if isinstance(action, argparse._SubParsersAction)]
+    yield from _arguments([action for action in program._actions if action is not commands])
     for name, parser in commands.choices.items():
-        actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-        yield f"\n## gspo {name}\n\n{(parser.description or '')[:1].upper()}{(parser.description or '')[1:]}.\n\n"
-        yield f"```text\ngspo {name} {' '.join(map(_usage, actions))}\n```\n\n"
-        yield "| argument | meaning |\n|---|---|\n"
-        for action in actions:
-            yield f"| `{_usage(action).strip('[]')}` | {_cell(action.help or '')} |\n"
+        text, actions = parser.description or "", [*_shown_actions(parser._actions)]
+        yield f"\n## gspo {name}\n\n{text[:1].upper()}{text[1:]}.\n\n"
+        yield f"```text\ngspo {name} {' '.join(map(_usage, actions))}\n```\n"
+        yield from _arguments(actions)
+
+
+def _shown_actions(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:
+    return (action for action in actions if not isinstance(action, argparse._HelpAction))
+
+
+def _arguments(actions: Iterable[argparse.Action]) -> Iterator[str]:
+    rows = [f"| `{_usage(action).strip('[]')}` | {_cell(action.help or '')} |\n" for action in _shown_actions(actions)]
+    yield from ["\n| argument | meaning |\n|---|---|\n", *rows] if rows else ()
 
 
 def _usage(action: argparse.Action) -> str:
