@@ -80,7 +80,7 @@ def pages() -> Mapping[str, str]:
 def _recipe() -> str:
     """A table for each section, with a row for every key; of the optimisers that are like the actor's, one for all."""
     rows: dict[str, str] = {}
-    shortened = ()
+    shortened: tuple[str, ...] = ()
     for key, field in recipe_keys():
         default, kind, title = field.default, type(field.default), key.partition(".")[0] if "." in key else "run"
         if key.startswith(shortened):
