@@ -10,7 +10,7 @@ from gspo.report.shapes import sample as sample_of
 from gspo.run.plain_files import read_json_lines
 
 _WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
-Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/run_directory.md has its keys
+Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:

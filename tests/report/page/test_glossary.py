@@ -20,7 +20,7 @@ from gspo.report.page.charts import charts_of, every_metric
 from gspo.report.page.glossary import anchor, general_name, glossary
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = ROOT / "docs" / "reference" / "metrics.md"
+DOCUMENT = ROOT / "docs" / "metrics.md"
 ASSETS = Path(gspo.report.page.__file__).with_name("assets")
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
 PLOTLY_SHA256 = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
