@@ -30,7 +30,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     yield f"model       {inputs.config.model_type}: {model.path or 'new, untrained'}"
     if actor.routing_replay != "none" or actor.router_aux_loss:
         yield f"experts     replay: {actor.routing_replay}"
-        yield "            its routers prove at load that they can be watched and overruled (docs/experts.md)"
+        yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
     yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
     yield f"one prompt  {len(query.prompt_ids)} tokens: {json.dumps(query.text, ensure_ascii=False)}"
