@@ -19,17 +19,12 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 
 import datasets  # noqa: F401 - everything a run imports
 import reasoning_gym  # noqa: F401
-import rich._emoji_codes
-import tokenizers.trainers
 import torch
 import transformers
-import transformers.convert_slow_tokenizer
-import transformers.tokenization_utils_tokenizers
 from tests.faults import injections
 from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: F401
 
-import gspo.report.page.write
 import gspo.train  # noqa: F401
 from gspo import cli
 
