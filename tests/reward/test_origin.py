@@ -14,7 +14,8 @@ from gspo.reward.functions import EVALUATING_TASKS, check_origin, load_functions
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
-DATA = ("queries.procedural=null", "cold_start.steps=0", "rollout.queries_per_step=4")
+GYM = "reward=reasoning_gym"
+DATA = (GYM, "queries.procedural=null", "cold_start.steps=0", "rollout.queries_per_step=4")
 CODE = "__import__('pathlib').Path('evaluated').touch()"
 
 
@@ -60,7 +61,7 @@ def test_rows_from_python_are_data_too(task: str) -> None:
 
 
 def test_the_recipes_own_procedural_rows_and_other_tasks_of_data_are_not_refused() -> None:
-    own = load_recipe(str(TINY), ["queries.procedural={task: spiral_matrix, size: 8}", "cold_start.steps=0"])
+    own = load_recipe(str(TINY), [GYM, "queries.procedural={task: spiral_matrix, size: 8}", "cold_start.steps=0"])
     functions = load_functions(own.reward)
     made, data = load_rows(own), load_rows(load_recipe(str(TINY), [*DATA]), rows("chain_sum"))
     for each in (made, data):

@@ -55,7 +55,7 @@ def lines(completions, segments, **columns):
 SETTINGS = (
     "actor.importance_sampling_level=sequence_token",
     'rollout.segment_separator=" "',
-    "reward=[{function: reasoning_gym}, {function: mine.py:digits, per: token}, "
+    "reward=[{function: format, options: {pattern: '7'}}, {function: mine.py:digits, per: token}, "
     "{function: mine.py:lines, per: segment, weight: 0.5}]",
 )
 
@@ -77,7 +77,7 @@ def test_a_run_trains_on_rewards_of_tokens_and_turns_and_writes_their_means(mine
     for one in written:
         parts = one["rewards"]
         assert 0 <= parts["digits"] <= one["tokens"] and 0 <= parts["lines"] <= 2 * one["tokens"]
-        assert one["reward"] == pytest.approx(parts["reasoning_gym"] + parts["digits"] + 0.5 * parts["lines"])
+        assert one["reward"] == pytest.approx(parts["format"] + parts["digits"] + 0.5 * parts["lines"])
         assert math.isfinite(one["advantage"])
     for start in range(0, 32, 4):  # all of a response is still to go at its first token
         of_first_tokens = [one["token_advantages"][0] for one in written[start : start + 4]]
@@ -87,7 +87,7 @@ def test_a_run_trains_on_rewards_of_tokens_and_turns_and_writes_their_means(mine
 def test_check_says_what_a_number_is_for_and_shows_the_mean(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(TINY), *SETTINGS]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
-    assert said[0].startswith("reward      reasoning_gym: gold")
+    assert said[0].startswith("reward      format: gold")
     assert said[1].startswith("reward      digits, a number per token, in all: gold")
     assert said[2].startswith("reward      lines, a number per segment, in all: gold")
 
