@@ -21,7 +21,20 @@ _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a pro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1."""
+    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1.
+
+    As a program (without arguments given here) it ends at once if a tracker is not done: what the tracker's package
+    does at the end of a process, such as waiting for a server, could take for ever.
+    """
+    code = _exit_code(arguments)
+    if arguments is None and getattr(sys.modules.get("gspo.trackers.send"), "UNFINISHED", None):
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
     options, rest = _parser().parse_known_args(arguments)
     try:
         if options.overrides is None and rest:
