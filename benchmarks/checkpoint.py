@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkpoint [--parameters 1M 100M] [--rounds 7] [--directory DIR]
 
-Prints a row a model for docs/resume.md: bytes on disk, seconds the loop stands still (a copy is taken), seconds the
-thread then writes, and what all of it adds to the steps that run meanwhile.
+Prints a row a model for docs/guides/resuming.md: bytes on disk, seconds the loop stands still (a copy is taken),
+seconds the thread then writes, and what all of it adds to the steps that run meanwhile.
 """
 
 import argparse

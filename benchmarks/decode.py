@@ -1,6 +1,6 @@
 """Decoding speed: the embedded engine against transformers' `generate`, alternating in one run.
 
-    python benchmarks/decode.py            # the table of docs/performance.md, about 3 minutes
+    python benchmarks/decode.py            # the table of docs/benchmarks/performance.md, about 3 minutes
     python benchmarks/decode.py --quick    # a small run that only shows that it works
 
 All sides sample from the same models at temperature 1. The engine returns the log-likelihood of every token, which

@@ -1,7 +1,7 @@
 """The default run for several seeds: score, time and memory in a table, curves in a picture.
 
-python benchmarks/default_run.py --output docs/default_run      # docs/default_run.md and .svg, about 12 minutes
-python benchmarks/default_run.py --quick                        # one short run, to show that it works
+python benchmarks/default_run.py --output docs/benchmarks/default_run   # the .md and .svg there, about 12 minutes
+python benchmarks/default_run.py --quick                                # one short run, to show that it works
 """
 
 import argparse
@@ -19,13 +19,16 @@ from gspo.metrics.words import measured, measures
 Lines = list[dict[str, Any]]
 RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"
 QUICK = ["steps=2", "cold_start.steps=4", "evaluation.num_queries=8", "rollout.queries_per_step=8"]
-HEAD = """# The default run, measured
+HEAD = """# The default run
 
-`python benchmarks/default_run.py --output docs/default_run`
+`python benchmarks/default_run.py --output docs/benchmarks/default_run`
 
-2 CPU cores, nothing else running; wall time of the whole command, imports and both evaluations included; pass@1 on the
-same 512 held-out queries at temperature 1, one sample each, with its standard error over questions; first and last
-step: how many of the 512 training responses show their work, and the mean reward of those and of bare answers.
+Measured on 2 CPU cores with nothing else running.
+
+- Wall time is that of the whole command, with imports and both evaluations.
+- pass@1 is on the same 512 held-out queries, one sample each at temperature 1, with its standard error over questions.
+- First and last step: how many of the 512 training responses show their work, and the mean reward of those and of bare
+  answers.
 
 """
 

@@ -1,6 +1,6 @@
 """What each lever gains: a whole step with it and without it, in turn, on the workloads of benchmarks/peer.
 
-    python -m benchmarks.levers            # the table of docs/performance.md, about 5 minutes
+    python -m benchmarks.levers            # the table of docs/benchmarks/performance.md, about 5 minutes
     python -m benchmarks.levers --quick    # a small run that only shows that it works
 
 A step is a rollout batch, its old log-likelihoods and four mini-batches, as `gspo train` makes them. "without" changes

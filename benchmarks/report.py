@@ -3,7 +3,7 @@
     python -m benchmarks.report runs/arithmetic [--steps 200] [--longer 1 5 25] [--loads 5]
 
 Stretches a run that there is: its steps over and over, each response as many times as long. Prints a row a length for
-docs/report.md. Loading is measured in headless Chromium (selenium, chromium and chromium-driver), from the disk.
+docs/guides/report.md. Loading is measured in headless Chromium (selenium, chromium and chromium-driver), from the disk.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How decoding and updating scale with response length, group size and vocabulary, against the cost model.
 
-    python -m benchmarks.scaling            # the tables of docs/performance.md, about 10 minutes
+    python -m benchmarks.scaling            # the tables of docs/benchmarks/performance.md, about 10 minutes
     python -m benchmarks.scaling --quick    # a small run that only shows that it works
 
 Every response has its full length. "of peak" is the cost model's operations (benchmarks/cost.py) over the measured

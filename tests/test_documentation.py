@@ -1,4 +1,4 @@
-"""What the documents say is so: every metric is defined, every command and every example runs."""
+"""What the documents say is so: links lead somewhere, metrics and keys are the code's, commands and examples run."""
 
 import contextlib
 import json
@@ -9,22 +9,27 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gspo import cli
+from gspo.metrics.definitions import families, general_name
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
 from gspo.train import train
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 TINY = Path(__file__).with_name("tiny.yaml")
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+OUTSIDE: Sequence[str] = runpy.run_path(str(DOCS / "outside_pages.py"))["OUTSIDE"]  # pages of the site, too
 NOT_RUN = ("git clone", "cd ", "source ", "pip install", "python -m venv")  # they set a machine up
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -55,24 +60,25 @@ class Block:
 
 def blocks() -> Iterator[Block]:
     for path in DOCUMENTS:
-        if not path.is_file():
-            continue
         text = path.read_text(encoding="utf-8")
-        for found in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            language, info, body = found.groups()
-            title = re.search(r'title="([^"]+)"', info) or re.match(r"(?:#|//) ([\w./-]+\.\w+)\n", body)
-            line = text.count("\n", 0, found.start()) + 1
-            yield Block(path.name, line, language, title[1] if title else None, body)
+        for fence in re.finditer(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL):
+            _, language, info, body = fence.groups()
+            title = re.search(r'title="([^"]+)"', info)
+            line = text.count("\n", 0, fence.start()) + 1
+            place = path.relative_to(ROOT).as_posix()
+            yield Block(place, line, language, title[1] if title else None, textwrap.dedent(body))
 
 
 BLOCKS = list(blocks())
-COMMANDS = [
-    (block.place, command)
-    for block in BLOCKS
+SHOWN = {
+    command.partition("  #")[0].strip(): block.place
+    for block in reversed(BLOCKS)
     if block.language in ("bash", "sh", "console") and block.title is None
     for command in block.text.replace("\\\n", " ").splitlines()
     if shlex.split(command, comments=True)
-]
+}  # each command once, however many documents have it
+OF_RECIPES = {f"gspo {command} recipes/{path.name}": path.name for path in RECIPES for command in ("check", "train")}
+COMMANDS = [(place, command) for command, place in {**OF_RECIPES, **SHOWN}.items()]
 EXAMPLES = [block for block in BLOCKS if block.language == "python" and block.title is None]
 
 
@@ -159,6 +165,7 @@ def models_named(directory: Path) -> set[str]:
 def as_the_reader(directory: Path) -> Iterator[None]:
     with contextlib.chdir(directory), pytest.MonkeyPatch.context() as patch:
         patch.setattr("datasets.config.HF_DATASETS_CACHE", directory / "cache")
+        patch.syspath_prepend(directory)  # as a program that lies there has it
         yield
 
 
@@ -171,18 +178,17 @@ def run_gspo(words: Sequence[str], directory: Path) -> int:
     recipe = load_recipe(recipe_path, overrides)
     if command == "train" and recipe.run_dir.exists():
         assert directory in recipe.run_dir.resolve().parents
-        shutil.rmtree(recipe.run_dir)  # of the same command in another document
+        shutil.rmtree(recipe.run_dir)  # of the same recipe with other overrides
     return cli.main([command, recipe_path, *overrides, *shrunk(recipe)])
 
 
-def run_make(words: Sequence[str], directory: Path) -> int:
-    """The targets must exist; a `gspo` command they stand for is run, shrunk."""
+def check_make(words: Sequence[str]) -> int:
+    """The targets must exist, and the `gspo` commands that they stand for be among those that are run here."""
     dry = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert dry.returncode == 0, dry.stderr
     for line in dry.stdout.splitlines():
-        program, _, rest = line.partition(" ")
-        if Path(program).name == "gspo":
-            assert run_gspo(shlex.split(rest), directory) == 0
+        program, _, rest = line.strip().partition(" ")
+        assert Path(program).name != "gspo" or f"gspo {rest}".strip() in [command for _, command in COMMANDS]
     return dry.returncode
 
 
@@ -195,15 +201,6 @@ def run_python(words: Sequence[str]) -> int:
     return ended.returncode
 
 
-def test_the_documents_exist_and_have_commands_and_examples() -> None:
-    assert (ROOT / "README.md").is_file() and (ROOT / "docs" / "metrics.md").is_file()
-    in_the_readme = [command for place, command in COMMANDS if place.startswith("README.md")]
-    assert {"make train", "make test"} <= set(in_the_readme)
-    assert any(words_of(command)[0] == "gspo" for command in in_the_readme)
-    assert any(block.document == "README.md" for block in EXAMPLES)
-    assert {block.title for block in BLOCKS if block.title}, "the README shows no file"
-
-
 @pytest.mark.parametrize(("place", "command"), COMMANDS, ids=[f"{place} {command}" for place, command in COMMANDS])
 def test_a_command_of_the_documents_runs(place: str, command: str, readers_directory: Path) -> None:
     program, *words = words_of(command)
@@ -211,18 +208,11 @@ def test_a_command_of_the_documents_runs(place: str, command: str, readers_direc
         if program == "gspo":
             assert run_gspo(words, readers_directory) == 0
         elif program == "make":
-            assert run_make(words, readers_directory) == 0
+            assert check_make(words) == 0
         elif program == "python" and words[0].endswith(".py"):
             assert run_python(words) == 0
         else:
             assert shlex.join([program, *words]).startswith(NOT_RUN), f"{place}: a command of no known kind"
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
-def test_every_recipe_is_checked_and_trains_where_its_model_and_data_are(path: Path, readers_directory: Path) -> None:
-    with as_the_reader(readers_directory):
-        for command in ("check", "train"):
-            assert run_gspo([command, f"recipes/{path.name}"], readers_directory) == 0
 
 
 def test_the_gsm8k_recipe_trains_on_files_as_its_comment_says(readers_directory: Path) -> None:
@@ -241,26 +231,74 @@ def test_an_example_in_python_runs(block: Block, readers_directory: Path) -> Non
         runpy.run_path(str(path))
 
 
-def test_every_file_that_a_document_links_to_exists() -> None:
-    for path in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+def test_the_readme_is_short_and_shows_how_to_start() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    in_the_readme = [block for block in BLOCKS if block.document == "README.md"]
+    assert {"make train", "make test", "gspo check my_run.yaml"} <= SHOWN.keys()
+    assert {"my_prompts.jsonl", "my_reward.py", "my_run.yaml", None} == {block.title for block in in_the_readme}
+    assert any(block in EXAMPLES for block in in_the_readme)
 
 
-def test_every_path_of_the_readmes_tree_exists() -> None:
-    (tree,) = [block.text for block in BLOCKS if block.document == "README.md" and "src/gspo/" in block.text]
-    parent = ROOT
-    for line in tree.splitlines():
-        name = line.split()[0]
-        if not line.startswith(" "):
-            parent = ROOT
-        assert (parent / name).exists(), name
-        if name == "src/gspo/":
-            parent = ROOT / name
+def test_the_readmes_figure_names_files_of_the_package() -> None:
+    (figure,) = [block.text for block in BLOCKS if block.document == "README.md" and "──▶" in block.text]
+    _, rooms, files, *_ = [re.split(r"\s{2,}", line.strip()) for line in figure.splitlines()]
+    assert len(rooms) == len(files) == 6
+    for room, file in zip(rooms, files, strict=True):
+        assert (ROOT / "src" / "gspo" / room / file).is_file(), room + file
+
+
+def test_the_walk_through_a_step_names_what_is_there() -> None:
+    text = (DOCS / "concepts" / "training_step.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "gspo"
+    for path in re.findall(r"`([a-z_]+/[\w/]+\.py)`", text):
+        assert (package / path).is_file(), path
+    named = re.findall(r"`(?:\w+\.)?(\w+)`(?: \(|,? in )`([\w/]+\.py)`", text)
+    assert len(named) > 20
+    for name, path in named:
+        assert re.search(rf"(def|class) {name}\b", (package / path).read_text(encoding="utf-8")), f"{path}: {name}"
+    (listed,) = [block.text for block in BLOCKS if block.document.endswith("training_step.md")]
+    for line in listed.splitlines():
+        room, *files = line.split()
+        for file in files if room.endswith("/") else [room, *files]:
+            assert (package / (room if room.endswith("/") else "") / file).is_file(), line
+
+
+def anchors(path: Path) -> set[str]:
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("place", [*(path.relative_to(ROOT).as_posix() for path in DOCUMENTS), *OUTSIDE[1:]])
+def test_every_link_of_a_document_leads_somewhere(place: str) -> None:
+    document = ROOT / place
+    for target, anchor in re.findall(r"\]\(([^()#:\s]*)(#[^()\s]*)?\)", document.read_text(encoding="utf-8")):
+        path = document.parent / target if target else document
+        assert path.exists(), f"{document.name} links to {target}"
+        assert not anchor or anchor[1:] in anchors(path), f"{document.name} links to {target}{anchor}"
+
+
+def test_the_site_has_every_page() -> None:
+    def pages(nav: object) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        for part in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():
+            yield from pages(part)
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    documents = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert set(pages(site["nav"])) == documents | set(OUTSIDE)
+
+
+def test_the_reference_is_the_codes() -> None:
+    made: Mapping[str, str] = runpy.run_path(str(DOCS / "make_reference.py"))["pages"]()
+    for name, text in made.items():
+        written = (DOCS / "reference" / name).read_text(encoding="utf-8")
+        assert written == text, f"{name} is old; run: python docs/make_reference.py"
 
 
 EXPERTS = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16"
-REWARDS = "[{function: reasoning_gym}, {function: format, options: {pattern: '<answer>'}}]"
+REWARDS = "[{function: exact_match}, {function: format, options: {pattern: '<answer>'}}]"
 RUNS = {  # together, every part that logs numbers of its own
     "experts, several rewards, evaluations": [
         f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {EXPERTS}}}",
@@ -286,31 +324,27 @@ RUNS = {  # together, every part that logs numbers of its own
 @pytest.fixture(scope="module")
 def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
     """The keys that the runs have written, by file."""
-    found: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = {}
     for overrides in RUNS.values():
         path = tmp_path_factory.mktemp("everything") / "run"
-        train(load_recipe(TINY, [f"output_dir={path}", *overrides]), display=Display(quiet=True))
+        train(load_recipe(TINY, [f"output_dir={path}", "steps=1", *overrides]), display=Display(quiet=True))
         files = {name: path / name for name in ("metrics.jsonl", "cold_start.jsonl", "history.jsonl")}
         files["rollouts"] = path / "rollouts" / "step_000001.jsonl"
         for name, file in files.items():
             lines = file.read_text(encoding="utf-8").splitlines()
-            found.setdefault(name, set()).update(key for line in lines for key in json.loads(line))
-    return found
+            written.setdefault(name, set()).update(key for line in lines for key in json.loads(line))
+    return written
 
 
-def general_name(key: str) -> str:
-    key = re.sub(r"^evaluation/[^/]+/", "evaluation/<set>/", key)
-    key = re.sub(r"^evaluation/<set>/[^/]+/mean$", "evaluation/<set>/<function>/mean", key)
-    return re.sub(r"^reward/[^/]+/(mean|seconds)$", r"reward/<function>/\1", key)
-
-
-def test_every_key_of_a_run_is_defined_in_the_glossary(everything_on: Mapping[str, set[str]]) -> None:
-    defined = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")))
+def test_every_key_of_a_run_is_defined(everything_on: Mapping[str, set[str]]) -> None:
+    metrics = {name for family in families() for name in family.metrics}
+    text = (DOCS / "reference" / "run_directory.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`([^`\n]+)`", text))
     for file, keys in everything_on.items():
+        defined = metrics if file == "metrics.jsonl" else files
         assert {general_name(key) for key in keys} - defined == set(), file
 
 
-def test_the_glossarys_table_defines_nothing_that_no_run_logs(everything_on: Mapping[str, set[str]]) -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    defined = set(re.findall(r"^\| `([a-z_]+/[^`]+)` \|", text, re.MULTILINE))
-    assert defined - {general_name(key) for key in everything_on["metrics.jsonl"]} == set()
+def test_no_metric_is_defined_that_no_run_logs(everything_on: Mapping[str, set[str]]) -> None:
+    logged = {general_name(key) for key in everything_on["metrics.jsonl"]}
+    assert {name for family in families() for name in family.metrics} - logged == set()

@@ -1,6 +1,6 @@
 """gspo against TRL's GSPO: same model, prompts, reward, clip range and mini-batches, taking turns.
 
-    make bench                                   # all workloads, about 16 minutes; the table of docs/performance.md
+    make bench                                   # all workloads, about 16 minutes; the table of performance.md
     make bench ARGS="--workloads short --turns 3"
     make bench ARGS="--before ../older"          # a checkout of an earlier commit takes turns, too
 

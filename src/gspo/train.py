@@ -18,12 +18,13 @@ from gspo.recipe.callables import refuse_import
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
-from gspo.run.console import Display, introduction
+from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
+from gspo.run.summary import introduction
 from gspo.trackers.send import tracked
 from gspo.trackers.tracker import check_trackers
 
@@ -77,7 +78,8 @@ def train(
                     _cold_start(run, recorder)
                     _train(run, recorder, announce)
                     run.finish_phase()
-                    run.directory.save_model(run.parts.policy)
+                    with display.waiting("saving the model"):
+                        run.directory.save_model(run.parts.policy)
                     model = run.directory.model
             except Stopped:
                 assert run.checkpointer is not None

@@ -1,4 +1,4 @@
-"""The numbers of a step and of an evaluation, under the names that docs/metrics.md defines."""
+"""The numbers of a step and of an evaluation, under the names that docs/reference/metrics.md defines."""
 
 import math
 import resource

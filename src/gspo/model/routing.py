@@ -169,7 +169,7 @@ def refuse_experts(actor: ActorConfig, model_name: str, reason: str | None) -> N
     problem, other = f"{model_name} is no mixture of experts: it has no router", ""
     if reason is not None:
         problem = f"the routers of {model_name} are of a kind that gspo cannot watch or overrule: {reason}"
-        other = ", or use a model of another family (docs/experts.md lists which can be replayed)"
+        other = ", or use a model of another family (docs/concepts/experts.md lists which can be replayed)"
     for key, off in (("routing_replay", "none"), ("router_aux_loss", 0)):
         if getattr(actor, key) != off:
             raise UserError(problem, where=f"actor.{key}", fix=f"set actor.{key} to {off}{other}")

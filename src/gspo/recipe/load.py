@@ -121,7 +121,7 @@ def _describe(item: Any) -> str:
     near = difflib.get_close_matches(shown, re.findall(r"'(\w+)'", message), n=1, cutoff=0.5)
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
     return f"{where}: {message}, not {shown}: " + (
-        f"did you mean {near[0]}?" if near else meaning or "see docs/guide.md"
+        f"did you mean {near[0]}?" if near else meaning or "see docs/reference/recipe.md"
     )
 
 

@@ -12,7 +12,7 @@ from gspo.recipe.sections import RecipeKeys, Section, refusal
 
 
 class Recipe(RecipeKeys):
-    """A complete run; docs/guide.md lists every key."""
+    """A complete run; docs/reference/recipe.md lists every key."""
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

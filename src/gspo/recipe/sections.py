@@ -77,7 +77,7 @@ Per = Literal["response", "segment", "token"]
 
 
 def key(default: Any, description: str) -> Any:
-    """A key of a section with its default and its meaning, which docs/make_reference.py puts into the guide."""
+    """A key of a section with its default and its meaning, for docs/reference/recipe.md."""
     return Field(default, description=description)
 
 
@@ -106,10 +106,12 @@ class OptimizerConfig(Section):
 
 
 class ModelConfig(Section):
-    path: PathText | None = key(None, "A directory or hub id with weights; see [models](#models).")
+    path: PathText | None = key(None, "A directory or hub id with weights; see [models](../guides/models.md).")
     architecture: dict[str, Any] | None = key(None, "In place of a path: a new model's transformers configuration.")
     tokenizer: PathText | None = key(None, "By default `model.path`; `fit` makes a small one from the run's texts.")
-    trust_remote_code: bool = key(False, "Run Python code that directories bring along; see [models](#models).")
+    trust_remote_code: bool = key(
+        False, "Run Python code that directories bring along; see [models](../guides/models.md)."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
     device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
 
@@ -136,7 +138,9 @@ class ProceduralConfig(Section):
 
 
 class QueriesConfig(Section):
-    path: PathText | None = key(None, "A `.jsonl`, `.json`, `.csv` or `.parquet` file, or a hub id: see [data](#data).")
+    path: PathText | None = key(
+        None, "A `.jsonl`, `.json`, `.csv` or `.parquet` file, or a hub id: see [data](../guides/data.md)."
+    )
     config: str | None = key(None, "The configuration of a hub id's data set.")
     split: str = key("train", "The split of a hub id's data set.")
     prompt: str | None = key(None, "The column with text or chat messages. Known layouts are recognised without it.")
@@ -160,13 +164,15 @@ class RolloutConfig(Section):
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "Rounds of sampling in a step; then groups of equal rewards stay.")
-    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For cut-off responses ([algorithms](algorithms.md)).")
+    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For cut-off responses ([objectives](objectives.md)).")
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Annotated[str, Field(min_length=1)] | None = key(None, "The text that ends a segment.")
 
 
 class RewardConfig(Section):
-    function: PathText = key(..., "A built-in function, `module:name` or `file.py:name`: see [rewards](#rewards).")
+    function: PathText = key(
+        ..., "A built-in function, `module:name` or `file.py:name`: see [rewards](../guides/rewards.md)."
+    )
     weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call, which scores one group.")
@@ -184,10 +190,10 @@ class KlConfig(Section):
 
 
 class ActorConfig(Section):
-    surrogate: Name = key("clip", "The published objective; see [algorithms](algorithms.md).")
+    surrogate: Name = key("clip", "The published objective; see [objectives](objectives.md).")
     importance_sampling_level: Level = key("sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO.")
-    advantage: Advantage = key("group", "What a reward is compared with; see [algorithms](algorithms.md).")
-    length_norm: LengthNorm = key("own", "What divides a response's sum; see [algorithms](algorithms.md).")
+    advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md).")
+    length_norm: LengthNorm = key("own", "What divides a response's sum; see [objectives](objectives.md).")
     clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
     clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
     clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
@@ -199,7 +205,7 @@ class ActorConfig(Section):
     discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
     advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
     opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
-    correction: Correction = key("none", "For an engine whose likelihoods differ; see [algorithms](algorithms.md).")
+    correction: Correction = key("none", "For an engine whose likelihoods differ; see [objectives](objectives.md).")
     correction_level: Literal["token", "sequence"] = key(
         "token", "The ratio of a token, or a sequence's geometric mean."
     )
@@ -211,7 +217,8 @@ class ActorConfig(Section):
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
     old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who computes π_old (§5.4).")
     routing_replay: Literal["none", "policy", "engine"] = key(
-        "none", "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](experts.md))."
+        "none",
+        "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](../concepts/experts.md)).",
     )
     router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
     gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, which saves memory.")
@@ -265,7 +272,7 @@ class CriticConfig(Section):
 class CheckpointConfig(Section):
     """A run is saved, too, when a signal asks it to end, and at its end."""
 
-    every: Natural = key(0, "Steps between [checkpoints](resume.md); 0: not by steps.")
+    every: Natural = key(0, "Steps between [checkpoints](../guides/resuming.md); 0: not by steps.")
     seconds: PositiveFloat | None = key(600.0, "At most so many seconds between checkpoints; `null`: not by time.")
     keep: Positive = key(2, "So many of the newest checkpoints are kept.")
 
@@ -282,7 +289,8 @@ class EvaluationConfig(Section):
 
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
-        (), "The [trackers](trackers.md) that get the numbers and some samples. A failing one never stops the run."
+        (),
+        "The [trackers](../guides/tracking.md) that get the numbers and some samples. They never stop a run.",
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write `rollouts/`.")
@@ -297,7 +305,9 @@ class RecipeKeys(Section):
     )
     seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "The seed of initialisation, order and sampling.")
     steps: Positive = key(..., "Rollout batches to train on, each of them one step.")
-    output_dir: PathText | None = key(None, "A new directory, or one to [resume](resume.md); by default `runs/<name>`.")
+    output_dir: PathText | None = key(
+        None, "A new directory, or one to [resume](../guides/resuming.md); by default `runs/<name>`."
+    )
     model: ModelConfig
     cold_start: ColdStartConfig = ColdStartConfig()
     queries: QueriesConfig = QueriesConfig()
