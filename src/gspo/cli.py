@@ -24,7 +24,20 @@ _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a pro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1."""
+    """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1.
+
+    Called without arguments it is the program, and ends the process at once if a tracker is not done: what a tracker's
+    package does at the end of a process, such as waiting for a server, may take minutes.
+    """
+    code = _exit_code(arguments)
+    if arguments is None and getattr(sys.modules.get("gspo.trackers.send"), "UNFINISHED", None):
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
         import_module("argcomplete").autocomplete(parser)

@@ -1,6 +1,5 @@
 """Trackers that hang, raise or are offline beside a block that writes steps, and what is sent of it later."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -241,23 +240,37 @@ def test_a_state_that_cannot_be_read_is_refused_and_nothing_is_written_through_a
 
 
 _HANGS = """
-import sys, threading, time
+import atexit, sys, threading, time
 from pathlib import Path
+from gspo import cli
 from gspo.run.interrupt import Interrupt
 from gspo.trackers import send, tracker
 
 def hang(*_):
     threading.Thread(target=time.sleep, args=(600,)).start()  # which is a daemon, as the thread is that starts it
+    if as_program:
+        atexit.register(time.sleep, 600)  # as wandb does
+    is_hanging.set()
     time.sleep(600)
 
-send.WAIT_SECONDS, tracker.OPENERS["wandb"] = 0.01, hang
-with send.tracked(Path(sys.argv[1]), ["wandb"], print, Interrupt(print)) as announce:
-    announce(1)
-assert "torch" not in sys.modules
-sys.exit(7)
+def command(options):
+    with send.tracked(Path(sys.argv[2]), ["wandb"], print, Interrupt(print)) as announce:
+        is_hanging.wait()
+    print("ends")
+    return 7
+
+as_program, is_hanging = sys.argv[1] == "program", threading.Event()
+send.WAIT_SECONDS, tracker.OPENERS["wandb"], cli._show = 0.01, hang, command
+if as_program:
+    sys.argv[1:2] = ["show"]
+    sys.exit(cli.main())
+sys.exit(command(None))
 """
 
 
-def test_a_process_ends_though_its_tracker_hangs(run: MadeRun) -> None:
-    done = subprocess.run([sys.executable, "-c", _HANGS, run.path], capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 7 and b"is not done" in done.stdout, json.dumps(done.stderr.decode())
+@pytest.mark.parametrize("kind", ["program", "module"])
+def test_a_process_ends_though_its_tracker_hangs(kind: str, run: MadeRun) -> None:
+    command = [sys.executable, "-c", _HANGS, kind, run.path]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 7, done.stderr.decode()
+    assert b"is not done" in done.stdout and done.stdout.endswith(b"ends\n"), "what is printed last is there"

@@ -21,6 +21,7 @@ from gspo.run.plain_files import content_of, parsed, replace_text
 from gspo.trackers.tracker import OPENERS
 
 WAIT_SECONDS, STOPPED_SECONDS = 15.0, 2.0  # at a run's end, for all trackers together; once a signal has come
+UNFINISHED: set[str] = set()  # trackers that have failed or hang, and may still hang when the process ends
 Note = Callable[[str], object]
 
 
@@ -34,8 +35,10 @@ def tracked(path: Path, names: Sequence[str], note: Note, interrupt: Interrupt) 
             queue.put(step)
 
     def follow(name: str) -> None:
+        UNFINISHED.add(name)
         try:
             send(path, name, iter(queues[name].get, None), seconds=WAIT_SECONDS)
+            UNFINISHED.remove(name)
         except BaseException as error:
             why = f"has failed ({type(error).__name__}: {error}) and is off"
             note(f"tracker {name} {why}; to send what it lacks: gspo track {path} --to {name}")
@@ -62,10 +65,7 @@ def tracked(path: Path, names: Sequence[str], note: Note, interrupt: Interrupt) 
 
 
 def send(path: Path, name: str, announced: Iterable[int], *, seconds: float = 0.0) -> tuple[int, int]:
-    """Send a tracker what it lacks up to each step announced; how many steps that was, and the last that it has.
-
-    UserError where another process sends the run to this tracker; whatever the tracker raises comes through.
-    """
+    """Send a tracker the steps that it lacks, up to each announced; how many, and the last that it has."""
     file, num_sent = path / "trackers" / f"{name}.json", 0
     file.with_suffix("").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
