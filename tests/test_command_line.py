@@ -115,6 +115,11 @@ def test_the_paths_in_the_summary_can_be_copied_whole(capsys: pytest.CaptureFixt
     assert f'AutoModelForCausalLM.from_pretrained("{output / "model"}")' in capsys.readouterr().out
 
 
+def test_a_diagnosis_is_printed_once_at_the_end_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(TINY), "steps=1", "rollout.max_new_tokens=1", "evaluation.num_queries=0"]) == 0
+    assert capsys.readouterr().out.count("100% of responses cut off at rollout.max_new_tokens") == 1
+
+
 def test_a_reader_that_has_enough_ends_a_check_without_a_traceback() -> None:
     process = subprocess.Popen([GSPO, "check", TINY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None

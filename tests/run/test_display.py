@@ -152,7 +152,7 @@ def test_a_terminal_that_is_resized_is_filled_from_the_next_frame_on(monkeypatch
 
 
 def test_a_number_that_is_not_finite_can_be_shown() -> None:
-    numbers = (math.nan, math.inf, -math.inf, 1e308, -1e308, 0.5)
+    numbers = (math.nan, math.inf, -math.inf, 1e308, 1e308, -1e308, 0.5) * 40  # more than a curve has columns
     for display, text in (plain(), terminal()):
         display.start("GSPO", len(numbers))
         for step, number in enumerate(numbers, start=1):
