@@ -5,9 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -66,25 +64,16 @@ def test_the_version_names_what_a_report_of_a_fault_needs(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("gspo re", {"resume", "report"}),
-        ("gspo train recipe.yaml actor.clip_l", {"actor.clip_low="}),
-        ("gspo train recipe.yaml actor.clip", {"actor.clip_low=", "actor.clip_high=", "actor.clip_fraction="}),
-        ("gspo report --o", {"--out"}),
-    ],
+    ("line", "words"), [("gspo re", {"resume", "report"}), ("gspo train a.yaml actor.clip_l", {"actor.clip_low="})]
 )
-def test_a_shell_completes_commands_options_and_keys_of_a_recipe(
-    line: str, words: set[str], monkeypatch: pytest.MonkeyPatch
+def test_a_shell_completes_commands_and_keys_of_a_recipe(
+    line: str, words: set[str], environment: dict[str, str]
 ) -> None:
-    argcomplete, answer = pytest.importorskip("argcomplete"), BytesIO()
-    finder = partial(argcomplete.CompletionFinder(), exit_method=sys.exit, output_stream=answer)
-    monkeypatch.setattr(argcomplete, "autocomplete", finder)
-    for name, value in {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit):
-        cli.main([])
-    assert {word.strip() for word in answer.getvalue().decode().split("\x0b")} == words
+    pytest.importorskip("argcomplete")
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": "answer", "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run([sys.executable, "-m", "gspo"], env={**environment, **asked}, check=True)
+    assert {word.strip() for word in Path("answer").read_text().splitlines()} == words
 
 
 def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[str, str]) -> None:
@@ -124,6 +113,11 @@ def test_the_paths_in_the_summary_can_be_copied_whole(capsys: pytest.CaptureFixt
     output = Path("a_directory_with_a_long_name_" * 3, "[bold]run")
     assert cli.main(["train", str(TINY), f"output_dir={output}", "steps=1"]) == 0
     assert f'AutoModelForCausalLM.from_pretrained("{output / "model"}")' in capsys.readouterr().out
+
+
+def test_a_diagnosis_is_printed_once_at_the_end_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(TINY), "steps=1", "rollout.max_new_tokens=1", "evaluation.num_queries=0"]) == 0
+    assert capsys.readouterr().out.count("100% of responses cut off at rollout.max_new_tokens") == 1
 
 
 def test_a_reader_that_has_enough_ends_a_check_without_a_traceback() -> None:

@@ -110,14 +110,14 @@ def test_the_live_view_has_curves_over_the_steps_and_the_time_by_stage_of_the_la
     for step in range(2, 21):
         display.step(step, {**LINE, "reward/mean": step / 10, "response/mean_tokens": 100 - step})
     lines = frame(display)
-    assert lines[0].startswith("GSPO   ████") and "20/40" in lines[0] and "left" in lines[0]
-    assert lines[0].count("█") == lines[0].count("░")  # half of the steps
-    assert "2.000" in lines[1] and lines[1].split()[-1].startswith("▂▁▁") and lines[1].endswith("▇▇██")
-    assert "80.0" in lines[2] and lines[2].endswith("▁")
+    assert lines[0].startswith("GSPO   ━━━━") and "20/40" in lines[0] and "left" in lines[0]
+    assert lines[0].count("━") == lines[0].count("─")  # half of the steps
+    assert "2.000" in lines[2] and lines[2].split()[-1].startswith("▂▁▁") and lines[2].endswith("▇▇██")
+    assert "80.0" in lines[3] and lines[3].endswith("▁")
     shown = " ".join(lines)
     assert [fact for fact in SHOWN[2:] if fact not in shown] == []
-    assert [name for name, share in STAGES.items() if not re.search(rf"{name} █* ?{share}", shown)] == []
-    assert "other ██ 15%" in shown  # without the first step, whose other time is 10⁹ seconds
+    assert [name for name, share in STAGES.items() if not re.search(rf"{name} ━* ?{share}", shown)] == []
+    assert "other ━━ 15%" in shown  # without the first step, whose other time is 10⁹ seconds
     display.stop()
     assert "20/40" in text.getvalue() and "\x1b" in text.getvalue()
     display.note("afterwards")
@@ -152,7 +152,7 @@ def test_a_terminal_that_is_resized_is_filled_from_the_next_frame_on(monkeypatch
 
 
 def test_a_number_that_is_not_finite_can_be_shown() -> None:
-    numbers = (math.nan, math.inf, -math.inf, 1e308, -1e308, 0.5)
+    numbers = (math.nan, math.inf, -math.inf, 1e308, 1e308, -1e308, 0.5) * 40  # more than a curve has columns
     for display, text in (plain(), terminal()):
         display.start("GSPO", len(numbers))
         for step, number in enumerate(numbers, start=1):
@@ -293,7 +293,7 @@ def test_an_activity_of_seconds_is_named_in_a_terminal_and_is_gone_when_it_ends(
         assert "loading the model" in text.getvalue()
         display.progress(3, 12, "files")
         (line,) = frame(display)
-        assert "loading the model: 0 s so far, 3 of 12 files  ███" in line and line.count("░") == 3 * line.count("█")
+        assert "loading the model: 0 s so far, 3 of 12 files  ━━━" in line and line.count("─") == 3 * line.count("━")
     assert timers == [] and text.getvalue().endswith("\r\x1b[2K\x1b[?25h\r")  # the line is erased
 
 
@@ -328,7 +328,7 @@ def test_in_a_phase_an_activity_is_shown_once_it_takes_seconds_and_the_view_keep
         assert "evaluating" not in "".join(frame(display))
         clock[0] += 2.0
         heights.add(len(frame(display)))
-        assert "evaluating: 2 s so far, 128 of 512 responses  ███" in frame(display)[-1]
+        assert "evaluating: 2 s so far, 128 of 512 responses  ━━━" in frame(display)[-1]
         with display.waiting("saving a checkpoint"):
             clock[0] += 2.0
             assert "saving a checkpoint: 2 s so far" in frame(display)[-1]

@@ -116,7 +116,7 @@ def time_by_stage(steps: Sequence[Mapping[str, float]], bar: int = 0) -> list[st
     seconds = {name: fmean(step[name] for step in steps) for name in steps[0]}
     total = sum(seconds.values())
     parts = {name: value / total for name, value in seconds.items() if total and value / total >= 0.01}
-    words = [(name, "█" * round(bar * part), f"{part:.0%}") for name, part in parts.items()]
+    words = [(name, "━" * round(bar * part), f"{part:.0%}") for name, part in parts.items()]
     return [f"{total:.2f} s a step", *(" ".join(filter(None, stage)) for stage in words)]
 
 
@@ -137,9 +137,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(done: int, total: int, width: int) -> str:
-    """Such as `████░░░░`; empty where there is no room for one."""
+    """Such as `━━━━────`; empty where there is no room for one."""
     full = width * done // max(1, total)
-    return "█" * full + "░" * (width - full) if width >= 5 else ""
+    return "━" * full + "─" * (width - full) if width >= 5 else ""
 
 
 def duration(seconds: float) -> str:
@@ -172,13 +172,14 @@ def _phase_lines(phase: Phase, width: int) -> Iterator[Text]:
     room = width - len("   ".join([phase.title, count, *times])) - 3
     pieces = [phase.title, bar(phase.step, phase.total, min(room, _WIDEST)), count, *times]
     yield from (_line(line, "bold") for line in _filled(list(filter(None, pieces)), width))
+    yield Text("")
     label = max(map(len, phase.curves), default=0)
     for name, values in phase.curves.items():
         head = f"{name:<{label}}  {values[-1]:>7.{_DIGITS[name]}f}  "
         curve = sparkline(values, min(_WIDEST, max(1, width - len(head))))
         yield Text.assemble(head, (curve, "green"), no_wrap=True, overflow="ellipsis")
     stages = time_by_stage(phase.shares, bar=10) if phase.shares else []
-    for pieces in ([f"{name} {fact}" for name, fact in phase.facts.items()], stages):
+    for pieces in ([""], [f"{name} {fact}" for name, fact in phase.facts.items()], stages):
         yield from map(_line, _filled(pieces, width))
     for sentence in phase.diagnoses:
         yield Text(f"diagnosis: {sentence}", style="yellow")
