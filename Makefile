@@ -4,16 +4,22 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 
-.PHONY: train test faults lint format docs bench soak study install clean
+# A file's tests share a process, and its fixtures; up to four processes, one a core.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+
+.PHONY: train test test-all faults lint format docs bench soak study install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## run the tests but for the fault matrix (about 13 minutes on 2 cores)
-	$(VENV)/bin/python -m pytest --ignore=tests/faults $(ARGS)
+test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix and the browser (about TIME minutes on 2 cores)
+	$(PYTEST) -m "not browser" --ignore=tests/faults $(ARGS)
 
-faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about 5 minutes)
-	$(VENV)/bin/python -m pytest tests/faults $(ARGS)
+faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about TIME minutes on 2 cores)
+	$(PYTEST) --dist load tests/faults $(ARGS)
+
+test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about TIME minutes on 2 cores)
+	SHAPES=all $(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
 	$(VENV)/bin/ruff check .

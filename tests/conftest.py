@@ -1,5 +1,7 @@
-"""Offline, one thread, shapes checked, and models so small that a test takes milliseconds."""
+"""Offline, one thread, shapes checked where that is switched on, and models so small that a test takes milliseconds."""
 
+import copy
+import dataclasses
 import os
 import random
 import signal
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from tests import shapes
 
 if TYPE_CHECKING:
     from gspo.model.packing import TokenSequence
@@ -22,8 +24,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     signal.signal(number, handler)  # under nohup, and in a shell's background job, they come ignored, and stay so
-# The annotations of tensor functions are checked at every call; gspo may only be imported after this line.
-install_import_hook(["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout"], "beartype.beartype")
+shapes.install()  # gspo may only be imported after this line
 
 TEXTS = ("a cat sat on the mat", "1 + 2 = 3", "<think>\n7 - 4 is 3\n</think> so: 3!")
 SHAPE = {
@@ -55,6 +56,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a browser."""
+    for item in items:
+        if item.path.name.startswith("test_browser_"):
+            item.add_marker("browser")
+
+
 @pytest.fixture(scope="session")
 def fitted_tokenizer() -> Any:
     """One token a digit, word or mark of TEXTS."""
@@ -70,7 +78,7 @@ def each_family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
+def loaded_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
     """A policy of a family, the same new weights at every call or saved ones; other keys go to its configuration."""
     from gspo.model.policy import load_policy
     from gspo.recipe.sections import ModelConfig
@@ -83,6 +91,42 @@ def new_policy(fitted_tokenizer: Any) -> "Callable[..., Policy]":
         return load_policy(recipe, fitted_tokenizer, seed=seed, weights=weights)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def new_policy(loaded_policy: "Callable[..., Policy]") -> "Callable[..., Policy]":
+    """The same as `loaded_policy`, of which each is loaded and proven once and then copied, which is much faster."""
+    known: dict[str, tuple[Policy, torch.Tensor]] = {}
+
+    def build(
+        family: str = "qwen3", dtype: Any = "float32", seed: int = 0, *, weights: Path | None = None, **changes: Any
+    ) -> "Policy":
+        if weights is not None:
+            return loaded_policy(family, dtype, seed, weights=weights, **changes)
+        key = repr((family, dtype, seed, sorted(changes.items())))
+        if key not in known:
+            known[key] = loaded_policy(family, dtype, seed, **changes), torch.get_rng_state()
+        policy, random_state = known[key]
+        torch.set_rng_state(random_state)  # as loading leaves it
+        return copied(policy)
+
+    return build
+
+
+def copied(policy: "Policy") -> "Policy":
+    """Another policy of the same weights; they share the tokenizer."""
+    from gspo.model.routing import Routing
+
+    twin = copy.deepcopy(policy, {id(policy.tokenizer): policy.tokenizer})
+    if (routing := policy.routing) is None:
+        return twin
+    # What watches a router is a closure over the original: it is taken off the copy, which gets one of its own.
+    routers = [module for module in twin.model.modules() if "watched" in getattr(module.forward, "__qualname__", "")]
+    assert len(routers) == routing.num_layers
+    for router in routers:
+        del router.forward
+    numbers = {name: getattr(routing, name) for name in ("num_experts", "top_k", "gives_probabilities")}
+    return dataclasses.replace(twin, routing=Routing(routers, **numbers))
 
 
 @pytest.fixture(scope="session")

@@ -234,20 +234,20 @@ def test_a_reward_that_cannot_be_used_is_named_with_its_row_before_anything_is_w
 ) -> None:
     source, named = REWARDS[fault]
     Path("my_reward.py").write_text(source, encoding="utf-8")
-    message = failing("train", TINY, *OWN_DATA, "queries.path=rows.jsonl", "reward.0.function=my_reward.py:score")
+    message = failing("train", TINY, *OWN_DATA, "queries.path=rows.jsonl", "reward=my_reward.py:score")
     assert "reward function score, row rows.jsonl:" in message and named in message
 
 
 def test_a_reward_that_needs_a_column_that_is_not_there_is_refused_before_anything_is_trained(failing: Failing) -> None:
     Path("my_reward.py").write_text("def score(completions, solution):\n    return [1.0]\n", encoding="utf-8")
-    message = failing("train", TINY, *OWN_DATA, "queries.path=rows.jsonl", "reward.0.function=my_reward.py:score")
+    message = failing("train", TINY, *OWN_DATA, "queries.path=rows.jsonl", "reward=my_reward.py:score")
     assert "reward function score, row rows.jsonl:" in message and "solution" in message and "answer" in message
 
 
 def test_a_reward_file_that_cannot_be_imported_is_named_with_its_line(failing: Failing) -> None:
     Path("my_reward.py").write_text("import json\nimport no_such_module\n", encoding="utf-8")
     data = [*OWN_DATA, "queries.path=rows.jsonl"]
-    message = failing("train", TINY, *data, "reward.0.function=my_reward.py:score")
+    message = failing("train", TINY, *data, "reward=my_reward.py:score")
     assert "my_reward.py, line 2" in message and "no_such_module" in message
 
 
@@ -255,7 +255,7 @@ def test_a_reward_file_that_ends_the_program_is_an_error_and_nothing_is_written(
     source = "import sys\ndef score(completions, **columns):\n    return [1.0] * len(completions)\nsys.exit(0)\n"
     Path("my_reward.py").write_text(source, encoding="utf-8")
     for command in ("train", "check"):
-        message = failing(command, TINY, "reward.0.function=my_reward.py:score")
+        message = failing(command, TINY, "reward=my_reward.py:score")
         assert "my_reward.py, line 4 raises SystemExit: 0" in message and "__name__" in message
 
 

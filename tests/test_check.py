@@ -39,7 +39,7 @@ def test_check_tells_model_data_prompt_reward_and_arithmetic(capsys: pytest.Capt
 
 
 def test_check_scores_the_gold_answer_and_junk(capsys: pytest.CaptureFixture[str]) -> None:
-    line = next(line for line in check(capsys).splitlines() if line.startswith("reward"))
+    line = next(line for line in check(capsys, "reward=reasoning_gym").splitlines() if line.startswith("reward"))
     gold, junk = line.split("junk")
     assert "1.0" in gold and "1.0" not in junk
 
@@ -145,7 +145,7 @@ def test_check_refuses_what_train_would_refuse(capsys: pytest.CaptureFixture[str
 
 def test_check_runs_a_reward_of_ones_own_and_names_its_fault(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("def f(completions, **columns):\n    return [1 / 0]\n", encoding="utf-8")
-    assert cli.main(["check", str(TINY), "reward.0.function=mine.py:f"]) == 2
+    assert cli.main(["check", str(TINY), "reward=mine.py:f"]) == 2
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error and "mine.py:2" in error
 

@@ -5,6 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
+from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -28,20 +31,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])
-def test_help_loads_nothing_heavy(arguments: list[str], environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_help_and_version_load_nothing_heavy(arguments: list[str], environment: dict[str, str]) -> None:
     code = f"""
-import sys
-from gspo.cli import main
+import runpy, sys
+sys.argv[1:] = {arguments!r}
 try:
-    main({arguments!r})
+    runpy.run_module("gspo", run_name="__main__")
 except SystemExit as ended:
     assert ended.code == 0
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ended.stderr.strip() == "[]"
-    assert "usage: gspo" in ended.stdout
+    assert ended.stdout.startswith("gspo " if arguments == ["--version"] else "usage: gspo ")
 
 
 def test_help_names_every_command_and_how_to_override() -> None:
@@ -52,6 +55,36 @@ def test_help_names_every_command_and_how_to_override() -> None:
     ]:
         ended = subprocess.run([GSPO, *arguments], capture_output=True, text=True, check=True)
         assert [word for word in named if word.lower() not in ended.stdout.lower()] == []
+
+
+def test_the_version_names_what_a_report_of_a_fault_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert re.fullmatch(rf"gspo {version('gspo')}, Python 3\.\d+\.\d+\S*, torch {re.escape(version('torch'))}\n", shown)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("gspo re", {"resume", "report"}),
+        ("gspo train recipe.yaml actor.clip_l", {"actor.clip_low="}),
+        ("gspo train recipe.yaml actor.clip", {"actor.clip_low=", "actor.clip_high=", "actor.clip_fraction="}),
+        ("gspo report --o", {"--out"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_keys_of_a_recipe(
+    line: str, words: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argcomplete, answer = pytest.importorskip("argcomplete"), BytesIO()
+    finder = partial(argcomplete.CompletionFinder(), exit_method=sys.exit, output_stream=answer)
+    monkeypatch.setattr(argcomplete, "autocomplete", finder)
+    for name, value in {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert {word.strip() for word in answer.getvalue().decode().split("\x0b")} == words
 
 
 def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[str, str]) -> None:

@@ -1,24 +1,27 @@
 """`gspo check`: it tests everything about a recipe that does not need the weights."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
-from gspo.run.console import arithmetic, objective
 from gspo.run.directory import check_absent
 from gspo.run.prepare import Inputs, load_inputs
+from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 
 
-def check(recipe: Recipe) -> Iterator[str]:
-    """Yield what a run of the recipe would be, line by line; UserError at the first fault."""
+def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iterator[str]:
+    """Yield what a run of the recipe would be, line by line; UserError at the first fault.
+
+    `say` is called with what is waited for next.
+    """
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
-    inputs = load_inputs(recipe)
+    inputs = load_inputs(recipe, say=say)
     rows, pairs, tokenizer, query = inputs.rows, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:

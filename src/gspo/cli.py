@@ -3,11 +3,13 @@
 import argparse
 import json
 import os
+import platform
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,17 @@ from gspo.run.interrupt import Stopped
 
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
+    from gspo.run.console import Display
 
 _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, 2 for wrong input, 128 + n after signal n, else 1."""
-    options, rest = _parser().parse_known_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
+        import_module("argcomplete").autocomplete(parser)
+    options, rest = parser.parse_known_args(arguments)
     try:
         if options.overrides is None and rest:
             raise UserError(f"there is no option {rest[0]!r}", where="command line", fix="see --help")
@@ -51,10 +57,20 @@ def _note(text: str) -> None:
     print(printable(text), flush=True)
 
 
+def _display() -> "Display":
+    """A display, which has named what is waited for while the heavy libraries were loaded."""
+    from gspo.run.console import Display
+
+    display = Display()
+    with display.waiting("loading torch and transformers"):
+        import_module("gspo.train")
+    return display
+
+
 def _train(options: Namespace) -> int:
     from gspo.recipe.load import load_recipe
 
-    return _run(load_recipe(options.target, options.overrides), resume=options.resume)
+    return _run(load_recipe(options.target, options.overrides), _display(), resume=options.resume)
 
 
 def _resume(options: Namespace) -> int:
@@ -68,6 +84,7 @@ def _resume(options: Namespace) -> int:
         run = next(path for path in directory.parents if (path / "history.jsonl").exists() or path == path.parent)
         fix = f"gspo resume {run}: it goes on from the newest whole one"
         raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
+    display = _display()
     from gspo.run.history import working_directory_of
     from gspo.run.resume import not_a_run
 
@@ -86,17 +103,18 @@ def _resume(options: Namespace) -> int:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    return _run(recipe, resume=True)
+    return _run(recipe, display, resume=True)
 
 
-def _run(recipe: "Recipe", *, resume: bool) -> int:
-    from gspo.run.console import Display, summary
+def _run(recipe: "Recipe", display: "Display", *, resume: bool) -> int:
+    from gspo.run.summary import summary
     from gspo.train import train
 
-    display = Display()
     outcome = train(recipe, display=display, resume=resume)
-    report = _write_report(recipe.run_dir, display.note)
-    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
+    with display.waiting("writing the report"):
+        report = _write_report(recipe.run_dir, display.note)
+    diagnoses = {name: text for name, text in outcome.diagnoses.items() if not display.has_just_shown(text)}
+    results = outcome.metrics, diagnoses, outcome.model, outcome.seconds
     display.note(summary(*results, signal=outcome.signal, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
@@ -115,10 +133,12 @@ def _check(options: Namespace) -> None:
     from gspo.recipe.load import load_recipe
 
     recipe = load_recipe(options.target, options.overrides)
-    from gspo.check import check  # only now, for it takes seconds: a mistake in the recipe shows at once
+    display = _display()  # only now, since it takes seconds: a mistake in the recipe shows at once
+    from gspo.check import check
 
-    for line in check(recipe):
-        _note(line)
+    with display.waiting("loading the recipe's parts") as say:
+        for line in check(recipe, say):
+            _note(line)
 
 
 def _report(options: Namespace) -> None:
@@ -136,14 +156,32 @@ def _show(options: Namespace) -> None:
 
 
 def _track(options: Namespace) -> None:
-    from gspo.trackers.track import track
+    from gspo.track import track
 
-    track(options.target, options.to, follow=options.follow, note=_note)
+    track(options.target, options.to, note=_note)
+
+
+class _Version(argparse.Action):
+    """Prints the versions that a report of a fault needs; nothing is imported for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}")
+        parser.exit()
+
+
+def _keys(prefix: str, **_: object) -> list[str]:
+    """The recipe's keys that begin so, for a shell to complete."""
+    from gspo.recipe.schema import recipe_keys
+
+    return [f"{name}=" for name, _ in recipe_keys() if name.startswith(prefix)]
 
 
 def _parser() -> argparse.ArgumentParser:
     text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
     parser = argparse.ArgumentParser(prog="gspo", description=text)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of gspo, Python and torch")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[Namespace], int | None], text: str, **target: Any) -> Callable[..., Any]:
@@ -152,7 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("target", **target)
         if not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3"
-            added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
+            overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
+            overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
         return added.add_argument
 
     recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
@@ -173,7 +212,6 @@ def _parser() -> argparse.ArgumentParser:
     option = add("track", _track, "send a run's metrics to its trackers, which get only what is new", type=Path, **run)
     text = "tensorboard, trackio or wandb, once or more; by default the recipe's report.trackers"
     option("--to", action="append", metavar="TRACKER", help=text)
-    option("--follow", action="store_true", help="go on until the run has ended")
     return parser
 
 

@@ -1,6 +1,6 @@
 """The loop: queries, rollout, reward, advantage, update, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from gspo.recipe.callables import refuse_import
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
-from gspo.run.console import Display, introduction
+from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.interrupt import Stopped
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
-from gspo.trackers.followers import following
+from gspo.run.summary import introduction
+from gspo.trackers.send import tracked
 from gspo.trackers.tracker import check_trackers
 
 
@@ -66,7 +67,8 @@ def train(
     with open_run(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
         record_start(run, about)
-        with following(run.directory.path, recipe.report.trackers, display.note), end_recorded(run):
+        trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)
+        with trackers as announce, end_recorded(run):
             display.note(about)
             for sentence in run.parts.notes:
                 display.note(f"note: {sentence}", style="yellow")
@@ -74,9 +76,10 @@ def train(
             try:
                 with run.saved_on_the_way_out():
                     _cold_start(run, recorder)
-                    _train(run, recorder)
+                    _train(run, recorder, announce)
                     run.finish_phase()
-                    run.directory.save_model(run.parts.policy)
+                    with display.waiting("saving the model"):
+                        run.directory.save_model(run.parts.policy)
                     model = run.directory.model
             except Stopped:
                 assert run.checkpointer is not None
@@ -100,7 +103,7 @@ def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display:
     return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
 
 
-def _train(run: Run, recorder: Recorder) -> None:
+def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
     num_updates = recipe.steps * recipe.actor.mini_batches
@@ -140,6 +143,7 @@ def _train(run: Run, recorder: Recorder) -> None:
             for report, batch in clock.each("update", updates):
                 progress = run.safe_point(replace(progress, batch=batch, reports=(*progress.reports, report)))
         progress = run.safe_point(recorder.step(progress))
+        announce(progress.steps)
 
 
 def _cold_start(run: Run, recorder: Recorder) -> None:

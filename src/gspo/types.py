@@ -5,7 +5,7 @@ returns it, by `dataclasses.replace`, with more of its fields filled in. Its per
 each of the tokens that the policy wrote. Tensors lie on the CPU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -16,6 +16,7 @@ from gspo.errors import FailureKind
 
 Messages = list[dict[str, Any]]
 FinishReason = Literal["stop", "length"]
+ShowProgress = Callable[[int, int, str], object]  # how much is done, of how much, and of what: (3, 8, "responses")
 
 
 @dataclass(frozen=True, kw_only=True)

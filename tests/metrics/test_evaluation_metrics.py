@@ -7,7 +7,7 @@ import pytest
 
 from gspo.evaluation.held_out import HeldOutScore, estimate
 from gspo.metrics.step import evaluation_metrics
-from gspo.run.console import evaluation_summary, failure_summary
+from gspo.run.summary import evaluation_summary, failure_summary
 
 HALF = [[1.0], [0.0]] * 32
 

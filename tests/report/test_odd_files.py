@@ -18,11 +18,12 @@ from rich.console import Console
 from tests.report.page.made_runs import metrics_line, rollouts, write_run
 
 from gspo.errors import UserError
+from gspo.metrics.numbers import scalars
 from gspo.report.page import html
 from gspo.report.page.write import document
 from gspo.report.run_files import read_run
 from gspo.report.show import show
-from gspo.trackers.steps import Steps
+from gspo.report.steps import LAST, lines_up_to, table_of
 
 NUM_ROUNDS = 150  # a random change of a good run in each, the same ones every time
 FILES = ("metrics.jsonl", "history.jsonl", "cold_start.jsonl", "rollouts/step_000001.jsonl", "recipe.yaml")
@@ -89,7 +90,8 @@ def look(path: Path) -> None:
     for as_json in (False, True):
         console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
         show(path, step=None, query=None, as_json=as_json, console=console)
-    list(Steps(path, run.recipe, after=-1).new(is_over=True))
+    for line in lines_up_to(path, [LAST]):
+        json.dumps([scalars(line), table_of(run, line["step"])], allow_nan=False).encode()
 
 
 def test_whatever_a_file_holds_is_shown_or_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

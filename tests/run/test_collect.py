@@ -21,6 +21,7 @@ from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
 from gspo.run.clock import Clock
 from gspo.run.collect import collect
+from gspo.run.console import Display
 from gspo.run.interrupt import Interrupt
 from gspo.run.progress import Progress
 from gspo.types import Batch, Group, Query
@@ -63,7 +64,8 @@ class Stub:
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, clock=Clock(), interrupt=Interrupt(print))
+        given = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
+        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, **given)
         self.progress = replace(self.progress, steps=step - 1)
         batch, self.num_rounds = collect(run, self.progress, policy_version=7)
         assert {*run.clock.seconds} == {"rollout", "reward"}

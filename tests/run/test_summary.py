@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.recipe.load import load_recipe
-from gspo.run.console import arithmetic, summary
+from gspo.run.summary import arithmetic, summary
 
 PREFIX = "evaluation/held_out"
 
@@ -34,9 +34,19 @@ def shown(lines: list[dict[str, Any]], model: Path = Path("runs/a/model"), **dia
 def test_the_table_has_before_and_after_of_the_first_and_the_last_evaluation() -> None:
     text = shown(LINES)
     assert "0.510 ± 0.020 before → 0.900 ± 0.010 after" in text
-    assert "0.400 → 0.800 in 3 steps" in text
-    assert "17.0 → 26.0" in text
+    assert "0.400 → 0.800 (first and last of 3 steps)" in text
+    assert "17.0 → 26.0 (" in text
     assert "2 min 5 s" in text
+
+
+def test_before_and_after_are_means_of_some_steps_for_a_single_one_is_noise() -> None:
+    rewards = [0.0, math.nan, 1.0, 0.5, 0.5, 9.0, 9.0, 1.0, 1.0, 1.0, 0.0, 2.0]
+    text = shown([trained(step, reward, 10.0 * step) for step, reward in enumerate(rewards, start=1)])
+    assert "reward           0.500 → 1.000 (means of the first and the last 5 of 12 steps)\n" in text
+    assert "response tokens  30.0 → 100.0 (means of the first and the last 5 of 12 steps)\n" in text
+    assert "reward           nan → 0.500 (means of the first and the last 2 of 4 steps)" in shown(
+        [trained(step, reward, 1.0) for step, reward in enumerate([math.nan, math.nan, 0.25, 0.75], start=1)]
+    )
 
 
 def test_what_does_not_exist_of_an_evaluation_is_not_told_as_a_number() -> None:

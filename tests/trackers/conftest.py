@@ -1,44 +1,47 @@
-"""Made runs, and the command line in an environment in which no tracker reaches a network or a home directory."""
+"""Made runs, a tracker that does as it is told, and no real one that reaches a network or a home directory."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.trackers.fake import FakeTracker
 from tests.trackers.made import MadeRun
+
+from gspo.trackers import tracker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _at_home_in_a_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """trackio reads the place of its database once, at import."""
+    home = str(tmp_path_factory.mktemp("home"))
+    wandb = {f"WANDB_{name}_DIR": home for name in ("CONFIG", "CACHE", "DATA")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
+            patch.delenv(name)
+        for name, value in {**wandb, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}.items():
+            patch.setenv(name, value)
+        patch.setenv("TRACKIO_DIR", home)
+        yield
 
 
 @pytest.fixture
 def made_run(tmp_path: Path) -> Callable[..., MadeRun]:
-    """A run's directory under a name, with the recipe's keys given."""
-    return lambda name="made", **recipe: MadeRun(tmp_path / name, **recipe)
+    """A run's directory under a name, with the recipe's keys given; its project is this test's own."""
+    return lambda name="made", **recipe: MadeRun(tmp_path / name, project=tmp_path.name, **recipe)
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Of a process with a tracker: nothing reaches a network or a home directory."""
-    home = str(tmp_path / "home")
-    wandb = {f"WANDB_{name}_DIR": home for name in ("CONFIG", "CACHE", "DATA")}
-    return {
-        **{key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "TRACKIO_"))},
-        **wandb,
-        "HOME": home,
-        "WANDB_MODE": "offline",
-        "WANDB_ERROR_REPORTING": "false",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTracker]:
+    """Stands in for wandb, as if every tracker's package were installed."""
+    fake = FakeTracker()
+    monkeypatch.setitem(tracker.OPENERS, "wandb", fake.open)
+    monkeypatch.setattr(tracker, "find_spec", _found)
+    yield fake
+    fake.let_go.set()
 
 
-@pytest.fixture
-def gspo(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """Run the command line in a process of its own, as trackers keep to themselves what they were told."""
-
-    def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "gspo.cli", *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-
-    return run
+def _found(name: str) -> Any:
+    return SimpleNamespace(origin=name)

@@ -1,6 +1,7 @@
 """What each tracker has stored of a run, read from its own files."""
 
 import json
+import os
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ class Stored:
 
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # step and numbers, each as often as stored
     run_of_rows: list[str] = field(default_factory=list)
-    tables: dict[int, Any] = field(default_factory=dict)  # by step: rows, or their Markdown
+    tables: dict[int, Any] = field(default_factory=dict)  # by step: rows
+    markdown: dict[int, str] = field(default_factory=dict)  # by step, of TensorBoard: the same
     config: Any = None
 
     @property
@@ -30,24 +32,21 @@ class Stored:
 
 
 def read_stored(name: str, run: Path) -> Stored:
-    """What a tracker has of a run; trackio's database lies beside the run."""
-    if name == "tensorboard":
-        return _in_tensorboard(run)
-    return _in_trackio(run.parent / "trackio") if name == "trackio" else _in_wandb(run)
+    """What a tracker has of a run, and of others in its project."""
+    return {"tensorboard": _in_tensorboard, "trackio": _in_trackio, "wandb": _in_wandb}[name](run)
 
 
 def _in_tensorboard(run: Path) -> Stored:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    directory = run / "trackers" / "tensorboard"
     found = Stored()
-    for path in sorted(directory.glob("events.*")):
+    for path in sorted(run.glob("events.*")):
         for event in LegacyEventFileLoader(str(path)).Load():
             values = event.summary.value
             numbers = {value.tag: value.simple_value for value in values if value.HasField("simple_value")}
             if numbers:
                 found.rows.append((event.step, numbers))
-                found.run_of_rows.append(directory.name)
+                found.run_of_rows.append(run.name)
             for value in values:
                 text = b"".join(value.tensor.string_val).decode()
                 if value.tag == "recipe":
@@ -55,13 +54,14 @@ def _in_tensorboard(run: Path) -> Stored:
                     found.config = yaml.safe_load(text)
                 elif text:
                     assert value.tag == "samples" and value.metadata.plugin_data.plugin_name == "text"
-                    found.tables[event.step] = text
+                    found.markdown[event.step] = text
+                    found.tables[event.step] = yaml.safe_load(text)
     return found
 
 
-def _in_trackio(directory: Path) -> Stored:
+def _in_trackio(run: Path) -> Stored:
     found = Stored()
-    with sqlite3.connect(directory / "made.db") as database:
+    with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / f"{_project(run)}.db") as database:
         for run, step, content in database.execute("SELECT run_id, step, metrics FROM metrics ORDER BY id"):
             numbers = json.loads(content)
             table = numbers.pop("samples", None)
@@ -84,7 +84,7 @@ def _in_wandb(run: Path) -> Stored:
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 number = record.run.run_id
-                assert record.run.project == "made" and record.run.display_name == run.name
+                assert record.run.project == _project(run) and record.run.display_name == run.name
                 found.config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif kind == "history":
                 items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
@@ -96,6 +96,10 @@ def _in_wandb(run: Path) -> Stored:
                     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
                     found.tables[items["_step"]] = rows
     return found
+
+
+def _project(run: Path) -> str:
+    return str(yaml.safe_load((run / "recipe.yaml").read_text())["report"]["project"])
 
 
 def _leveldb_records(data: bytes, *, start: int) -> Iterator[bytes]:

@@ -1,15 +1,18 @@
 """Each tracker for real: the numbers, the recipe and the samples in its own storage, once, in one run."""
 
-import html
-import json
+import random
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from tests.trackers.made import COLUMNS, HOSTILE, NUMBERS, MadeRun
 from tests.trackers.stored import read_stored
+
+from gspo.track import track
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 
@@ -25,10 +28,8 @@ def tracker(request: pytest.FixtureRequest) -> str:
 def run(made_run: Callable[..., MadeRun]) -> MadeRun:
     """A run of 30 steps, three of which are done, and an evaluation before."""
     made = made_run(steps=30)
-    made.event("begun")
     for step in range(4):
         made.step(step, loss=step / 4)
-    made.event("ended", how="stopped")
     return made
 
 
@@ -36,83 +37,66 @@ def expected(steps: range) -> list[tuple[int, dict[str, float]]]:
     return [(step, {**NUMBERS, "policy/loss": step / 4}) for step in steps]
 
 
-def test_a_tracker_has_the_numbers_the_recipe_and_the_samples(tracker: str, run: MadeRun, gspo: Any) -> None:
-    done = gspo("track", run.path, "--to", tracker)
-    assert done.returncode == 0, done.stderr
-    assert f"tracker {tracker}: 4 step(s) sent; it has the run up to step 3" in done.stdout
+def send(run: MadeRun, name: str) -> str:
+    """Send what is new; what was said."""
+    notes: list[str] = []
+    track(run.path, [name], note=notes.append)
+    return "\n".join(notes)
+
+
+def test_it_gets_everything_once_in_one_run_and_draws_no_random_number(tracker: str, run: MadeRun) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    assert send(run, tracker) == f"tracker {tracker}: 4 step(s) sent; it has the run up to step 3"
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    assert before == after, "a tracker in the training's process must leave the training's random numbers alone"
     stored = read_stored(tracker, run.path)
+    (number,) = stored.runs
     assert stored.rows == expected(range(4))
     recipe = yaml.safe_load((run.path / "recipe.yaml").read_text())
     assert {key: value for key, value in stored.config.items() if not key.startswith("_")} == recipe
     assert set(stored.tables) == {2, 3}  # ⌈30 · k / 20⌉
-    if tracker == "tensorboard":
-        return  # whose Markdown has a test of its own
     for rows in stored.tables.values():
-        assert [row["query"] for row in rows] == [f"q:{place}" for place in range(8)]
-        assert [row["reward"] for row in rows] == list(range(8))
+        assert [(row["query"], row["reward"]) for row in rows] == [(f"q:{place}", place) for place in range(8)]
         assert all(list(row) == COLUMNS and row["completion"] == HOSTILE for row in rows)
         assert all(row["sequence_ratio"] is None and row["advantage"] == -0.5 for row in rows)
 
-
-def test_what_was_sent_is_not_sent_again_and_what_is_new_goes_to_the_same_run(
-    tracker: str, run: MadeRun, gspo: Any
-) -> None:
-    gspo("track", run.path, "--to", tracker)
-    (first,) = read_stored(tracker, run.path).runs
-    again = gspo("track", run.path, "--to", tracker)
-    assert f"tracker {tracker}: nothing new to send; it has the run up to step 3" in again.stdout
+    assert send(run, tracker) == f"tracker {tracker}: nothing new to send; it has the run up to step 3"
     run.step(4, loss=1.0)
-    assert gspo("track", run.path, "--to", tracker).returncode == 0
+    assert "1 step(s) sent" in send(run, tracker)
     stored = read_stored(tracker, run.path)
-    assert stored.runs == {first}
-    assert stored.rows == expected(range(5))
-    sent = json.loads((run.path / "trackers" / f"{tracker}.json").read_text())
-    assert sent == {"run": first, "step": 4, "closed": True}
+    assert stored.runs == {number} and stored.rows == expected(range(5))
+    assert run.state(tracker) == {"run": number, "step": 4, "closed": True}
 
 
-def test_two_runs_of_one_name_stay_two(tracker: str, run: MadeRun, gspo: Any, made_run: Callable[..., MadeRun]) -> None:
+def test_two_runs_of_one_name_stay_two(tracker: str, run: MadeRun, made_run: Callable[..., MadeRun]) -> None:
     other = made_run("elsewhere/made")
     other.step(1, loss=0.5)
-    gspo("track", run.path, "--to", tracker)
-    gspo("track", other.path, "--to", tracker)
+    send(run, tracker)
+    send(other, tracker)
     run.step(4, loss=1.0)
-    assert gspo("track", run.path, "--to", tracker).returncode == 0
+    send(run, tracker)
     stored = read_stored(tracker, run.path)
-    number = json.loads((run.path / "trackers" / f"{tracker}.json").read_text())["run"]
+    number = run.state(tracker)["run"]
     assert [row for row, of in zip(stored.rows, stored.run_of_rows, strict=True) if of == number] == expected(range(5))
 
 
-def test_trackio_is_asked_what_it_has_where_it_was_not_closed(run: MadeRun, gspo: Any) -> None:
+def test_trackio_is_asked_what_has_arrived_after_a_kill(run: MadeRun) -> None:
     pytest.importorskip("trackio")
-    gspo("track", run.path, "--to", "trackio")
-    state = run.path / "trackers" / "trackio.json"
-    state.write_text(json.dumps({**json.loads(state.read_text()), "step": 1, "closed": False}))
-    gspo("track", run.path, "--to", "trackio")
+    send(run, "trackio")
+    run.state("trackio", step=1, closed=False)
+    send(run, "trackio")
     assert read_stored("trackio", run.path).steps == [0, 1, 2, 3]
-    state.write_text(json.dumps({**json.loads(state.read_text()), "step": 9, "closed": False}))
+    run.state("trackio", step=9, closed=False)
     run.step(4, loss=1.0)
-    gspo("track", run.path, "--to", "trackio")
+    send(run, "trackio")
     assert read_stored("trackio", run.path).rows == expected(range(5))
 
 
-def test_wandb_without_a_login_fails_and_says_so(run: MadeRun, gspo: Any, environment: dict[str, str]) -> None:
-    pytest.importorskip("wandb")
-    del environment["WANDB_MODE"]
-    done = gspo("track", run.path, "--to", "wandb", "--to", "tensorboard")
-    assert done.returncode == 1
-    assert "failed: tracker wandb: " in done.stderr and "wandb login" in done.stderr
-    assert "tracker tensorboard: 4 step(s) sent" in done.stdout, "the others go on"
-
-
-def test_tensorboard_shows_a_hostile_completion_as_text(run: MadeRun, gspo: Any) -> None:
+def test_tensorboard_shows_a_hostile_completion_as_text_under_the_name_of_the_run(run: MadeRun) -> None:
     plugin_util = pytest.importorskip("tensorboard.plugin_util")
-    gspo("track", run.path, "--to", "tensorboard")
-    shown = plugin_util.markdown_to_safe_html(read_stored("tensorboard", run.path).tables[3])
-    assert set(re.findall(r"<(\w+)", shown)) == {"table", "thead", "tbody", "tr", "th", "td", "br"}
-    header, *rows = re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
-    assert re.findall(r"<th>(.*?)</th>", header) == COLUMNS
-    assert len(rows) == 8
-    for place, row in enumerate(rows):
-        cells = [html.unescape(cell.replace("<br>", "\n")) for cell in re.findall(r"<td>(.*?)</td>", row, re.DOTALL)]
-        completion = HOSTILE.replace("\x02", "<02>").replace("\t", "<09>")
-        assert cells == [f"q:{place}", "1+1=", completion, str(place), "-0.5", "", "0", "stop"]
+    inspector = pytest.importorskip("tensorboard.backend.event_processing.event_multiplexer")
+    send(run, "tensorboard")
+    shown = plugin_util.markdown_to_safe_html(read_stored("tensorboard", run.path).markdown[3])
+    assert set(re.findall(r"<(\w+)", shown)) == {"pre", "code"}
+    runs: Any = inspector.EventMultiplexer().AddRunsFromDirectory(str(run.path.parent)).Reload().Runs()
+    assert set(runs) == {"made"}

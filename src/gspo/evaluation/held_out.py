@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.reward.score import score
 from gspo.rollout.engine import Engine, SamplingKey
-from gspo.types import Query, Sample, Score
+from gspo.types import Query, Sample, Score, ShowProgress
 
 _SEED = 250718071  # not the recipe's: an evaluation draws the same numbers before and after training
 Verdict = tuple[str, float]  # the name of the function that judges a response, and its number
@@ -74,6 +75,7 @@ def evaluate(
     functions: Sequence[RewardFunction],
     recipe: Recipe,
     check_stop: Callable[[], None] = lambda: None,
+    show_progress: ShowProgress = lambda *_: None,
 ) -> HeldOutScore:
     """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run.
 
@@ -82,8 +84,10 @@ def evaluate(
     settings = recipe.evaluation
     changed = {"temperature": settings.temperature, "group_size": settings.samples}
     sampling = recipe.rollout.model_copy(update=changed)
-    groups = engine.sample(queries, sampling, SamplingKey(seed=_SEED, step=0), check_stop=check_stop)
-    batch = score(groups, functions, max_masked_fraction=1.0, check_stop=check_stop)
+    key = SamplingKey(seed=_SEED, step=0)
+    watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
+    groups = engine.sample(queries, sampling, key, **watched)
+    batch = score(groups, functions, max_masked_fraction=1.0, **watched)
     scores = {sample: sample.score for sample in batch.samples if sample.score is not None}
     verdicts = {sample: verdict(own) for sample, own in scores.items()}
     failed = {sample: scores[sample].failures.get(function) for sample, (function, _) in verdicts.items()}

@@ -29,6 +29,18 @@ def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read for name, value in line.items() if (read := _read(value, DEPTH)) is not None}
 
 
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line of metrics by name, those of a list as name/0, name/1, …; no null.
+
+    Lists by mini-batch, length, layer or update are left out: they are too many for a chart each.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in line.items():
+        places = enumerate(value) if isinstance(value, list) and "_by_" not in name else ()
+        flat |= {f"{name}/{place}": item for place, item in places} or {name: value}
+    return {name: value for name, value in flat.items() if name != "step" and is_number(value)}
+
+
 def _read(value: Any, depth: int) -> Any:
     if isinstance(value, list) and depth:
         return [math.nan if (number := _read(item, depth - 1)) is None else number for item in value]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gspo.errors import UserError
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
-from gspo.report.shapes import event, is_step
+from gspo.report.shapes import event, is_step, section
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
@@ -35,6 +35,11 @@ class RunFiles:
     def name(self) -> str:
         """The recipe's."""
         return str(self.recipe.get("name", self.path.name))
+
+    @property
+    def project(self) -> str:
+        """The project of trackio and wandb."""
+        return str(section(self.recipe, "report").get("project", "gspo"))
 
     @property
     def steps(self) -> Sequence[Mapping[str, Any]]:

@@ -34,17 +34,19 @@ def load_functions(
     given: Function | Sequence[Function] | None = None,
     *,
     segment_separator: str | None = None,
+    output: int = 2,
 ) -> tuple[RewardFunction, ...]:
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
-    Those from Python are called per response; one per segment needs the `segment_separator` of the rollouts.
-    Raises UserError where there is none, a name is not found, or a function does not take its options.
+    Those from Python are called per response; one per segment needs the `segment_separator` of the rollouts. What a
+    process prints goes to the file descriptor `output`. Raises UserError where there is no function, a name is not
+    found, or a function does not take its options.
     """
     if given is not None:
         several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
         functions = list(map(_given_function, cast("Iterable[Function]", given) if several else [given]))
     else:
-        functions = [_named_function(reward, segment_separator) for reward in rewards]
+        functions = [_named_function(reward, segment_separator, output) for reward in rewards]
     if not functions:
         fix = f"set reward: [{{function: ...}}] to one of {', '.join(BUILT_IN)}, module:name or file.py:name"
         raise UserError("the recipe has no reward", where="reward", fix=fix)
@@ -69,15 +71,16 @@ def _given_function(function: Any) -> RewardFunction:
     return RewardFunction(name="reward" if name == "<lambda>" else name, call=function, host=host)
 
 
-def _named_function(reward: RewardConfig, segment_separator: str | None) -> RewardFunction:
+def _named_function(reward: RewardConfig, segment_separator: str | None, output: int) -> RewardFunction:
     name, call = reward.function, find_function(reward.function)
     _check_options(reward, call)
     is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls
+    host = Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier, output=output)
     return RewardFunction(
         name=name.rpartition(":")[2],
         call=call,
         only_options=OPTIONS.get(name, ()),
-        host=Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier),
+        host=host,
         segment_separator=segment_separator,
         **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
     )

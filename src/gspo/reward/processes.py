@@ -52,11 +52,18 @@ MESSAGE = TypeAdapter(tuple[int, list[Reply]])  # the number of the request, and
 class Processes:
     """A host with worker processes of one function: a call a process, or all of them in one for an async function.
 
-    The processes of a verifier have no environment, and limits; an answer that ends one is wrong.
+    The processes of a verifier have no environment, and limits; an answer that ends one is wrong. What they print goes
+    to the file descriptor `output`, by default standard error.
     """
 
     def __init__(
-        self, function: str, *, is_async: bool = False, concurrent_calls: int | None = None, is_verifier: bool = False
+        self,
+        function: str,
+        *,
+        is_async: bool = False,
+        concurrent_calls: int | None = None,
+        is_verifier: bool = False,
+        output: int = 2,
     ) -> None:
         self.num_places = 1 if is_async else concurrent_calls or min(MAX_PROCESSES, os.cpu_count() or 1)
         self.takes_all = is_async
@@ -70,7 +77,7 @@ class Processes:
             "home": str(Path(gspo.__file__).parents[1]),
             "path": path,
         }
-        self._directory = Path("/") if is_verifier else Path.cwd()
+        self._directory, self._output = Path("/") if is_verifier else Path.cwd(), output
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
@@ -130,7 +137,7 @@ class Processes:
             worker.end()
             self._workers.remove(worker)
         try:
-            self._workers.append(_Worker(self._setup, self._directory))
+            self._workers.append(_Worker(self._setup, self._directory, self._output))
         except OSError as error:
             raise UserError(f"its process cannot be started: {error}", where=self._where) from None
         return self._workers[-1]
@@ -144,7 +151,7 @@ def _end_all(workers: list["_Worker"]) -> None:
 class _Worker:
     """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
 
-    def __init__(self, setup: Mapping[str, Any], directory: Path) -> None:
+    def __init__(self, setup: Mapping[str, Any], directory: Path, output: int) -> None:
         self.is_busy = self._is_ready = False
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
@@ -156,7 +163,8 @@ class _Worker:
                 [sys.executable, "-P", "-c", _PROGRAM, str(worker_link.fileno()), self._mark],
                 pass_fds=[worker_link.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a function prints is seen, and passes for nothing else
+                stdout=output,  # what a function prints is seen, and passes for nothing else
+                stderr=output,
                 cwd=directory,
                 env={**{name: os.environ[name] for name in names if name in os.environ}, MARK: self._mark},
                 start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers

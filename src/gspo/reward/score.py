@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from math import fsum
 from typing import Any
 
@@ -14,7 +15,7 @@ from gspo.recipe.sections import Per
 from gspo.reward.calls import NAMED, Call, RewardFunction, parameters_of, run_calls
 from gspo.reward.reply import Reply
 from gspo.rollout.segments import split_segments
-from gspo.types import Batch, Failure, Group, Query, Sample, Score
+from gspo.types import Batch, Failure, Group, Query, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
 
@@ -28,6 +29,7 @@ def score(
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
     check_stop: Callable[[], None] = lambda: None,
+    show_progress: ShowProgress = lambda *_: None,
 ) -> Batch:
     """The groups with what the functions say of every sample; a function is called once a group.
 
@@ -39,7 +41,13 @@ def score(
     """
     scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
     calls = [_call(group.samples, function) for group in groups for function in functions]
-    run_calls(calls, scores.add, check_stop)
+    replies = count(1)
+
+    def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
+        show_progress(min(next(replies), len(calls)), len(calls), "calls of reward functions")
+        return scores.add(call, reply, seconds)
+
+    run_calls(calls, add, check_stop)
     batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
-from gspo.types import Group, Query
+from gspo.types import Group, Query, ShowProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,14 @@ class Engine(Protocol):
         *,
         record_experts: bool = False,
         check_stop: Callable[[], None] = lambda: None,
+        show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """A group of `settings.group_size` responses to each query, in the order of the queries.
 
         An engine may work on all queries at the same time. A response's tokens depend on its query, its number and
         `key`, not on what is sampled beside it. `check_stop` is called again and again while tokens are sampled; what
-        it raises abandons the responses and leaves the engine ready for the next call.
+        it raises abandons the responses and leaves the engine ready for the next call. `show_progress` is called with
+        how many responses have ended, how many there will be, and what they are.
         """
         ...
 

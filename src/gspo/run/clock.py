@@ -1,17 +1,21 @@
 """The seconds of a run, and of each stage of the step under way."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class Clock:
-    """Counts from when it is made, or goes on from what a resumed run has counted."""
+    """Counts from when it is made, or goes on from what a resumed run has counted.
 
-    def __init__(self) -> None:
+    A stage is timed within `watch(name)`, a context of its own.
+    """
+
+    def __init__(self, watch: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
+        self._watch = watch
         self.seconds: dict[str, float] = {}  # of the step under way, by stage
         self._start = time.monotonic()  # never the wall clock, which may be set back
 
@@ -27,11 +31,12 @@ class Clock:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the time that the block takes to a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        with self._watch(name):
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
         """The values; the time that it takes to make them is added to a stage, that of the loop's body is not."""

@@ -1,6 +1,7 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
@@ -14,7 +15,8 @@ from gspo.types import Batch, Group, Query
 
 def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch, int]:
     """The next step's groups, sampled and scored, and the number of rounds that were sampled."""
-    parts, sampling, check_stop = run.parts, run.recipe.rollout, run.interrupt.check_stop
+    parts, sampling = run.parts, run.recipe.rollout
+    watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
     # No query comes twice in a step, so that no two rounds draw the same random numbers.
     key = SamplingKey(seed=run.recipe.seed, step=progress.steps + 1)
     record_experts = run.recipe.actor.wants_engine_experts
@@ -25,9 +27,9 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         queries = _queries(run, progress.steps + progress.extra_rounds + len(rounds), groups)[:num_missing]
         with run.clock.stage("rollout"):
-            sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, check_stop=check_stop)
+            sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
         with run.clock.stage("reward"):
-            scored = score(sampled, parts.functions, check_stop=check_stop)
+            scored = score(sampled, parts.functions, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))
         groups += rounds[-1].groups
         num_missing = sampling.queries_per_step - sum(rewards_differ(group, sampling) for group in groups)

@@ -63,26 +63,38 @@ class Prepared(Inputs):
 
 
 def load_inputs(
-    recipe: Recipe, *, queries: Rows | None = None, reward: Functions | None = None, saved: Checkpoint | None = None
+    recipe: Recipe,
+    *,
+    queries: Rows | None = None,
+    reward: Functions | None = None,
+    saved: Checkpoint | None = None,
+    say: Callable[[str], object] = lambda _: None,
+    output: int = 2,
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
-    Where a run is resumed, its rows must be those of `saved`.
+    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next; what a
+    function's process prints goes to the file descriptor `output`.
     """
     quiet_transformers()
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
-    functions = load_functions(recipe.reward, reward, segment_separator=separator)
+    say("loading the reward functions")
+    functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
+    say(f"reading the queries of {recipe.queries.path or 'a task, or from Python'}")
     rows = load_rows(recipe, queries)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs)
+    say(f"reading the configuration and tokenizer of {recipe.model.path or 'a new model'}")
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    say("turning the queries into tokens")
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     return Inputs(
         functions=functions,
@@ -103,13 +115,16 @@ def prepare(
     reward: Functions | None = None,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
+    say: Callable[[str], object] = lambda _: None,
+    output: int = 2,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault.
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved)
+    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say, output=output)
     check_stop()
+    say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
     check_stop()
     if policy.routing is None:

@@ -20,9 +20,9 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.run.checkpoint.store import sha256
-from gspo.run.console import evaluation_summary, failure_summary
 from gspo.run.progress import Progress
 from gspo.run.run import Run
+from gspo.run.summary import evaluation_summary, failure_summary
 from gspo.types import Sample
 
 _MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
@@ -99,9 +99,10 @@ class Recorder:
             return {}
         if step == 0:
             run.display.note(f"evaluating on {len(queries)} held-out queries …")
+        watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         with run.clock.stage("evaluation"):
             parts.engine.publish(parts.policy, step * run.recipe.actor.mini_batches)
-            score = evaluate(parts.engine, queries, parts.functions, run.recipe, check_stop=run.interrupt.check_stop)
+            score = evaluate(parts.engine, queries, parts.functions, run.recipe, **watched)
         path = run.recipe.evaluation.path
         metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
@@ -118,9 +119,7 @@ class Recorder:
     def _diagnose(self, earlier: Mapping[str, str]) -> Mapping[str, str]:
         """The earlier diagnoses and those of now, of which the new ones are shown."""
         sentences = diagnoses([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
-        for name, sentence in sentences.items():
-            if name not in earlier:
-                self._run.display.note(f"diagnosis: {sentence}", style="yellow")
+        self._run.display.diagnoses(sentences, new=[name for name in sentences if name not in earlier])
         return {**earlier, **sentences}
 
 

@@ -45,7 +45,7 @@ class Run:
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock
     about: Mapping[str, Any]  # what must be, or should be, the same when the run is resumed
     is_resumed: bool = False
     in_cold_start: bool
@@ -120,8 +120,9 @@ class Run:
     def finish_phase(self) -> Path:
         """Have the state of the last safe point on the disk, whether that was due or not; where it lies."""
         assert self.checkpointer is not None
-        self.checkpointer.save()
-        self.checkpointer.wait()
+        with self.display.waiting("writing the last checkpoint"):
+            self.checkpointer.save()
+            self.checkpointer.wait()
         return self.checkpointer.path
 
     @contextmanager
@@ -163,13 +164,23 @@ def open_run(
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
-        reopened, saved = reopen(recipe, display.note) if resume else (None, None)
+        with display.waiting("reading the newest checkpoint"):
+            reopened, saved = reopen(recipe, display.note) if resume else (None, None)
         if reopened is None:
             check_absent(recipe)  # before anything takes time
         else:
             stack.enter_context(closing(reopened))
-        with (interrupt := Interrupt(display.alert)):
-            parts = prepare(recipe, queries=queries, reward=reward, saved=saved, check_stop=interrupt.check_stop)
+        output = stack.enter_context(display.output_of_processes())
+        with (interrupt := Interrupt(display.alert)), display.waiting("loading the recipe's parts") as say:
+            parts = prepare(
+                recipe,
+                queries=queries,
+                reward=reward,
+                saved=saved,
+                check_stop=interrupt.check_stop,
+                say=say,
+                output=output,
+            )
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
@@ -180,6 +191,7 @@ def open_run(
             directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe))),
             display=display,
             interrupt=interrupt,
+            clock=Clock(display.stage),
             about={
                 "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
                 "rows_sha256": rows_digest(parts.rows, parts.pairs),
@@ -189,8 +201,16 @@ def open_run(
             in_cold_start=recipe.cold_start.steps > 0,
         )
         if reopened is not None:
-            _restore(run, saved)
+            with display.waiting("restoring the checkpoint"):
+                _restore(run, saved)
         yield run
+
+
+def _consequence(line: str) -> str:
+    """Of a change that is not refused."""
+    if line.startswith("code of reward"):  # a digest of its whole file
+        return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
+    return "The numbers may differ from here on, in their last bits at first"
 
 
 def _restore(run: Run, saved: Checkpoint | None) -> None:
@@ -209,7 +229,7 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
     inexact = inexactness(saved, recipe, run.about["environment"])
     for line in inexact:
-        note(f"NOT an exact resume: {line}. The numbers may differ from here on, in their last bits at first")
+        note(f"NOT an exact resume: {line}. {_consequence(line)}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.steps == recipe.steps and not run.in_cold_start:

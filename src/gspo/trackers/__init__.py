@@ -1,1 +1,1 @@
-"""A run's numbers and samples, sent to trackers by processes that read what training writes and never hold it up."""
+"""A run's numbers and samples, sent to trackers by threads that training never waits for."""

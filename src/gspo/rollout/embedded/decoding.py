@@ -14,7 +14,7 @@ from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
-from gspo.types import Experts, FinishReason
+from gspo.types import Experts, FinishReason, ShowProgress
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
 # Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
@@ -119,6 +119,7 @@ class Decoding:
     keys: Sequence[int]
     record_experts: bool = False
     check_stop: Callable[[], None] = lambda: None
+    show_progress: ShowProgress = lambda *_: None
 
     def __post_init__(self) -> None:
         self.routing = self.policy.routing if self.record_experts else None
@@ -141,7 +142,7 @@ class Decoding:
                 new, waiting = self._prefill(waiting[:num_new]), waiting[num_new:]
                 rows = new if rows is None else rows.join(new)
             assert rows is not None
-            rows = self._decode(rows, others_wait=len(waiting) > 0)
+            rows = self._decode(rows, num_waiting=len(waiting) * self.settings.group_size)
         return self.transcript
 
     def _has_room(self, rows: Rows | None) -> bool:
@@ -151,7 +152,7 @@ class Decoding:
         room = self.settings.max_rows - self.settings.group_size
         return len(rows.index) < few and len(rows.index) <= room and is_in_place(rows.cache)
 
-    def _decode(self, rows: Rows, *, others_wait: bool) -> Rows | None:
+    def _decode(self, rows: Rows, *, num_waiting: int) -> Rows | None:
         """Sample until no row is left (None), or until there is room for prompts that wait."""
         num_left = 0  # tokens until the first row is full; the rows are not counted yet
         while True:
@@ -166,6 +167,7 @@ class Decoding:
             if num_left == 0:
                 rows.alive &= rows.sampled < self.settings.max_new_tokens
             num_alive = int(rows.alive.sum())
+            self.show_progress(len(self.keys) - num_waiting - num_alive, len(self.keys), "responses")
             if num_alive == 0:
                 return None
             if num_left == 0 or num_alive < _COMPACT_BELOW * len(rows.alive):
@@ -174,7 +176,7 @@ class Decoding:
                 token = token[kept]
                 rows.keep(kept)
             self._advance(rows, token)
-            if others_wait and self._has_room(rows):
+            if num_waiting and self._has_room(rows):
                 return rows
 
     def _sample(self, rows: Rows) -> Int[Tensor, "R"]:

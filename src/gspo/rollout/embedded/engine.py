@@ -12,7 +12,7 @@ from gspo.rollout.embedded.decoding import Decoding, Response
 from gspo.rollout.embedded.one_token import written_out
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
-from gspo.types import Group, Query, Sample
+from gspo.types import Group, Query, Sample, ShowProgress
 
 
 class EmbeddedEngine:
@@ -30,6 +30,7 @@ class EmbeddedEngine:
         *,
         record_experts: bool = False,
         check_stop: Callable[[], None] = lambda: None,
+        show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """Decode the responses in this process, at most `settings.max_rows` side by side."""
         with _inference_mode(self._policy.model):
@@ -40,6 +41,7 @@ class EmbeddedEngine:
                 keys=key.response_keys([query.id for query in queries], settings.group_size),
                 record_experts=record_experts,
                 check_stop=check_stop,
+                show_progress=show_progress,
             ).generate()
         responses = transcript.responses(self._policy.stop_ids)
         groups = [

@@ -1,0 +1,132 @@
+"""A run in words: what it is about to do, what an evaluation says, and what it came to."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from gspo.errors import visible
+from gspo.evaluation.held_out import HeldOutScore
+from gspo.metrics.numbers import Metrics, is_number
+from gspo.metrics.words import measured, measures
+from gspo.model.policy import Policy
+from gspo.queries.source import QuerySet
+from gspo.recipe.schema import Recipe
+from gspo.reward.calls import RewardFunction
+
+_FEW = 5  # steps that a number before and after is the mean of: a single step is noise
+
+
+def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
+    """Such as `0.514 ± 0.022 on 512 held-out queries`, the reward where it is another number, the judges of several."""
+    pass_at_1, *rewards = measures([metrics])
+    size, judges = score.pass_at_1.num_questions, score.num_judged_by
+    words = f"{measured(metrics, pass_at_1)} on {size} held-out {'query' if size == 1 else 'queries'}"
+    words += "".join(f", reward {measured(metrics, reward)}" for reward in rewards)
+    if len(judges) > 1:  # some of them may not be verifiers at all
+        words += f"; judged by {', '.join(f'{name}: {number}' for name, number in judges.items())}"
+    if score.num_unjudged:
+        words += f"; no reward function applies to {score.num_unjudged} of {score.num_responses} responses: left out"
+    return words
+
+
+def failure_summary(score: HeldOutScore) -> str:
+    """What reward functions that failed have done to the scores, and how the first failed; empty where none has."""
+    if not score.first_failure:
+        return ""
+    return (
+        f"reward functions failed on some of {score.num_responses} held-out responses: {score.num_failed} count as not "
+        f"passed, {score.num_masked} have no reward; the first: {visible(score.first_failure)}"
+    )
+
+
+def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: Sequence[RewardFunction]) -> str:
+    """Model, data and the derived arithmetic of a run, in four lines."""
+    model = policy.model
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    if not policy.supports_packing:
+        about += "; trained padded, for its attention takes no packed sequences: slower"
+    if (routing := policy.routing) is not None:
+        about += f"; {routing.top_k} of {routing.num_experts} experts a token in {routing.num_layers} layer(s)"
+        about += f", replay: {recipe.actor.routing_replay}"
+    if policy.unknown_routers is not None:
+        about += f"; its experts are not measured ({policy.unknown_routers})"
+    names = ", ".join(function.name for function in functions)
+    sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out; reward: {names}"
+    return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
+
+
+def objective(recipe: Recipe) -> str:
+    """The objective in a line: its ratio, its range, its advantages and its further terms."""
+    actor, rollout, kl = recipe.actor, recipe.rollout, recipe.actor.kl
+    ratio = "none" if actor.surrogate == "reinforce" else actor.importance_sampling_level
+    scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
+    parts = {
+        f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
+        f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
+        f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
+        f"correction {actor.correction}": actor.correction != "none",
+        f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
+        f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
+        f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
+        f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
+    }
+    name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
+    return ", ".join([name, *(text for text, applies in parts.items() if applies)])
+
+
+def arithmetic(recipe: Recipe) -> str:
+    """A sentence with the numbers of sequences and updates that follow from those of a recipe."""
+    rollout, mini_batches = recipe.rollout, recipe.actor.mini_batches
+    sequences = rollout.queries_per_step * rollout.group_size
+    return (
+        f"{rollout.queries_per_step} queries × {rollout.group_size} responses = {sequences} sequences a step, "
+        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}; "
+        f"{recipe.steps} steps = {recipe.steps * mini_batches} optimiser steps"
+    )
+
+
+def summary(
+    lines: Sequence[Mapping[str, Any]],
+    diagnoses: Mapping[str, str],
+    model: Path,
+    seconds: float,
+    *,
+    signal: int | None = None,
+    report: Path | None = None,
+) -> str:
+    """The short table at the end: scores before and after, the place of the model and how to load it."""
+    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
+    rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
+    run = model.parent
+    if signal is not None:
+        run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
+        rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
+    if lines:
+        rows.append(("metrics", str(run / "metrics.jsonl")))
+    if report is not None:
+        rows.append(("report", str(report)))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    evaluated = [line for line in lines if any(key.startswith("evaluation/") for key in line)]
+    for measure in measures(evaluated) if len(evaluated) > 1 else ():
+        before, after = measured(evaluated[0], measure), measured(evaluated[-1], measure)
+        yield measure.label, f"{before} before → {after} after"
+    steps = [line for line in lines if line["step"] > 0]
+    few = max(1, min(_FEW, len(steps) // 2))
+    which = "first and last" if few == 1 else f"means of the first and the last {few}"
+    for label, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
+        means = [_mean([line[name] for line in part]) for part in (steps[:few], steps[-few:])]
+        if steps:
+            yield label, f"{means[0]:.{digits}f} → {means[1]:.{digits}f} ({which} of {len(steps)} steps)"
+
+
+def _mean(values: Sequence[float]) -> float:
+    numbers = [value for value in values if is_number(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan

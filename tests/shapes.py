@@ -1,0 +1,73 @@
+"""The annotations of tensor functions, checked at every call while that is switched on.
+
+A checked call takes longer than the work of a small model, and beartype seconds to make the checks: they are made at
+the first checked call of a function. SHAPES=all in the environment, as in `.ci/run`, has them on in every test. Without
+it they are on in tests/objective and in tests/test_shapes.py, which has a run of each kind.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import update_wrapper
+from typing import Any
+
+import jaxtyping
+import transformers.modeling_utils  # noqa: F401 - whatever a room imports first is compiled anew under the hook
+
+ROOMS = ["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout"]
+ALWAYS = os.environ.get("SHAPES") == "all"
+_switch = {"on": ALWAYS}
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def install() -> None:
+    """The rooms' functions are checked from now on where that is on; to be called before gspo is imported."""
+    jaxtyping.jaxtyped = _switched  # type: ignore[assignment]  # what the hook puts before each function and class
+    jaxtyping.install_import_hook(ROOMS, "beartype.beartype")
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Calls within are checked."""
+    before, _switch["on"] = _switch["on"], True
+    try:
+        yield
+    finally:
+        _switch["on"] = before
+
+
+def _switched(*, typechecker: Any) -> Callable[[Any], Any]:
+    check = _jaxtyped(typechecker=typechecker)
+
+    def decorate(plain: Any) -> Any:
+        if not isinstance(plain, type):
+            is_inner = "<locals>" in plain.__qualname__  # made anew, and decorated, at each call of the outer one
+            return plain if is_inner and not _switch["on"] else _either(plain, lambda: check(plain))
+        if is_dataclass(plain):  # its fields are checked as it is made
+            init = plain.__init__
+            plain.__init__ = _either(init, lambda: _checking_init(plain, init, check))
+        return plain
+
+    return decorate
+
+
+def _checking_init(plain: Any, init: Callable[..., Any], check: Callable[[Any], Any]) -> Callable[..., Any]:
+    switching, plain.__init__ = plain.__init__, init
+    check(plain)
+    checking, plain.__init__ = plain.__init__, switching
+    return checking
+
+
+def _either(plain: Callable[..., Any], make_checked: Callable[[], Any]) -> Callable[..., Any]:
+    """The function itself where nothing is checked, else the one that is made of it."""
+    made: list[Callable[..., Any]] = []
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if not _switch["on"]:
+            return plain(*arguments, **keywords)
+        if not made:
+            made.append(make_checked())
+        return made[0](*arguments, **keywords)
+
+    return update_wrapper(call, plain)
