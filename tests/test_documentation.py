@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TINY = Path(__file__).with_name("tiny.yaml")
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 OUTSIDE: Sequence[str] = runpy.run_path(str(DOCS / "outside_pages.py"))["OUTSIDE"]  # pages of the site, too
 NOT_RUN = ("git clone", "cd ", "source ", "pip install", "python -m venv")  # they set a machine up
 CHAT_TEMPLATE = (
@@ -269,7 +269,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("place", [*(path.relative_to(ROOT).as_posix() for path in DOCUMENTS), *OUTSIDE[1:]])
+@pytest.mark.parametrize("place", dict.fromkeys([*(path.relative_to(ROOT).as_posix() for path in DOCUMENTS), *OUTSIDE]))
 def test_every_link_of_a_document_leads_somewhere(place: str) -> None:
     document = ROOT / place
     for target, anchor in re.findall(r"\]\(([^()#:\s]*)(#[^()\s]*)?\)", document.read_text(encoding="utf-8")):
