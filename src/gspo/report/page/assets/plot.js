@@ -1,0 +1,289 @@
+// Drawing a chart by uPlot, in the colours of the theme; all charts over steps show the same range of them.
+
+const plots = new Map(); // element -> { make, chart, model }: make() gives what is drawn, null for nothing
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // between two marks of an axis of steps
+const PAPER_WIDTH = 640; // pixels, of A4 and of US letter
+const resized = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const chart = plots.get(target)?.chart;
+    if (chart && !onPaper && target.clientWidth && chart.width !== target.clientWidth) chart.setSize({ width: target.clientWidth, height: chart.height });
+  }
+});
+const seen = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) if (isIntersecting && !plots.get(target)?.chart) drawPlot(target);
+}, { rootMargin: "300px" });
+
+// A place for a chart, which is drawn when it comes into view.
+function placePlot(host, make) {
+  plots.set(host, { make, chart: null });
+  host.classList.add("plot");
+  seen.observe(host);
+  resized.observe(host);
+}
+
+function removePlots(within) {
+  for (const [host, { chart }] of plots) {
+    if (!within.contains(host)) continue;
+    chart?.destroy();
+    plots.delete(host);
+    seen.unobserve(host);
+    resized.unobserve(host);
+  }
+}
+
+function repaintAll() {
+  for (const [host, { chart }] of plots) if (chart || onPaper) drawPlot(host);
+}
+
+// For others: { title, unit, xTitle, x, series: [{ label, values }], kind: "lines" | "points" | "stack", low, high }.
+function drawSeries(host, { unit, xTitle, x, series, kind, low, high, percent, title = "" }) {
+  const lines = series.map(({ label, values }, place) => ({ label, colour: place, dash: dashOf(Math.floor(place / 7)), x, y: values, points: kind === "points" }));
+  const layers = () => {
+    let below = x.map(() => 0);
+    return lines.map((line) => ({ ...line, low: below, high: (below = below.map((sum, place) => sum + (line.y[place] || 0))), shown: line.y, y: null, opacity: 0.6, stepped: true }));
+  };
+  removePlots(host);
+  placePlot(host, () => ({ title, unit, xTitle, percent, linear: kind === "stack", zero: kind === "stack", limits: [low, high], series: kind === "stack" ? layers() : lines, shared: false }));
+}
+
+function drawPlot(host) {
+  const plot = plots.get(host);
+  const model = plot.make();
+  plot.chart?.destroy();
+  plot.chart = null;
+  if (!model) return host.replaceChildren();
+  const key = element("ul", "key");
+  host.replaceChildren(key);
+  plot.chart = new uPlot(optionsOf(host, model, key), dataOf(model), (chart, start) => { host.prepend(chart.root); start(); });
+  plot.chart.model = model;
+  listenToKeys(host, plot.chart);
+}
+
+function smoothed(values) {
+  if (!values || view.smoothing < 2) return values;
+  return values.map((value, place) => {
+    if (!Number.isFinite(value)) return value;
+    return meanOf(values.slice(Math.max(0, place - view.smoothing + 1), place + 1).filter(Number.isFinite));
+  });
+}
+
+function isLog(model) {
+  return view.log && !model.linear && model.series.some((one) => (one.y || []).some((value) => value > 0));
+}
+
+// The columns that uPlot draws, each with its options: for an area its two edges, for a line the line, and a faint one of what was smoothed.
+function columnsOf(model) {
+  return model.series.flatMap((one) => {
+    const colour = colourOf(one.colour), smooth = one.points || one.stepped ? (values) => values : smoothed;
+    const paths = one.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
+    const few = (one.y || one.high).filter(Number.isFinite).length < 3;
+    const line = { stroke: colour, width: one.width || 2, dash: one.dash, paths, points: { show: few, size: 6, fill: colour } };
+    const edge = { width: one.stepped ? 1 : 0, stroke: one.stepped ? colour : undefined, paths, points: { show: false } };
+    const made = [];
+    if (one.high) made.push([one, smooth(one.high), { ...edge, area: withOpacity(colour, one.opacity || 0.18) }], [one, smooth(one.low), { ...edge, width: 0 }]);
+    if (one.y && smooth(one.y) !== one.y && !one.high) made.push([one, one.y, { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: { show: false } }]);
+    if (one.points) made.push([one, one.y, { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { show: true, size: 8, fill: colour } }]);
+    else if (one.y) made.push([one, smooth(one.y), one.hidden ? { ...line, width: 0, points: { show: false } } : line]);
+    return made;
+  });
+}
+
+// One x for all; undefined where a line has no point there, null where it has a gap.
+function dataOf(model) {
+  const xs = [...new Set(model.series.flatMap((one) => one.x))].filter(Number.isFinite).sort((one, other) => one - other);
+  const places = new Map(xs.map((x, place) => [x, place]));
+  const log = isLog(model);
+  const spread = (x, values) => {
+    const made = Array(xs.length).fill(undefined);
+    x.forEach((one, place) => { if (places.has(one)) made[places.get(one)] = log && values[place] <= 0 ? null : values[place]; });
+    return made;
+  };
+  return [xs, ...columnsOf(model).map(([one, values]) => spread(one.x, values))];
+}
+
+function optionsOf(host, model, key) {
+  const columns = columnsOf(model), [ink, grid] = [cssColour("--quiet"), cssColour("--grid")], log = isLog(model);
+  const axis = { stroke: ink, font: "12px system-ui", labelFont: "12px system-ui", labelSize: 18, ticks: { stroke: grid, size: 4 }, grid: { stroke: grid, width: 1 } };
+  const bands = columns.flatMap(([, , { area }], place) => (area ? [{ series: [place + 1, place + 2], fill: area }] : []));
+  return {
+    width: onPaper ? PAPER_WIDTH : host.clientWidth || 360, height: matchMedia("(max-width: 600px)").matches ? 210 : 240,
+    padding: [10, 14, 0, 0],
+    series: [{}, ...columns.map(([, , { area, ...options }]) => options)],
+    bands, legend: { show: false },
+    scales: { x: { time: false, range: (chart) => rangeOf(chart, model) }, y: { distr: log ? 3 : 1, range: (_, low, high) => heightOf(model, low, high, log) } },
+    axes: [
+      { ...axis, label: model.xTitle, size: 26, ...(model.xTitle.startsWith("step") ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((value) => numberText(value, { digits: 6 })) },
+      { ...axis, label: model.unit, size: (_, values) => 12 + 7 * Math.max(3, ...(values || []).map((text) => (text || "").length)),
+        ...(model.map ? { splits: () => model.series.map((_, place) => place).filter((_, place, all) => place % Math.ceil(all.length / 8) === 0), values: (_, splits) => splits.map((place) => model.series[place].label.slice(6)) }
+          : { values: (_, splits) => splits.map((value) => (value === null ? "" : numberText(value, { ...model, digits: 6 }))) }) },
+    ],
+    cursor: {
+      drag: { x: !matchMedia("(pointer: coarse)").matches, y: false, setScale: false }, // a finger that scrolls must not zoom
+      points: { show: !model.map, size: 6 },
+      bind: { dblclick: (chart) => () => zoom(null, chart) },
+      ...(model.shared ? { sync: { key: "steps", setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } } : {}),
+    },
+    hooks: {
+      drawAxes: [(chart) => { if (model.map) drawMap(chart, model); }],
+      draw: [(chart) => drawBars(chart, model), (chart) => drawMarks(chart, model)],
+      setCursor: [(chart) => tellKey(chart, model, key)],
+      setSelect: [(chart) => {
+        const { left, width } = chart.select;
+        if (width > 3) zoom([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")], chart);
+        chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      }],
+      ready: [(chart) => tellKey(chart, model, key)],
+    },
+  };
+}
+
+function fullRange() {
+  const xs = arms.flatMap(xOf).filter(Number.isFinite);
+  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  return xs.length === 0 ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high];
+}
+
+function rangeOf(chart, model) {
+  if (model.shared) return view.range || fullRange();
+  const xs = chart.data[0];
+  return chart.ownRange || (xs.length > 1 ? [xs[0], xs.at(-1)] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5]);
+}
+
+function heightOf(model, low, high, log) {
+  if (model.map) return [-0.5, model.series.length - 0.5];
+  if (low === null || !Number.isFinite(low)) return log ? [0.1, 1] : [0, 1];
+  if (log) return uPlot.rangeLog(low, high, 10, false);
+  for (const limit of model.limits || []) if (Number.isFinite(limit)) [low, high] = [Math.min(low, limit), Math.max(high, limit)];
+  for (const one of model.series) if (one.points) one.y.forEach((value, place) => { [low, high] = [Math.min(low, value - (one.deviations?.[place] || 0)), Math.max(high, value + (one.deviations?.[place] || 0))]; });
+  if (model.limit) [low, high] = [Math.max(low, 1 - model.limit), Math.min(high, 1 + model.limit)];
+  const spare = 0.06 * (high - low || Math.abs(high) || 1);
+  if (!model.zero) return [low - spare, high + spare];
+  const top = Math.max(high, model.percent ? 0.01 : 0);
+  return [low < 0 ? low - spare : 0, top > 0 ? top * 1.06 : low < 0 ? 0 : 1];
+}
+
+// The same range of steps in every chart; a chart of its own steps zooms alone.
+function zoom(range, chart) {
+  if (chart && !chart.model.shared) {
+    chart.ownRange = range;
+    return chart.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
+  }
+  view.range = range;
+  remember("range", range);
+  for (const { chart: one } of plots.values()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 });
+  tellRange();
+}
+
+function numberText(value, { percent, digits = 4 } = {}) {
+  if (!Number.isFinite(value)) return "–";
+  if (percent) return `${+(value * 100).toPrecision(Math.min(digits, 4))} %`;
+  if (Math.abs(value) >= 1e5) return new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: digits }).format(value);
+  return String(+value.toPrecision(digits)).replace("-", "−");
+}
+
+// The last number up to a place of the chart's x.
+function upTo(x, values, limit) {
+  for (let place = x.length - 1; place >= 0; place--) if (x[place] <= limit && Number.isFinite(values[place])) return place;
+  return -1;
+}
+
+function shownText(one, model, limit) {
+  const values = one.shown || one.y || one.high, place = upTo(one.x, values, limit);
+  if (place < 0) return "–";
+  if (!one.y && !one.shown) return `${numberText(one.low[place], model)} … ${numberText(one.high[place], model)}`;
+  const around = one.deviations?.[place];
+  return numberText(values[place], model) + (Number.isFinite(around) ? ` ± ${numberText(around, { ...model, digits: 2 })}` : "");
+}
+
+// Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.
+function tellKey(chart, model, key) {
+  const xs = chart.data[0], limit = xs[chart.cursor.idx ?? upTo(xs, xs, chart.scales.x.max ?? Infinity)] ?? 0;
+  if (key.limit === limit && key.children.length) return;
+  key.limit = limit;
+  const where = `${model.xTitle} ${numberText(limit, { digits: 6 })}`;
+  const listed = model.map ? model.series.slice(0, 8) : model.series;
+  const rows = listed.map((one) => [one, one.label, shownText(one, model, limit)]);
+  const marks = rows.map(([one, label, text]) => element("li", "", model.map ? null : markOf(one), `${label} `, element("b", "", text)));
+  key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "",
+    model.map ? element("li", "", "darkest ", element("b", "", numberText(model.map.most, model))) : "");
+  if (document.activeElement === key.parentElement) byId("status").textContent = `${where}: ${rows.map(([, label, text]) => `${label} ${text}`).join("; ")}`;
+}
+
+function markOf(one) {
+  const mark = element("i", one.points ? "dot" : one.y ? "" : "area");
+  const colour = colourOf(one.colour), dash = one.dash?.length ? (one.dash[0] < 4 ? "dotted" : "dashed") : "solid";
+  if (one.points || !one.y) mark.style.background = one.points ? colour : withOpacity(colour, one.opacity || 0.18);
+  else mark.style.borderTop = `${one.width || 2}px ${dash} ${colour}`;
+  return mark;
+}
+
+function resumedAt(model) {
+  if (!model.shared || arms.length > 1 || arms[0].runs.length > 1) return [];
+  const x = xOf(arms[0]);
+  return arms[0].runs[0].resumed.map((step) => x[arms[0].steps.indexOf(step)]).filter(Number.isFinite);
+}
+
+function stroke(chart, colour, dash, draw) {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.5 * uPlot.pxRatio;
+  ctx.setLineDash(dash.map((length) => length * uPlot.pxRatio));
+  ctx.beginPath();
+  draw(ctx, (x) => chart.valToPos(x, "x", true), (y) => chart.valToPos(y, "y", true));
+  ctx.stroke();
+  ctx.restore();
+}
+
+function drawBars(chart, model) {
+  const log = isLog(model), half = 4 * uPlot.pxRatio;
+  for (const one of model.series) {
+    if (!one.points || !one.deviations) continue;
+    stroke(chart, colourOf(one.colour), [], (ctx, left, top) => one.x.forEach((x, place) => {
+      const [value, error] = [one.y[place], one.deviations[place]];
+      if (!Number.isFinite(value) || !error || (log && value - error <= 0)) return;
+      for (const y of [value - error, value + error]) { ctx.moveTo(left(x) - half, top(y)); ctx.lineTo(left(x) + half, top(y)); }
+      ctx.moveTo(left(x), top(value - error));
+      ctx.lineTo(left(x), top(value + error));
+    }));
+  }
+}
+
+function drawMarks(chart, model) {
+  const { top, height } = chart.bbox;
+  for (const x of resumedAt(model)) stroke(chart, cssColour("--quiet"), [2, 3], (ctx, left) => { ctx.moveTo(left(x), top); ctx.lineTo(left(x), top + height); });
+}
+
+function drawMap(chart, { map, series }) {
+  const { ctx } = chart, x = series[0].x, colour = colourOf(0);
+  const left = (place) => chart.valToPos((x[place] + (x[place - 1] ?? 2 * x[place] - (x[place + 1] ?? x[place] + 1))) / 2, "x", true);
+  const edges = [...x.map((_, place) => left(place)), chart.valToPos(x.at(-1) + 0.5, "x", true)];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(chart.bbox.left, chart.bbox.top, chart.bbox.width, chart.bbox.height);
+  ctx.clip();
+  map.rows.forEach((row, layer) => (row || []).forEach((value, place) => {
+    if (!Number.isFinite(value)) return;
+    const [top, bottom] = [chart.valToPos(layer + 0.5, "y", true), chart.valToPos(layer - 0.5, "y", true)];
+    ctx.fillStyle = withOpacity(colour, 0.06 + 0.94 * Math.max(0, value / map.most));
+    ctx.fillRect(edges[place], top, edges[place + 1] - edges[place] + 0.5, bottom - top);
+  }));
+  ctx.restore();
+}
+
+function listenToKeys(host, chart) {
+  host.tabIndex = 0;
+  host.setAttribute("role", "group");
+  host.setAttribute("aria-label", `chart: ${chart.model.title}; arrow keys read off its numbers`);
+  host.onkeydown = (event) => {
+    const xs = chart.data[0].filter((x) => x >= chart.scales.x.min && x <= chart.scales.x.max);
+    const now = chart.cursor.idx === null || chart.cursor.idx === undefined ? -1 : xs.indexOf(chart.data[0][chart.cursor.idx]);
+    const to = { ArrowRight: now + 1, ArrowLeft: now < 0 ? xs.length - 1 : now - 1, Home: 0, End: xs.length - 1 }[event.key];
+    if (to === undefined || !xs.length) return;
+    event.preventDefault();
+    chart.setCursor({ left: chart.valToPos(xs[Math.max(0, Math.min(xs.length - 1, to))], "x"), top: chart.over.clientHeight / 2 });
+  };
+}
