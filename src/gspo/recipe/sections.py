@@ -285,7 +285,7 @@ class ReportConfig(Section):
         (), "The [trackers](trackers.md) that get the numbers and some samples. A failing one never stops the run."
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
-    rollouts: bool = key(True, "Write `rollouts/`.")
+    rollouts: bool = key(True, "Write the responses: `rollouts/` and `evaluation/`.")
     tokens: bool = key(True, "Write the log ratio of every token, which makes the files half as large again.")
 
 
