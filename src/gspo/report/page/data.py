@@ -23,7 +23,7 @@ Line = Mapping[str, Any]
 Place = tuple[int, ...]  # of a number in a list, or in a list of lists; empty: the metric is no list
 
 
-def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: int | None = None) -> dict[str, Any]:
+def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> dict[str, Any]:
     """All that the page shows but the samples. `live`: the page fetches it again from its server."""
     arms, steps, places = arms_of(runs), _kept_steps(runs), _places(runs)
     return {
@@ -31,7 +31,7 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: in
         "live": live,
         "reload_seconds": reload_seconds,
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        "runs": [{**_run(run, steps, places), "label": label} for run, label in zip(runs, labels_of(runs), strict=True)],
+        "runs": [_run(run, label, steps, places) for run, label in zip(runs, labels_of(runs), strict=True)],
         "arms": [{"label": arm.label, "runs": [runs.index(run) for run in arm.runs]} for arm in arms],
         "differences": differences(arms) if len(arms) > 1 else [],
         "lists": {name: [column_name("", place) for place in kept] for name, kept in places.items() if kept != [()]},
@@ -61,7 +61,7 @@ def labels_of(runs: Sequence[RunFiles]) -> list[str]:
     return [run.name if names.count(run.name) == 1 else str(run.path) for run in runs]
 
 
-def _run(run: RunFiles, steps: set[int], places: Mapping[str, Sequence[Place]]) -> dict[str, Any]:
+def _run(run: RunFiles, label: str, steps: set[int], places: Mapping[str, Sequence[Place]]) -> dict[str, Any]:
     lines = [line for line in run.lines if line["step"] in steps]
     tokens = dict(zip((line["step"] for line in run.lines), _tokens(run), strict=True))
     columns = {
@@ -73,6 +73,7 @@ def _run(run: RunFiles, steps: set[int], places: Mapping[str, Sequence[Place]]) 
     cold_start = cold_start[::-1][:: math.ceil(len(cold_start) / MOST_LOSSES) or 1][::-1]  # the last loss among them
     return {
         "name": run.name,
+        "label": label,
         "path": str(run.path),
         "state": run.state,
         "seed": str(run.recipe.get("seed", "?")),

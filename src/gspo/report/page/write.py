@@ -67,7 +67,7 @@ def watch(
         sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
 
 
-def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: int | None = None) -> str:
+def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
     """The whole page. A live page has no samples in it: it fetches them, and its data again, from its server."""
     parts = {
         "title": escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
@@ -84,7 +84,7 @@ def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: in
     return text.encode(errors="replace").decode()  # half a character becomes a question mark
 
 
-def page_json(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: int | None = None) -> str:
+def page_json(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
     """All that the page shows but the samples, without a letter that means something to HTML."""
     content = run_data(runs, live=live, reload_seconds=reload_seconds)
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", r"\u003c")

@@ -1,30 +1,32 @@
 // Drawing a chart by uPlot, in the colours of the theme; all charts over steps show the same range of them.
 
-const plots = new Map(); // element -> { make, chart, model }: make() gives what is drawn, null for nothing
+const plots = new Map(); // element -> make(), which gives what is drawn, null for nothing; the chart is the element's `chart`
 const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // between two marks of an axis of steps
 const PAPER_WIDTH = 640; // pixels, of A4 and of US letter
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) {
-    const chart = plots.get(target)?.chart;
+    const { chart } = target;
     if (chart && !onPaper && target.clientWidth && chart.width !== target.clientWidth) chart.setSize({ width: target.clientWidth, height: chart.height });
   }
 });
 const seen = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) if (isIntersecting && !plots.get(target)?.chart) drawPlot(target);
+  for (const { target, isIntersecting } of entries) if (isIntersecting && !target.chart) drawPlot(target);
 }, { rootMargin: "300px" });
 
 // A place for a chart, which is drawn when it comes into view.
 function placePlot(host, make) {
-  plots.set(host, { make, chart: null });
+  plots.set(host, make);
   host.classList.add("plot");
+  host.tabIndex = 0;
   seen.observe(host);
   resized.observe(host);
 }
 
 function removePlots(within) {
-  for (const [host, { chart }] of plots) {
+  for (const host of plots.keys()) {
     if (!within.contains(host)) continue;
-    chart?.destroy();
+    host.chart?.destroy();
+    host.chart = null;
     plots.delete(host);
     seen.unobserve(host);
     resized.unobserve(host);
@@ -32,7 +34,7 @@ function removePlots(within) {
 }
 
 function repaintAll() {
-  for (const [host, { chart }] of plots) if (chart || onPaper) drawPlot(host);
+  for (const host of plots.keys()) if (host.chart || onPaper) drawPlot(host);
 }
 
 // For others: { title, unit, xTitle, x, series: [{ label, values }], kind: "lines" | "points" | "stack", low, high }.
@@ -47,16 +49,15 @@ function drawSeries(host, { unit, xTitle, x, series, kind, low, high, percent, t
 }
 
 function drawPlot(host) {
-  const plot = plots.get(host);
-  const model = plot.make();
-  plot.chart?.destroy();
-  plot.chart = null;
+  const model = plots.get(host)();
+  host.chart?.destroy();
+  host.chart = null;
   if (!model) return host.replaceChildren();
   const key = element("ul", "key");
   host.replaceChildren(key);
-  plot.chart = new uPlot(optionsOf(host, model, key), dataOf(model), (chart, start) => { host.prepend(chart.root); start(); });
-  plot.chart.model = model;
-  listenToKeys(host, plot.chart);
+  host.chart = new uPlot(optionsOf(host, model, key), dataOf(model), (chart, start) => { host.prepend(chart.root); start(); });
+  host.chart.model = model;
+  listenToKeys(host, host.chart);
 }
 
 function smoothed(values) {
@@ -170,7 +171,7 @@ function zoom(range, chart) {
   }
   view.range = range;
   remember("range", range);
-  for (const { chart: one } of plots.values()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 });
+  for (const { chart: one } of plots.keys()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 });
   tellRange();
 }
 
@@ -275,7 +276,6 @@ function drawMap(chart, { map, series }) {
 }
 
 function listenToKeys(host, chart) {
-  host.tabIndex = 0;
   host.setAttribute("role", "group");
   host.setAttribute("aria-label", `chart: ${chart.model.title}; arrow keys read off its numbers`);
   host.onkeydown = (event) => {
