@@ -36,7 +36,8 @@ const CHARTS = {
     { title: "Experts that an update changes, by layer", unit: "layer", layers: true, wide: true, linear: true, lines: [] },
   ],
   "Speed and memory": [
-    { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true, lines: STAGES.map((name) => [`time/${name}_seconds`, name]) },
+    { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true, lines: STAGES.map((name) => [`time/${name}_seconds`, name]),
+      whole: [["time/total_seconds", "whole step"]] },
     { title: "Speed", unit: "tokens a second", zero: true,
       lines: [["throughput/generated_tokens_per_second", "generated"], ["throughput/trained_tokens_per_second", "trained"]] },
     { title: "Peak memory", unit: "MiB", zero: true, scale: 2 ** -20, lines: [["memory/peak_bytes", "most held so far"]] },
@@ -105,7 +106,8 @@ function dashOf(number) {
 // What a chart draws: a line for each column of each arm; arms differ by colour, columns by dashes, or colour in a single arm.
 function modelOf(spec) {
   const those = spec.cold ? coldArms : arms;
-  const known = spec.lines.filter(([column]) => those.some((arm) => seriesOf(arm, column)));
+  const several = spec.stack && arms.length > 1; // then what a step takes in all
+  const known = (several ? spec.whole : spec.lines).filter(([column]) => those.some((arm) => seriesOf(arm, column)));
   const evaluated = spec.evaluated ? page.measures.filter(([, name]) => (arms.length === 1 || name.endsWith("/pass_at_1")) && arms.some((arm) => seriesOf(arm, name))) : [];
   const count = known.length + evaluated.length;
   const looks = (arm, place, words) => ({
@@ -122,7 +124,7 @@ function modelOf(spec) {
   const metrics = [...known.map(([column]) => column), ...(spec.quantiles ? [QUANTILES] : [])];
   const zero = spec.zero || spec.percent;
   const limit = spec.quantiles ? clipRanges() : null; // the y axis ends there: one odd sequence would flatten the rest
-  return series.length ? { ...spec, zero, limit, metrics, series: spec.stack ? stackOf(series) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
+  return series.length ? { ...spec, zero, limit, metrics, series: spec.stack && !several ? stackOf(series) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
 }
 
 function lineOf(series, looks, scale) {
@@ -165,19 +167,14 @@ function clipRanges() {
   return widths.length ? 8 * Math.max(...widths) : null;
 }
 
-// Layers of a stack; of several arms, what a step takes in all.
+// Layers that lie on each other; nothing before training. What nobody could see is left out.
 function stackOf(series) {
-  if (arms.length > 1) return arms.map((arm) => {
-    const total = seriesOf(arm, "time/total_seconds");
-    return lineOf(total, { label: arm.label, colour: arm.number, dash: dashOf(Math.floor(arm.number / 7)), x: xOf(arm) }, 1);
-  }).filter(Boolean);
+  const sums = series.map((one) => one.y.reduce((sum, value) => sum + (value || 0), 0)), least = 0.005 * Math.max(...sums);
   let below = series[0].x.map(() => 0);
-  const most = (one) => Math.max(0, ...one.y.filter(Number.isFinite)), least = 0.01 * Math.max(...series.map(most));
-  return series.filter((one) => most(one) > least).map((one, number) => { // what nobody could see is left out
-    const low = below, started = one.x.map((_, place) => arms[0].steps[place] > 0);
-    below = one.x.map((_, place) => low[place] + (started[place] ? one.y[place] || 0 : 0));
-    const whole = (values) => values.map((value, place) => (started[place] ? value : undefined));
-    return { ...one, colour: number, dash: [], low: whole(low), high: whole(below), shown: one.y, y: null, opacity: 0.6, stepped: true };
+  return series.filter((_, place) => sums[place] > least).map((one, colour) => {
+    const low = below;
+    below = low.map((sum, place) => sum + (one.y[place] || 0));
+    return { ...one, colour, dash: [], low, high: below, shown: one.y, y: null, opacity: 0.6, stepped: true };
   });
 }
 

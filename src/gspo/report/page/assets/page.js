@@ -49,10 +49,6 @@ function fromTo(series) {
   return texts.length > 1 ? `${texts[0]} → ${texts.at(-1)}` : texts[0] || "–";
 }
 
-function withSpread(mean, deviation) {
-  return numberText(mean) + (Number.isFinite(deviation) ? ` ± ${numberText(deviation, { digits: 2 })}` : "");
-}
-
 function showCharts() {
   const home = byId("charts"), isPhone = matchMedia("(max-width: 600px)").matches;
   const families = Object.entries(CHARTS).map(([family, specs]) => [family, specs.flatMap((spec) => {
@@ -117,21 +113,19 @@ function showTable() {
       ]);
     }).sort((one, other) => one[0] - other[0]);
     const every = Math.ceil(rows.length / 300);
-    const names = known.map(([words, column]) => withAttributes(element("span", "", words, element("br"), element("code", "", column)), {}));
+    const names = known.map(([words, column]) => element("span", "", words, element("br"), element("code", "", column)));
     return tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...names], rows.filter((_, place) => place % every === 0 || place === rows.length - 1));
   };
-  const place = byId("steps"), made = folded("Table of the steps in view", "steps");
-  const fill = () => { if (made.open) made.replaceChildren(made.firstChild, table()); };
-  made.addEventListener("toggle", fill);
-  place.fill = fill;
-  place.replaceChildren(made);
-  fill();
+  const made = folded("Table of the steps in view", "steps");
+  byId("steps").fill = () => { if (made.open) made.replaceChildren(made.firstChild, table()); };
+  made.addEventListener("toggle", byId("steps").fill);
+  byId("steps").replaceChildren(made);
+  byId("steps").fill();
 }
 
 function startView() {
   const form = byId("view"), fields = form.elements;
   Object.assign(view, { axis: remembered("axis") || "steps", smoothing: remembered("smoothing") || 1, log: remembered("log") || false, range: remembered("range") || null });
-  const change = () => { repaintAll(); tellRange(); };
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", (event) => { event.preventDefault(); zoom(null); });
   form.addEventListener("change", ({ target }) => {
@@ -139,7 +133,8 @@ function startView() {
     if (target.name === "axis") view.range = null;
     Object.assign(view, { axis: fields.axis.value, smoothing: Number(fields.smoothing.value), log: fields.log.checked });
     for (const name of ["axis", "smoothing", "log", "range"]) remember(name, view[name]);
-    change();
+    repaintAll();
+    tellRange();
   });
   byId("other").addEventListener("change", () => { remember("other", byId("other").value); showOther(); });
 }
@@ -237,17 +232,11 @@ function keepUp(redraw) {
   if (!page.live) return;
   let last = "";
   const ask = async () => {
-    let wait = 3000;
-    try {
-      const answer = await fetch("data.json", { cache: "no-cache" });
-      const text = await answer.text();
-      if (answer.ok) await redraw(text === last ? null : JSON.parse(text));
-      last = text;
-    } catch {
-      byId("written").textContent = `The server has ended; this is what there was at ${page.written}.`;
-      wait = 15000;
-    }
-    setTimeout(ask, wait);
+    const text = await fetch("data.json", { cache: "no-cache" }).then((answer) => (answer.ok ? answer.text() : null), () => null);
+    if (text === null) byId("written").textContent = `The server has ended; this is what there was at ${page.written}.`;
+    else await redraw(text === last ? null : JSON.parse(text));
+    last = text;
+    setTimeout(ask, text === null ? 15000 : 3000);
   };
   setTimeout(ask, 3000);
 }

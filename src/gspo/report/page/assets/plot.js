@@ -39,13 +39,10 @@ function repaintAll() {
 
 // For others: { title, unit, xTitle, x, series: [{ label, values }], kind: "lines" | "points" | "stack", low, high }.
 function drawSeries(host, { unit, xTitle, x, series, kind, low, high, percent, title = "" }) {
+  const stack = kind === "stack";
   const lines = series.map(({ label, values }, place) => ({ label, colour: place, dash: dashOf(Math.floor(place / 7)), x, y: values, points: kind === "points" }));
-  const layers = () => {
-    let below = x.map(() => 0);
-    return lines.map((line) => ({ ...line, low: below, high: (below = below.map((sum, place) => sum + (line.y[place] || 0))), shown: line.y, y: null, opacity: 0.6, stepped: true }));
-  };
   removePlots(host);
-  placePlot(host, () => ({ title, unit, xTitle, percent, linear: kind === "stack", zero: kind === "stack", limits: [low, high], series: kind === "stack" ? layers() : lines, shared: false }));
+  placePlot(host, () => ({ title, unit, xTitle, percent, linear: stack, zero: stack, limits: [low, high], series: stack ? stackOf(lines) : lines, shared: false }));
 }
 
 function drawPlot(host) {
@@ -188,12 +185,15 @@ function upTo(x, values, limit) {
   return -1;
 }
 
+function withSpread(mean, deviation, options) {
+  return numberText(mean, options) + (Number.isFinite(deviation) ? ` ± ${numberText(deviation, { ...options, digits: 2 })}` : "");
+}
+
 function shownText(one, model, limit) {
   const values = one.shown || one.y || one.high, place = upTo(one.x, values, limit);
   if (place < 0) return "–";
-  if (!one.y && !one.shown) return `${numberText(one.low[place], model)} … ${numberText(one.high[place], model)}`;
-  const around = one.deviations?.[place];
-  return numberText(values[place], model) + (Number.isFinite(around) ? ` ± ${numberText(around, { ...model, digits: 2 })}` : "");
+  if (values === one.high) return `${numberText(one.low[place], model)} … ${numberText(one.high[place], model)}`;
+  return withSpread(values[place], one.deviations?.[place], model);
 }
 
 // Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.

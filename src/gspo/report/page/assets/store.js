@@ -24,7 +24,7 @@ function tableOf(heads, rows) {
 // Closed unless it was open when the page was left; `name` is what that is remembered by.
 function folded(summary, name, ...children) {
   const made = element("details", "", element("summary", "", summary), ...children);
-  made.open = (remembered("open " + name) ?? false);
+  made.open = remembered("open " + name) ?? false;
   made.addEventListener("toggle", () => { if (!onPaper) remember("open " + name, made.open); });
   return made;
 }
@@ -54,17 +54,6 @@ function remembered(name) {
 
 async function copyText(text, button) {
   const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch { // a page from the disk may have no right to the clipboard
-    const area = document.createElement("textarea");
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-    button.focus();
-  }
-  button.textContent = "copied";
+  button.textContent = await navigator.clipboard.writeText(text).then(() => "copied", () => "not allowed here");
   setTimeout(() => { button.textContent = label; }, 1200);
 }
