@@ -115,7 +115,8 @@ def _browser() -> Iterator[Any]:
 def _load(browser: Any, page: Path) -> tuple[float, float]:
     """Milliseconds from the request to the first chart, and to everything, as the page's own clock has them."""
     browser.get(page.resolve().as_uri())
-    WebDriverWait(browser, 60).until(lambda driver: driver.execute_script("return document.documentElement.dataset.ready"))
+    ready = "return document.documentElement.dataset.ready"
+    WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(ready))
     times = browser.execute_script("return {...document.documentElement.dataset}")
     return float(times["firstChart"]), float(times["ready"])
 

@@ -130,14 +130,13 @@ def test_the_time_of_a_step_is_a_stack_of_its_stages(page: Tab) -> None:
     assert time["y"][0] == 0
 
 
-def test_the_layers_are_a_map(page: Tab) -> None:
-    assert shown(page, "Experts that an update changes, by layer")["key"] == [
-        "step 6",
-        "layer 0 16 %",
-        "layer 1 26 %",
-        "layer 2 36 %",
-        "darkest 36 %",
-    ]
+def test_the_layers_are_a_band_around_their_mean(page: Tab) -> None:
+    experts = shown(page, "Experts that an update changes")
+    _, high, low, mean = experts["columns"]
+    layers = metric("moe/expert_change_fraction_by_layer")
+    assert [low[1:], high[1:]] == [[min(row) for row in layers], [max(row) for row in layers]]
+    assert mean[1:] == pytest.approx(metric("moe/expert_change_fraction"), rel=1e-4)
+    assert experts["key"][1:] == ["least to most changed layer 16 % … 36 %", "mean over layers 26 %"]
 
 
 def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(page: Tab) -> None:
@@ -349,17 +348,17 @@ def test_a_run_before_its_first_step_and_of_one_step_are_shown(tab: Tab, tmp_pat
 
 def test_the_page_of_a_run_under_way_loads_itself_again_and_stays_where_it_was(tab: Tab, tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
-    page = tab.open(path, reload_seconds=0.3)
-    tab.set("#view [name=from]", 1)
+    page = tab.open(path, reload_seconds=0.5)
     tab.run(
-        f"{FAMILIES}.forEach((one) => {{ one.open = false; }});"
-        "document.activeElement.blur(); scrollTo(0, 200); window.old = true"
+        "const from = document.querySelector('#view [name=from]'); from.value = 1;"
+        "from.dispatchEvent(new Event('change', {bubbles: true}));"
+        f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); scrollTo(0, 200);"
     )
     write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
     tab.write(page, path)
-    tab.wait("return !window.old && document.documentElement.dataset.ready")
+    finished = "document.querySelector('#overview')?.innerText.includes('finished: 6 of 6')"
+    tab.wait(f"return document.documentElement.dataset.ready && {finished}")
     assert tab.run("return [scrollY, document.querySelector('#charts details').open]") == [200, False]
-    assert "finished: 6 of 6" in tab.find("#overview").text
     assert shown(tab, "Entropy")["x"] == [1, 3] and shown(tab, "Entropy")["columns"][0][-1] == 6
 
 

@@ -32,8 +32,8 @@ const CHARTS = {
     { title: "Variance of the returns that the value model explains", unit: "explained variance", lines: [["critic/explained_variance", "explained"]] },
   ],
   "Experts": [
-    { title: "Experts that an update changes", unit: "of the choices", percent: true, lines: [["moe/expert_change_fraction", "changed"]] },
-    { title: "Experts that an update changes, by layer", unit: "layer", layers: true, wide: true, linear: true, lines: [] },
+    { title: "Experts that an update changes", unit: "of the choices", percent: true, layers: true, wide: true, lines: [["moe/expert_change_fraction", "mean over layers"]] },
+    { title: "Routers' balance loss", unit: "loss", lines: [["moe/balance_loss", "balance loss"]] },
   ],
   "Speed and memory": [
     { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true, lines: STAGES.map((name) => [`time/${name}_seconds`, name]),
@@ -118,13 +118,14 @@ function modelOf(spec) {
   });
   const series = those.flatMap((arm) => [
     ...(spec.quantiles ? quantilesOf(arm) : []),
+    ...(spec.layers ? layersOf(arm) : []),
     ...known.map(([column, words], place) => lineOf(seriesOf(arm, column), looks(arm, place, words), spec.scale || 1)),
     ...evaluated.map(([words, name, error], place) => pointsOf(arm, name, error, looks(arm, known.length + place, words))),
   ]).filter((one) => one !== null);
   const metrics = [...known.map(([column]) => column), ...(spec.quantiles ? [QUANTILES] : [])];
   const zero = spec.zero || spec.percent;
   const limit = spec.quantiles ? clipRanges() : null; // the y axis ends there: one odd sequence would flatten the rest
-  return series.length ? { ...spec, zero, limit, metrics, series: spec.stack && !several ? stackOf(series) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
+  return series.length ? { ...spec, zero, limit, metrics, series: spec.stack && !several ? stackOf(series, 0.005) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
 }
 
 function lineOf(series, looks, scale) {
@@ -161,35 +162,32 @@ function quantilesOf(arm) {
     limit(up, 1, "upper limit: 1 + clip high"), limit(down, -1, "lower limit: 1 − clip low")].filter(Boolean);
 }
 
+// From the layer with the least to the layer with the most, at each step.
+function layersOf(arm) {
+  const rows = (page.lists.get(BY_LAYER) || []).map((column) => seriesOf(arm, column)?.means).filter(Boolean);
+  if (rows.length < 2) return [];
+  const over = (pick) => arm.steps.map((_, place) => {
+    const values = rows.map((row) => row[place]).filter(Number.isFinite);
+    return values.length ? pick(...values) : null;
+  });
+  const label = `${arms.length > 1 ? `${arm.label}: ` : ""}least to most changed layer`;
+  return [{ label, colour: arm.number, x: xOf(arm), low: over(Math.min), high: over(Math.max) }];
+}
+
 // How far from 1 the ratio chart goes at most: eight clip ranges.
 function clipRanges() {
   const widths = arms.flatMap((arm) => ["clip/low", "clip/high"].flatMap((name) => (arm.runs[0].clips_sequences && seriesOf(arm, name)?.means) || [])).filter((width) => width > 0);
   return widths.length ? 8 * Math.max(...widths) : null;
 }
 
-// Layers that lie on each other; nothing before training. What nobody could see is left out.
-function stackOf(series) {
-  const sums = series.map((one) => one.y.reduce((sum, value) => sum + (value || 0), 0)), least = 0.005 * Math.max(...sums);
+// Layers that lie on each other, without those that are smaller than a share of the largest.
+function stackOf(series, share = 0) {
+  const sums = series.map((one) => one.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
   let below = series[0].x.map(() => 0);
-  return series.filter((_, place) => sums[place] > least).map((one, colour) => {
+  return series.filter((_, place) => sums[place] >= least).map((one, colour) => {
     const low = below;
     below = low.map((sum, place) => sum + (one.y[place] || 0));
     return { ...one, colour, dash: [], low, high: below, shown: one.y, y: null, opacity: 0.6, stepped: true };
-  });
-}
-
-// A map of steps and layers in shades of a colour, for each arm.
-function layersOf(spec) {
-  const columns = page.lists.get(BY_LAYER) || [];
-  const rowsOf = (arm) => columns.map((column) => seriesOf(arm, column)?.means);
-  const most = Math.max(...arms.flatMap((arm) => rowsOf(arm).flatMap((row) => (row || []).filter(Number.isFinite))), 1e-9);
-  return arms.map((arm) => {
-    const rows = rowsOf(arm);
-    if (!rows.some(Boolean)) return null;
-    const names = columns.map((column) => `layer ${column.slice(BY_LAYER.length + 1)}`);
-    const series = rows.map((row, place) => ({ label: names[place], colour: 0, x: xOf(arm), y: row || arm.steps.map(() => null), hidden: true }));
-    const title = arms.length > 1 ? `${spec.title}: ${arm.label}` : spec.title;
-    return { ...spec, title, metrics: [BY_LAYER], series, map: { rows, most }, shared: true, percent: true, xTitle: axisTitle() };
   });
 }
 

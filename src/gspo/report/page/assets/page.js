@@ -51,10 +51,9 @@ function fromTo(series) {
 
 function showCharts() {
   const home = byId("charts"), isPhone = matchMedia("(max-width: 600px)").matches;
-  const families = Object.entries(CHARTS).map(([family, specs]) => [family, specs.flatMap((spec) => {
-    const makes = spec.layers ? (layersOf(spec)).map((_, place) => () => layersOf(spec)[place]) : [() => modelOf(spec)];
-    return makes.map((make) => [make(), make]).filter(([model]) => model);
-  })]).filter(([, charts]) => charts.length);
+  const families = Object.entries(CHARTS)
+    .map(([family, specs]) => [family, specs.map((spec) => [modelOf(spec), () => modelOf(spec)]).filter(([model]) => model)])
+    .filter(([, charts]) => charts.length);
   const shape = JSON.stringify(families.map(([family, charts]) => [family, charts.map(([model]) => model.title)]));
   if (home.shape === shape) return repaintAll(); // the same charts of more steps
   home.shape = shape;

@@ -81,7 +81,7 @@ function columnsOf(model) {
     if (one.high) made.push([one, smooth(one.high), { ...edge, area: withOpacity(colour, one.opacity || 0.18) }], [one, smooth(one.low), { ...edge, width: 0 }]);
     if (one.y && smooth(one.y) !== one.y && !one.high) made.push([one, one.y, { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: { show: false } }]);
     if (one.points) made.push([one, one.y, { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { show: true, size: 8, fill: colour } }]);
-    else if (one.y) made.push([one, smooth(one.y), one.hidden ? { ...line, width: 0, points: { show: false } } : line]);
+    else if (one.y) made.push([one, smooth(one.y), line]);
     return made;
   });
 }
@@ -112,22 +112,20 @@ function optionsOf(host, model, key) {
     axes: [
       { ...axis, label: model.xTitle, size: 26, ...(model.xTitle.startsWith("step") ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((value) => numberText(value, { digits: 6 })) },
       { ...axis, label: model.unit, size: (_, values) => 12 + 7 * Math.max(3, ...(values || []).map((text) => (text || "").length)),
-        ...(model.map ? { splits: () => model.series.map((_, place) => place).filter((_, place, all) => place % Math.ceil(all.length / 8) === 0), values: (_, splits) => splits.map((place) => model.series[place].label.slice(6)) }
-          : { values: (_, splits) => splits.map((value) => (value === null ? "" : numberText(value, { ...model, digits: 6 }))) }) },
+        values: (_, splits) => splits.map((value) => (value === null ? "" : numberText(value, { ...model, digits: 6 }))) },
     ],
     cursor: {
-      drag: { x: !matchMedia("(pointer: coarse)").matches, y: false, setScale: false }, // a finger that scrolls must not zoom
-      points: { show: !model.map, size: 6 },
-      bind: { dblclick: (chart) => () => zoom(null, chart) },
+      drag: { x: model.shared && !matchMedia("(pointer: coarse)").matches, y: false, setScale: false }, // a finger that scrolls must not zoom
+      points: { size: 6 },
+      bind: { dblclick: () => () => zoom(null) },
       ...(model.shared ? { sync: { key: "steps", setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } } : {}),
     },
     hooks: {
-      drawAxes: [(chart) => { if (model.map) drawMap(chart, model); }],
       draw: [(chart) => drawBars(chart, model), (chart) => drawMarks(chart, model)],
       setCursor: [(chart) => tellKey(chart, model, key)],
       setSelect: [(chart) => {
         const { left, width } = chart.select;
-        if (width > 3) zoom([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")], chart);
+        if (width > 3) zoom([chart.posToVal(left, "x"), chart.posToVal(left + width, "x")]);
         chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
       }],
       ready: [(chart) => tellKey(chart, model, key)],
@@ -144,11 +142,10 @@ function fullRange() {
 function rangeOf(chart, model) {
   if (model.shared) return view.range || fullRange();
   const xs = chart.data[0];
-  return chart.ownRange || (xs.length > 1 ? [xs[0], xs.at(-1)] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5]);
+  return (xs.length > 1 ? [xs[0], xs.at(-1)] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5]);
 }
 
 function heightOf(model, low, high, log) {
-  if (model.map) return [-0.5, model.series.length - 0.5];
   if (low === null || !Number.isFinite(low)) return log ? [0.1, 1] : [0, 1];
   if (log) return uPlot.rangeLog(low, high, 10, false);
   for (const limit of model.limits || []) if (Number.isFinite(limit)) [low, high] = [Math.min(low, limit), Math.max(high, limit)];
@@ -160,15 +157,11 @@ function heightOf(model, low, high, log) {
   return [low < 0 ? low - spare : 0, top > 0 ? top * 1.06 : low < 0 ? 0 : 1];
 }
 
-// The same range of steps in every chart; a chart of its own steps zooms alone.
-function zoom(range, chart) {
-  if (chart && !chart.model.shared) {
-    chart.ownRange = range;
-    return chart.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
-  }
+// The same range of steps in every chart; a chart of steps of its own is always shown whole.
+function zoom(range) {
   view.range = range;
   remember("range", range);
-  for (const { chart: one } of plots.keys()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 });
+  for (const { chart: one } of plots.keys()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
   tellRange();
 }
 
@@ -202,11 +195,9 @@ function tellKey(chart, model, key) {
   if (key.limit === limit && key.children.length) return;
   key.limit = limit;
   const where = `${model.xTitle} ${numberText(limit, { digits: 6 })}`;
-  const listed = model.map ? model.series.slice(0, 8) : model.series;
-  const rows = listed.map((one) => [one, one.label, shownText(one, model, limit)]);
-  const marks = rows.map(([one, label, text]) => element("li", "", model.map ? null : markOf(one), `${label} `, element("b", "", text)));
-  key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "",
-    model.map ? element("li", "", "darkest ", element("b", "", numberText(model.map.most, model))) : "");
+  const rows = model.series.map((one) => [one, one.label, shownText(one, model, limit)]);
+  const marks = rows.map(([one, label, text]) => element("li", "", markOf(one), `${label} `, element("b", "", text)));
+  key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "");
   if (document.activeElement === key.parentElement) byId("status").textContent = `${where}: ${rows.map(([, label, text]) => `${label} ${text}`).join("; ")}`;
 }
 
@@ -256,23 +247,6 @@ function drawBars(chart, model) {
 function drawMarks(chart, model) {
   const { top, height } = chart.bbox;
   for (const x of resumedAt(model)) stroke(chart, cssColour("--quiet"), [2, 3], (ctx, left) => { ctx.moveTo(left(x), top); ctx.lineTo(left(x), top + height); });
-}
-
-function drawMap(chart, { map, series }) {
-  const { ctx } = chart, x = series[0].x, colour = colourOf(0);
-  const left = (place) => chart.valToPos((x[place] + (x[place - 1] ?? 2 * x[place] - (x[place + 1] ?? x[place] + 1))) / 2, "x", true);
-  const edges = [...x.map((_, place) => left(place)), chart.valToPos(x.at(-1) + 0.5, "x", true)];
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(chart.bbox.left, chart.bbox.top, chart.bbox.width, chart.bbox.height);
-  ctx.clip();
-  map.rows.forEach((row, layer) => (row || []).forEach((value, place) => {
-    if (!Number.isFinite(value)) return;
-    const [top, bottom] = [chart.valToPos(layer + 0.5, "y", true), chart.valToPos(layer - 0.5, "y", true)];
-    ctx.fillStyle = withOpacity(colour, 0.06 + 0.94 * Math.max(0, value / map.most));
-    ctx.fillRect(edges[place], top, edges[place + 1] - edges[place] + 0.5, bottom - top);
-  }));
-  ctx.restore();
 }
 
 function listenToKeys(host, chart) {
