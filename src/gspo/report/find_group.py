@@ -66,7 +66,7 @@ def _meant(query: str, ids: Sequence[str], where: Path) -> str | None:
 
 
 def _no_query(run: RunFiles, files: Mapping[int, Path], step: int | None, query: str) -> UserError:
-    searched = reversed(files.values()) if step is None else [files[step]]
+    searched = list(files.values())[::-1] if step is None else [files[step]]
     ids = list(islice(dict.fromkeys(name for path in searched for name in queries_in(path)), _COMPARED))
     near = get_close_matches(query, ids, n=_NAMED)
     fix = f"name one of {some([*near, *(other for other in ids if other not in near)])}" if ids else None

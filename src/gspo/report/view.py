@@ -83,8 +83,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = 60  # seconds that a connection may be idle
+    timeout = 60  # seconds for a question
 
     def do_GET(self) -> None:
         server = cast(_Server, self.server)

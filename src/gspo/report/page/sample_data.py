@@ -11,7 +11,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -99,8 +99,8 @@ class SampleSet:
         Without them every group is there, at its own place.
         """
         named = dict.fromkeys(place.query for step in sorted(self.steps) for place in self.steps[step])
-        kept = list(named) if places is None else _spread_by_hash(list(named))[:_MAX_QUERIES]
-        numbers = {query: number for number, query in enumerate(kept)}
+        kept = set(named if places is None else _by_hash(named)[:_MAX_QUERIES])
+        numbers = {query: number for number, query in enumerate(query for query in named if query in kept)}
         steps = []
         for step, found in sorted(self.steps.items()):
             own = [number if places is None else places.get((step, number)) for number in range(len(found))]
@@ -222,8 +222,8 @@ def _carried(samples: SampleSet, max_bytes: int) -> tuple[dict[tuple[int, int], 
 
 def _chosen(steps: Mapping[int, Sequence[Place]], max_bytes: int) -> set[tuple[int, int]]:
     """Of every step as many groups as there is room for, the same queries in each as far as can be."""
-    named = _spread_by_hash(list(dict.fromkeys(place.query for places in steps.values() for place in places)))
-    ranks = {query: rank for rank, query in enumerate(named[:_MAX_QUERIES])}
+    named = {place.query for places in steps.values() for place in places}
+    ranks = {query: rank for rank, query in enumerate(_by_hash(named)[:_MAX_QUERIES])}
     order = []
     for number, (step, places) in enumerate(sorted(steps.items())):
         spread = 0 if number == len(steps) - 1 else int(f"{number:032b}"[::-1], 2)  # the ends, the middle, quarters …
@@ -237,7 +237,7 @@ def _chosen(steps: Mapping[int, Sequence[Place]], max_bytes: int) -> set[tuple[i
     return chosen
 
 
-def _spread_by_hash(queries: Sequence[str]) -> list[str]:
+def _by_hash(queries: Iterable[str]) -> list[str]:
     return sorted(queries, key=lambda query: hashlib.sha256(query.encode(errors="replace")).digest())
 
 

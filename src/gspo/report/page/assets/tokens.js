@@ -79,5 +79,5 @@ function legendOf(colour) {
   const [less, more, what] = MEANINGS[colour], levels = LEVELS[colour];
   const marks = [...levels.map((_, place) => -levels.length + place), ...levels.map((_, place) => place + 1)];
   const swatches = marks.map((level) => paint(element("span", "swatch", `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`), level));
-  return element("p", "legend", `${what} of a token from: ${less} `, ...swatches, ` ${more}`);
+  return element("p", "legend", `${what} of a token: ${less} `, ...swatches, ` ${more}`);
 }
