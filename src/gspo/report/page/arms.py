@@ -13,7 +13,7 @@ _SAME_ARM = ("name", "seed", "output_dir", "checkpoint", "report")  # keys that 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arm:
-    """Runs of one recipe, which differ in nothing but the seed."""
+    """Runs of the same recipe, which differ in nothing but the seed."""
 
     label: str
     runs: Sequence[RunFiles]

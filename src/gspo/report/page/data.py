@@ -35,7 +35,7 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
         "arms": [{"label": arm.label, "runs": [runs.index(run) for run in arm.runs]} for arm in arms],
         "differences": differences(arms) if len(arms) > 1 else [],
         "lists": {name: [column_name("", place) for place in kept] for name, kept in places.items() if kept != [()]},
-        "measures": [[one.label, one.name, one.error] for one in measures(line for run in runs for line in run.lines)],
+        "measures": [[known.label, known.name, known.error] for known in measures(line for run in runs for line in run.lines)],
         "definitions": _definitions(places),
         "num_steps": len({line["step"] for run in runs for line in run.lines}),
         "num_drawn": len(steps),
@@ -116,7 +116,7 @@ def _kept_steps(runs: Sequence[RunFiles]) -> set[int]:
 
 
 def _places(runs: Sequence[RunFiles]) -> dict[str, Sequence[Place]]:
-    """By metric, where its numbers are in its lists; of a metric that is no list the empty place."""
+    """By metric, the places of the numbers in lists; the empty place if the metric is no list."""
     known: dict[str, set[Place]] = {}
     for run in runs:
         for line in run.lines:
@@ -127,7 +127,7 @@ def _places(runs: Sequence[RunFiles]) -> dict[str, Sequence[Place]]:
 
 
 def _spread(places: Sequence[Place]) -> Sequence[Place]:
-    in_lists = [place for place in places if place]  # a metric that was a number in another version is its lists
+    in_lists = [place for place in places if place]  # numbers beside the lists are of another version
     return in_lists[:: math.ceil(len(in_lists) / MOST_CURVES)] if in_lists else places
 
 
@@ -146,7 +146,7 @@ def _at(value: Any, place: Place) -> Any:
 
 
 def _definitions(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each metric of the runs the name under which it is defined; and by that name its text and what is healthy."""
+    """The name under which each metric of the runs is defined; and by that name the text and what is healthy."""
     names = {name: general_name(name) for name in metrics}
     texts = {general: definition for name, general in names.items() if (definition := definition_of(name)) is not None}
     return {

@@ -58,7 +58,7 @@ function load(data) {
 }
 
 function armOf(label, number, runs) {
-  const steps = [...new Set(runs.flatMap((run) => run.steps))].sort((one, other) => one - other);
+  const steps = [...new Set(runs.flatMap((run) => run.steps))].sort((low, high) => low - high);
   return { label, number, runs, steps, series: new Map(), rows: runs.map((run) => new Map(run.steps.map((step, row) => [step, row]))) };
 }
 
@@ -121,10 +121,10 @@ function modelOf(spec) {
     ...(spec.layers ? layersOf(arm) : []),
     ...known.map(([column, words], place) => lineOf(seriesOf(arm, column), looks(arm, place, words), spec.scale || 1)),
     ...evaluated.map(([words, name, error], place) => pointsOf(arm, name, error, looks(arm, known.length + place, words))),
-  ]).filter((one) => one !== null);
+  ]).filter((curve) => curve !== null);
   const metrics = [...known.map(([column]) => column), ...(spec.quantiles ? [QUANTILES] : [])];
   const zero = spec.zero || spec.percent;
-  const limit = spec.quantiles ? clipRanges() : null; // the y axis ends there: one odd sequence would flatten the rest
+  const limit = spec.quantiles ? clipRanges() : null; // the y axis ends there: an odd sequence would flatten the rest
   return series.length ? { ...spec, zero, limit, metrics, series: spec.stack && !several ? stackOf(series, 0.005) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
 }
 
@@ -147,7 +147,7 @@ function pointsOf(arm, name, error, looks) {
   return { ...looks, points: true, x: kept.map((place) => looks.x[place]), y: kept.map((place) => series.means[place]), deviations: kept.map((place) => bars[place] ?? null) };
 }
 
-// Of one arm 1 to 99, 5 to 95 and 25 to 75 % of the sequences, of several 5 to 95 %; the middle; the range that is not clipped.
+// Of a single arm 1 to 99, 5 to 95 and 25 to 75 % of the sequences, of several 5 to 95 %; the middle; the range that is not clipped.
 function quantilesOf(arm) {
   const rows = (page.lists.get(QUANTILES) || []).map((column) => seriesOf(arm, column)?.means);
   if (rows.length < 7 || rows.some((row) => !row)) return [];
@@ -182,16 +182,16 @@ function clipRanges() {
 
 // Layers that lie on each other, without those that are smaller than a share of the largest.
 function stackOf(series, share = 0) {
-  const sums = series.map((one) => one.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
+  const sums = series.map((curve) => curve.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
   let below = series[0].x.map(() => 0);
-  return series.filter((_, place) => sums[place] >= least).map((one, colour) => {
+  return series.filter((_, place) => sums[place] >= least).map((curve, colour) => {
     const low = below;
-    below = low.map((sum, place) => sum + (one.y[place] || 0));
-    return { ...one, colour, dash: [], low, high: below, shown: one.y, y: null, opacity: 0.6, stepped: true };
+    below = low.map((sum, place) => sum + (curve.y[place] || 0));
+    return { ...curve, colour, dash: [], low, high: below, shown: curve.y, y: null, opacity: 0.6, stepped: true };
   });
 }
 
-// One chart of any metric: of a list as many curves as the page has of it.
+// A chart of any metric: of a list as many curves as the page has of it.
 function anyModel(metric) {
   const columns = page.lists.get(metric) || [metric];
   return modelOf({ title: metric, unit: "value", lines: columns.map((column) => [column, column]) });

@@ -66,37 +66,37 @@ function smoothed(values) {
 }
 
 function isLog(model) {
-  return view.log && !model.linear && model.series.some((one) => (one.y || []).some((value) => value > 0));
+  return view.log && !model.linear && model.series.some((curve) => (curve.y || []).some((value) => value > 0));
 }
 
-// The columns that uPlot draws, each with its options: for an area its two edges, for a line the line, and a faint one of what was smoothed.
+// The columns that uPlot draws, each with its options: for an area its two edges, for a line the line, and a faint line of what was smoothed.
 function columnsOf(model) {
-  return model.series.flatMap((one) => {
-    const colour = colourOf(one.colour), smooth = one.points || one.stepped ? (values) => values : smoothed;
-    const paths = one.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
-    const few = (one.y || one.high).filter(Number.isFinite).length < 3;
-    const line = { stroke: colour, width: one.width || 2, dash: one.dash, paths, points: { show: few, size: 6, fill: colour } };
-    const edge = { width: one.stepped ? 1 : 0, stroke: one.stepped ? colour : undefined, paths, points: { show: false } };
+  return model.series.flatMap((curve) => {
+    const colour = colourOf(curve.colour), smooth = curve.points || curve.stepped ? (values) => values : smoothed;
+    const paths = curve.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
+    const few = (curve.y || curve.high).filter(Number.isFinite).length < 3;
+    const line = { stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: { show: few, size: 6, fill: colour } };
+    const edge = { width: curve.stepped ? 1 : 0, stroke: curve.stepped ? colour : undefined, paths, points: { show: false } };
     const made = [];
-    if (one.high) made.push([one, smooth(one.high), { ...edge, area: withOpacity(colour, one.opacity || 0.18) }], [one, smooth(one.low), { ...edge, width: 0 }]);
-    if (one.y && smooth(one.y) !== one.y && !one.high) made.push([one, one.y, { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: { show: false } }]);
-    if (one.points) made.push([one, one.y, { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { show: true, size: 8, fill: colour } }]);
-    else if (one.y) made.push([one, smooth(one.y), line]);
+    if (curve.high) made.push([curve, smooth(curve.high), { ...edge, area: withOpacity(colour, curve.opacity || 0.18) }], [curve, smooth(curve.low), { ...edge, width: 0 }]);
+    if (curve.y && smooth(curve.y) !== curve.y && !curve.high) made.push([curve, curve.y, { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: { show: false } }]);
+    if (curve.points) made.push([curve, curve.y, { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { show: true, size: 8, fill: colour } }]);
+    else if (curve.y) made.push([curve, smooth(curve.y), line]);
     return made;
   });
 }
 
-// One x for all; undefined where a line has no point there, null where it has a gap.
+// The same x for all; undefined where a curve has no point there, null where it has a gap.
 function dataOf(model) {
-  const xs = [...new Set(model.series.flatMap((one) => one.x))].filter(Number.isFinite).sort((one, other) => one - other);
+  const xs = [...new Set(model.series.flatMap((curve) => curve.x))].filter(Number.isFinite).sort((low, high) => low - high);
   const places = new Map(xs.map((x, place) => [x, place]));
   const log = isLog(model);
   const spread = (x, values) => {
     const made = Array(xs.length).fill(undefined);
-    x.forEach((one, place) => { if (places.has(one)) made[places.get(one)] = log && values[place] <= 0 ? null : values[place]; });
+    x.forEach((at, place) => { if (places.has(at)) made[places.get(at)] = log && values[place] <= 0 ? null : values[place]; });
     return made;
   };
-  return [xs, ...columnsOf(model).map(([one, values]) => spread(one.x, values))];
+  return [xs, ...columnsOf(model).map(([curve, values]) => spread(curve.x, values))];
 }
 
 function optionsOf(host, model, key) {
@@ -149,7 +149,7 @@ function heightOf(model, low, high, log) {
   if (low === null || !Number.isFinite(low)) return log ? [0.1, 1] : [0, 1];
   if (log) return uPlot.rangeLog(low, high, 10, false);
   for (const limit of model.limits || []) if (Number.isFinite(limit)) [low, high] = [Math.min(low, limit), Math.max(high, limit)];
-  for (const one of model.series) if (one.points) one.y.forEach((value, place) => { [low, high] = [Math.min(low, value - (one.deviations?.[place] || 0)), Math.max(high, value + (one.deviations?.[place] || 0))]; });
+  for (const curve of model.series) if (curve.points) curve.y.forEach((value, place) => { [low, high] = [Math.min(low, value - (curve.deviations?.[place] || 0)), Math.max(high, value + (curve.deviations?.[place] || 0))]; });
   if (model.limit) [low, high] = [Math.max(low, 1 - model.limit), Math.min(high, 1 + model.limit)];
   const spare = 0.06 * (high - low || Math.abs(high) || 1);
   if (!model.zero) return [low - spare, high + spare];
@@ -161,7 +161,7 @@ function heightOf(model, low, high, log) {
 function zoom(range) {
   view.range = range;
   remember("range", range);
-  for (const { chart: one } of plots.keys()) if (one?.model.shared) one.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
+  for (const { chart } of plots.keys()) if (chart?.model.shared) chart.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
   tellRange();
 }
 
@@ -182,11 +182,11 @@ function withSpread(mean, deviation, options) {
   return numberText(mean, options) + (Number.isFinite(deviation) ? ` ± ${numberText(deviation, { ...options, digits: 2 })}` : "");
 }
 
-function shownText(one, model, limit) {
-  const values = one.shown || one.y || one.high, place = upTo(one.x, values, limit);
+function shownText(curve, model, limit) {
+  const values = curve.shown || curve.y || curve.high, place = upTo(curve.x, values, limit);
   if (place < 0) return "–";
-  if (values === one.high) return `${numberText(one.low[place], model)} … ${numberText(one.high[place], model)}`;
-  return withSpread(values[place], one.deviations?.[place], model);
+  if (values === curve.high) return `${numberText(curve.low[place], model)} … ${numberText(curve.high[place], model)}`;
+  return withSpread(values[place], curve.deviations?.[place], model);
 }
 
 // Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.
@@ -195,17 +195,17 @@ function tellKey(chart, model, key) {
   if (key.limit === limit && key.children.length) return;
   key.limit = limit;
   const where = `${model.xTitle} ${numberText(limit, { digits: 6 })}`;
-  const rows = model.series.map((one) => [one, one.label, shownText(one, model, limit)]);
-  const marks = rows.map(([one, label, text]) => element("li", "", markOf(one), `${label} `, element("b", "", text)));
+  const rows = model.series.map((curve) => [curve, curve.label, shownText(curve, model, limit)]);
+  const marks = rows.map(([curve, label, text]) => element("li", "", markOf(curve), `${label} `, element("b", "", text)));
   key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "");
   if (document.activeElement === key.parentElement) byId("status").textContent = `${where}: ${rows.map(([, label, text]) => `${label} ${text}`).join("; ")}`;
 }
 
-function markOf(one) {
-  const mark = element("i", one.points ? "dot" : one.y ? "" : "area");
-  const colour = colourOf(one.colour), dash = one.dash?.length ? (one.dash[0] < 4 ? "dotted" : "dashed") : "solid";
-  if (one.points || !one.y) mark.style.background = one.points ? colour : withOpacity(colour, one.opacity || 0.18);
-  else mark.style.borderTop = `${one.width || 2}px ${dash} ${colour}`;
+function markOf(curve) {
+  const mark = element("i", curve.points ? "dot" : curve.y ? "" : "area");
+  const colour = colourOf(curve.colour), dash = curve.dash?.length ? (curve.dash[0] < 4 ? "dotted" : "dashed") : "solid";
+  if (curve.points || !curve.y) mark.style.background = curve.points ? colour : withOpacity(colour, curve.opacity || 0.18);
+  else mark.style.borderTop = `${curve.width || 2}px ${dash} ${colour}`;
   return mark;
 }
 
@@ -232,10 +232,10 @@ function stroke(chart, colour, dash, draw) {
 
 function drawBars(chart, model) {
   const log = isLog(model), half = 4 * uPlot.pxRatio;
-  for (const one of model.series) {
-    if (!one.points || !one.deviations) continue;
-    stroke(chart, colourOf(one.colour), [], (ctx, left, top) => one.x.forEach((x, place) => {
-      const [value, error] = [one.y[place], one.deviations[place]];
+  for (const curve of model.series) {
+    if (!curve.points || !curve.deviations) continue;
+    stroke(chart, colourOf(curve.colour), [], (ctx, left, top) => curve.x.forEach((x, place) => {
+      const [value, error] = [curve.y[place], curve.deviations[place]];
       if (!Number.isFinite(value) || !error || (log && value - error <= 0)) return;
       for (const y of [value - error, value + error]) { ctx.moveTo(left(x) - half, top(y)); ctx.lineTo(left(x) + half, top(y)); }
       ctx.moveTo(left(x), top(value - error));
