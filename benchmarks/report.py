@@ -2,8 +2,9 @@
 
     python -m benchmarks.report runs/arithmetic [--steps 200] [--longer 1 5 25] [--loads 5]
 
-Stretches a run that there is: its steps over and over, each response as many times as long. Prints a row a length for
-docs/guides/report.md. Loading is measured in headless Chromium (selenium, chromium and chromium-driver), from the disk.
+Stretches a finished run: its steps over and over, each response as many times as long. Prints a row a length for
+docs/guides/report.md, and first the size of a page of 60 steps without samples. Loading is measured in headless
+Chromium (selenium, chromium and chromium-driver), from the disk.
 """
 
 import argparse
@@ -37,6 +38,11 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=5)
     options = parser.parse_args()
     print(f"load {load()}")
+    with tempfile.TemporaryDirectory() as home:
+        stretch(options.run, Path(home) / "run", steps=60, longer=1)
+        shutil.rmtree(Path(home) / "run" / "rollouts")
+        page = write_report([Path(home) / "run"], note=lambda _: None)
+        print(f"60 steps without samples: {page.stat().st_size / 1e3:.0f} kB")
     print("| mean tokens | rollouts/, MB | page, MB | written in, s | first chart, ms | all of it, ms | samples |")
     print("|---|---|---|---|---|---|---|")
     for longer in options.longer:
@@ -49,16 +55,17 @@ def main() -> None:
 def stretch(source: Path, target: Path, *, steps: int, longer: int) -> float:
     """Write a run of so many steps, made of another's, each response so many times as long; the mean tokens."""
     (target / "rollouts").mkdir(parents=True)
-    for name in ("recipe.yaml", "history.jsonl"):
-        shutil.copy(source / name, target / name)
+    for name in ("recipe.yaml", "history.jsonl", "cold_start.jsonl"):
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)
     first, *lines = [json.loads(line) for line in (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     with (target / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for step, line in zip(range(steps + 1), itertools.chain([first], itertools.cycle(lines)), strict=False):
             file.write(json.dumps({**line, "step": step}) + "\n")
     files, lengths = sorted((source / "rollouts").iterdir()), []
     for step, path in zip(range(1, steps + 1), itertools.cycle(files), strict=False):
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        samples = [_longer(found, number, longer) for number in range(len(found))]
+        responses = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        samples = [_longer(responses, number, longer) for number in range(len(responses))]
         lengths += [sample["tokens"] for sample in samples]
         text = "".join(json.dumps(sample, separators=(",", ":")) + "\n" for sample in samples)
         (target / "rollouts" / f"step_{step:06d}.jsonl").write_text(text, encoding="utf-8")
@@ -84,13 +91,12 @@ def _row(run: Path, tokens: float, loads: int) -> str:
     written = time.perf_counter() - started
     with _browser() as browser:
         timings = [_load(browser, page) for _ in range(loads + 1)][1:]  # the first one fills caches
-        told = browser.execute_script("return document.querySelector('#samples > p').textContent")
+        carried = browser.execute_script("return document.querySelector('#samples .told').textContent")
     first, everything = (statistics.median(values) for values in zip(*timings, strict=True))
     size = sum(path.stat().st_size for path in (run / "rollouts").iterdir())
-    kept = told.split(": ")[-1].split(",")[0]
     return (
         f"| {tokens:.0f} | {size / 1e6:.0f} | {page.stat().st_size / 1e6:.2f} | {written:.1f} | {first:.0f} "
-        f"| {everything:.0f} | {kept} |"
+        f"| {everything:.0f} | {carried} |"
     )
 
 
@@ -109,9 +115,10 @@ def _browser() -> Iterator[Any]:
 def _load(browser: Any, page: Path) -> tuple[float, float]:
     """Milliseconds from the request to the first chart, and to everything, as the page's own clock has them."""
     browser.get(page.resolve().as_uri())
-    WebDriverWait(browser, 60).until(lambda it: it.execute_script("return document.documentElement.dataset.ready"))
-    found = browser.execute_script("return {...document.documentElement.dataset}")
-    return float(found["firstChart"]), float(found["ready"])
+    ready = "return document.documentElement.dataset.ready"
+    WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(ready))
+    times = browser.execute_script("return {...document.documentElement.dataset}")
+    return float(times["firstChart"]), float(times["ready"])
 
 
 if __name__ == "__main__":

@@ -111,11 +111,26 @@ def test_a_run_exits_with_0_and_leaves_exactly_the_run_directory(finished: Finis
         "metrics.jsonl",
         "history.jsonl",
         "rollouts",
+        "evaluation",
         "checkpoints",
         "model",
     }
     rollouts = [path.name for path in sorted((finished.path / "rollouts").iterdir())]
     assert rollouts == [f"step_{step:06d}.jsonl" for step in (1, 2, 3)]
+
+
+def test_the_responses_of_each_evaluation_are_written_and_pass_as_often_as_the_metrics_have_it(
+    finished: Finished,
+) -> None:
+    lines = {line["step"]: line for line in read_lines(finished.path / "metrics.jsonl")}
+    files = sorted((finished.path / "evaluation").iterdir())
+    assert [path.name for path in files] == [f"step_{step:06d}.jsonl" for step in (0, 2, 3)]
+    for path in files:
+        samples, line = read_lines(path), lines[int(path.stem.removeprefix("step_"))]
+        assert statistics.fmean(sample["tokens"] for sample in samples) == line["evaluation/held_out/mean_tokens"]
+        passed = [sample["rewards"]["reasoning_gym"] >= 1 for sample in samples]
+        assert statistics.fmean(passed) == line["evaluation/held_out/pass_at_1"]
+        assert len({sample["query"] for sample in samples}) == len(samples) == finished.recipe.evaluation.num_queries
 
 
 def test_the_recipe_of_a_run_is_written_resolved_and_reads_back_equal(finished: Finished) -> None:
@@ -271,9 +286,14 @@ def test_a_seed_repeats_a_run_to_the_bit_and_another_seed_does_not() -> None:
 
 
 def test_no_rollouts_are_written_where_the_recipe_does_not_want_them() -> None:
-    outcome = run(load_recipe(TINY, ["report.rollouts=false", "evaluation.num_queries=0"]))
-    assert not (outcome.model.parent / "rollouts").exists()
-    assert [line["step"] for line in outcome.metrics] == [1, 2]  # no evaluation, no line 0
+    outcome = run(load_recipe(TINY, ["report.rollouts=false"]))
+    assert not any((outcome.model.parent / folder).exists() for folder in ("rollouts", "evaluation"))
+
+
+def test_without_an_evaluation_there_is_no_line_0() -> None:
+    outcome = run(load_recipe(TINY, ["evaluation.num_queries=0"]))
+    assert [line["step"] for line in outcome.metrics] == [1, 2]
+    assert not (outcome.model.parent / "evaluation").exists()
 
 
 def test_old_log_likelihoods_of_the_engine_have_no_mismatch_and_train_the_same_first_step() -> None:

@@ -162,6 +162,12 @@ def _report(options: Namespace) -> None:
     (watch if options.watch else write_report)(options.target, options.out, note=_note)
 
 
+def _view(options: Namespace) -> None:
+    from gspo.report.view import view
+
+    view(options.target, options.port, note=_note)
+
+
 def _show(options: Namespace) -> None:
     from gspo.report.show import show
 
@@ -218,6 +224,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "the file to write; by default report.html in the run's directory, of several runs compared.html in this one"
     option("--out", metavar="FILE", type=Path, help=text)
     option("--watch", action="store_true", help="write it again after each new step, until all runs have ended")
+    text = "serve the page of a run that goes on, or of several, to this machine's browser, with every sample"
+    option = add("view", _view, text, type=Path, nargs="+", **run)
+    option("--port", type=int, default=0, metavar="N", help="by default a free port")
     option = add("show", _show, "print a group's responses, with rewards and ratios", type=Path, **run)
     option("--step", type=int, metavar="N", help="by default the last step that has the query")
     option("--query", metavar="ID", help="by default the first query of the step")

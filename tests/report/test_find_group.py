@@ -36,6 +36,16 @@ def test_a_column_that_is_called_query_is_not_the_query() -> None:
     assert "step 2 has this query too\n" in shown(query="z")
 
 
+def test_the_end_of_an_id_names_the_query_where_one_alone_ends_so(capsys: pytest.CaptureFixture[str]) -> None:
+    write(s1=[sample("a.jsonl:3"), sample("a.jsonl:13"), sample("b.jsonl:7")], s2=[sample("a.jsonl:7"), sample("7")])
+    assert "step 1 of 5 · query a.jsonl:3\n" in shown(query="3")
+    assert "step 2 of 5 · query 7\n" in shown(query="7")  # a whole id goes before an end
+    assert "step 1 of 5 · query b.jsonl:7\n" in shown(1, "7")
+    write(s3=[sample("a.jsonl:5"), sample("b.jsonl:5")])
+    assert cli.main(["show", str(RUN), "--query", "5"]) == 2
+    assert "several queries end with 5\n  fix: name one of a.jsonl:5, b.jsonl:5\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("query", ['a"b\\', "größe:1", "with space", "\x1b[2J", "[bold]"])
 def test_a_query_of_any_name_is_found_and_named(query: str) -> None:
     write(s1=[sample(query)], s2=[sample("z"), sample(query)], s3=[sample("z")])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo.report.samples import cut_into_tokens, read_groups
+from gspo.report.samples import cut_into_tokens, passes, read_groups
 from gspo.run.plain_files import read_json_lines
 
 
@@ -67,3 +67,22 @@ def test_where_the_file_does_not_say_there_are_no_pieces(known: dict[str, Any]) 
 @pytest.mark.parametrize("lengths", [[1], [1, 2], [2, 1], [-1, 3], [3, -1], [1, None], ["1", 1], [1.0, 1.0], "11"])
 def test_lengths_that_do_not_make_the_completion_are_not_believed(lengths: Any) -> None:
     assert cut_into_tokens({"completion": "ab", "token_characters": lengths}) is None
+
+
+@pytest.mark.parametrize(
+    ("sample", "passed"),
+    [
+        ({"rewards": {"f": 0.5, "g": 0.0}}, True),
+        ({"rewards": {"f": 0.49, "g": 1.0}}, False),
+        ({"rewards": {"f": None, "g": 1.0}}, True),  # f does not apply
+        ({"rewards": {"f": None, "g": 1.0}, "failure": "reward function f: no"}, False),
+        ({"rewards": {"f": None}, "reward": 1.0}, None),
+        ({"reward": 1.0}, True),
+        ({"reward": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_first_function_that_applies_decides_whether_a_response_passes(
+    sample: dict[str, Any], passed: bool | None
+) -> None:
+    assert passes(sample, 0.5) is passed

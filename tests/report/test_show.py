@@ -13,7 +13,6 @@ from rich.console import Console
 from tests.report.shown import RUN, UNTRAINED, coloured, json_lines, sample, shown, write
 
 from gspo import cli
-from gspo.report.samples import colour_floor
 from gspo.report.show import show
 
 GSPO = Path(sys.executable).with_name("gspo")
@@ -28,7 +27,7 @@ def test_a_group_is_shown_whole_as_plain_text() -> None:
         "mine · step 2 of 5 · query q:1",
         "│ 2 + 2 =",
         "rewards 1, 0: mean 0.5, 1 of 2 pass",
-        "log ratio of each token, to ±0.004 (the group's largest): not shown without colours; --json has the numbers",
+        "log ratio of each token, the largest ±0.004: not shown without colours; --json has the numbers",
         "",
         "1/2  reward 1 (verifier 1, format 0.5)  advantage +0.750  s 1.00125  clipped 50%  mini-batch 2"
         "  4 tokens, stop  policy version 8",
@@ -83,7 +82,7 @@ def test_the_columns_are_below_the_prompt_and_no_more_obeyed_than_it() -> None:
 
 def test_a_ratio_that_was_not_finite_was_trained_all_the_same() -> None:
     write(s1=[sample(sequence_ratio=None, token_log_ratios=[None, 0.5, 0.0, 0.0])])
-    assert "not trained" not in shown() and "to ±0.5 " in shown()
+    assert "not trained" not in shown() and "the largest ±0.5:" in shown()
 
 
 def test_old_files_without_tokens_are_shown_plain() -> None:
@@ -97,23 +96,20 @@ def test_old_files_without_tokens_are_shown_plain() -> None:
 
 
 BLUE, ORANGE = "\x1b[38;2;0;0;0;48;2;86;180;233m", "\x1b[38;2;0;0;0;48;2;230;159;0m"
-HALF_ORANGE = "\x1b[38;2;0;0;0;48;2;210;174;94m"
+PALE_ORANGE = "\x1b[38;2;0;0;0;48;2;211;194;154m"
 
 
-def test_tokens_are_blue_where_less_likely_and_orange_where_more_to_the_groups_largest() -> None:
-    write(s1=[sample(), sample(token_log_ratios=[0.004, -0.001, 0.0, 0.0])])
+def test_tokens_are_blue_where_less_likely_and_orange_where_more_on_a_scale_that_never_changes() -> None:
+    ratios = [[0.0, 0.6, -0.5, 0.0], [0.003, -0.0009, 0.0, 0.0], [1.7e-6, -1.2e-6, 0.0, 0.0]]
+    write(s1=[sample(token_log_ratios=own, mini_batch=number) for number, own in enumerate(ratios)])
     said = coloured()
-    assert f"│ it{HALF_ORANGE} is\x1b[0m{BLUE} 4\x1b[0m\n" in said
-    assert f"│ {ORANGE}it\x1b[0m" in said
-    assert "log ratio of each token, to ±0.004 (the group's largest): " + BLUE + " less likely" in said
-    assert ORANGE + " more likely" in said
-
-
-def test_tokens_around_0_are_plain() -> None:
-    write(s1=[sample(token_log_ratios=[0.00039, -0.00039, 0.01, 0.0]), sample(token_log_ratios=[0.0005, 0, 0, 0])])
-    said = coloured()
-    assert f"│ it is{ORANGE} 4\x1b[0m\n" in said
-    assert "│ \x1b[38;2;0;0;0;48;2;191;188;180mit\x1b[0m is 4\n" in said
+    assert f"│ it{ORANGE} is\x1b[0m{BLUE} 4\x1b[0m\n" in said
+    assert f"│ {PALE_ORANGE}it\x1b[0m is 4\n" in said
+    assert "│ it is 4\n" in said  # the noise of rounding is plain
+    legend = re.sub("\x1b\\[[0-9;]*m", "", said)
+    assert "the largest ±0.6: less likely than before  -0.5  -0.1  -0.01  -0.001  +0.001  +0.01  +0.1  +0.5" in legend
+    write(s1=[sample(token_log_ratios=ratios[1])])
+    assert f"│ {PALE_ORANGE}it\x1b[0m is 4\n" in coloured()  # as beside larger ones
 
 
 def test_where_every_log_ratio_is_0_nothing_is_coloured() -> None:
@@ -121,34 +117,14 @@ def test_where_every_log_ratio_is_0_nothing_is_coloured() -> None:
     assert "48;2" not in coloured() and "every token's log ratio is 0" in coloured()
 
 
-RANGE = '{"step": 1, "clip/low": 0.0003, "clip/high": 0.0004}\n'
-
-
-def test_the_noise_of_rounding_is_not_coloured_as_what_an_update_does_is() -> None:
-    noise = [1.7e-6, -1.2e-6, 0.0, 1e-6]
-    write(metrics=RANGE, s1=[sample(token_log_ratios=noise)])
-    said = coloured()
-    assert "log ratio of each token, to ±0.0003 (the clip range; the group's largest is ±1.7e-06): " in said
-    assert "│ it is 4\n" in said  # plain
-    write(metrics=RANGE, s1=[sample(token_log_ratios=noise), sample(token_log_ratios=[0.0, 0.002, -0.004, 0.0])])
-    assert "to ±0.004 (the group's largest)" in coloured() and f"{BLUE} 4" in coloured()
-    write(s1=[sample(token_log_ratios=noise)])  # of a step whose range is not known
-    assert "to ±1.7e-06 (the group's largest)" in coloured()
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "floor"),
-    [
-        (0.0003, 0.0004, 0.00030005),
-        (0.2, 0.1, 0.0953),  # the nearer end
-        (1.0, 0.1, 0.0953),  # below it has none
-        (1.0, 4.0, 0.2),  # CISPO's
-        *((low, 0.1, 0.0) for low in (None, "x", 0, -1, float("nan"))),
-    ],
-)
-def test_the_scale_reaches_the_nearer_end_of_the_clip_range(low: Any, high: Any, floor: float) -> None:
-    assert colour_floor({"clip/low": low, "clip/high": high}) == pytest.approx(floor, rel=1e-3)
-    assert colour_floor({"clip/high": high}) == 0
+def test_equal_responses_are_shown_once_by_the_one_that_changed_most() -> None:
+    small = sample(token_log_ratios=[0.0, 0.002, 0.0, 0.0], sequence_ratio=1.1)
+    write(s1=[small, sample(completion="5"), sample(sequence_ratio=1.5), sample(mini_batch=0), sample(reward=0.0)])
+    said = shown()
+    heads = [line.split("  ")[0] for line in said.splitlines() if "/5" in line]
+    assert heads == ["1, 3/5 (2 equal responses)", "2/5", "4/5", "5/5"]
+    assert "s 1.50000" in said and "s 1.10000" not in said
+    assert len(json_lines(shown(as_json=True))) == 5
 
 
 def test_what_a_response_should_not_have_is_left_out_and_named() -> None:
@@ -195,10 +171,10 @@ def test_nothing_that_a_model_or_a_prompt_says_is_obeyed() -> None:
     write(s1=[sample(prompt=HOSTILE), sample(**hostile), sample(**{**hostile, **ratio})])
     visible = "[bold]x[/] [/] [link=http://a]y :smile: ␛[2J␛]0;t␇\\x9b2J␍␈␉␀␡\\u202e\\u2028␌ €"
     lines = shown().splitlines()
-    assert lines[1] == f"│ {visible}" and lines.count(f"│ {visible}") == 3
+    assert lines[1] == f"│ {visible}" and lines.count(f"│ {visible}") == 2
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", shown())
     rest = re.sub("\x1b\\[[0-9;]*m", "", coloured())
-    assert "\x1b" not in rest and "\x9b" not in rest and rest.count(visible) == 3
+    assert "\x1b" not in rest and "\x9b" not in rest and rest.count(visible) == 2
 
 
 def test_half_a_character_is_shown_in_its_written_form() -> None:

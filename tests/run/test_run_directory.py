@@ -18,6 +18,7 @@ from gspo.recipe.schema import Recipe
 from gspo.run import directory as run_directory
 from gspo.run.checkpoint.store import sha256
 from gspo.run.directory import RunDirectory, check_absent
+from gspo.run.plain_files import EVALUATION, rollout_files
 from gspo.run.recorder import rollout_lines
 from gspo.types import Failure, Query, Sample, Score, SequenceStats
 
@@ -221,7 +222,10 @@ def test_cutting_back_leaves_what_there_was_at_the_checkpoint(directory: RunDire
     (logs / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     for step in (1, 2, 10):
         directory.write_rollouts(step, rollout_lines(small_samples()))
+    for step in (0, 2, 4):
+        directory.write_rollouts(step, rollout_lines(small_samples()), folder=EVALUATION)
     assert directory.cut_back(logs) is None
+    assert list(rollout_files(directory.path, EVALUATION)) == [0, 2]
     assert [line["step"] for line in directory.metrics()] == [1, 2]
     assert [path.name for path in sorted((directory.path / "rollouts").iterdir())] == [
         "step_000001.jsonl",

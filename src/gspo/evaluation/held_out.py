@@ -49,6 +49,7 @@ class HeldOutScore:
     first_failure: str  # of either: its message and row; empty where there is none
     mean_response_tokens: float
     truncated_fraction: float
+    samples: Sequence[Sample] = ()  # the responses themselves, scored
 
 
 def verdict(score: Score) -> Verdict:
@@ -112,6 +113,7 @@ def evaluate(
         first_failure=next((f"{failure.message} (row {row})" for row, failure in causes if failure), ""),
         mean_response_tokens=fmean(sample.num_tokens for sample in batch.samples),
         truncated_fraction=fmean(sample.finish_reason == "length" for sample in batch.samples),
+        samples=batch.samples,
     )
 
 

@@ -293,7 +293,7 @@ class ReportConfig(Section):
         "The [trackers](../guides/tracking.md) that get the numbers and some samples. They never stop a run.",
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
-    rollouts: bool = key(True, "Write `rollouts/`.")
+    rollouts: bool = key(True, "Write the responses: `rollouts/` and `evaluation/`.")
     tokens: bool = key(True, "Write the log ratio of every token, which makes the files half as large again.")
 
 

@@ -21,11 +21,11 @@ _NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """One run as its directory has it."""
+    """A run as it is on the disk."""
 
     path: Path
     recipe: Mapping[str, Any]  # as YAML has it: that of another version of gspo is read, too
-    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl, one a step, NaN for null; step 0: before training
+    lines: Sequence[Mapping[str, Any]]  # metrics.jsonl, a line a step, NaN for null; step 0: before training
     cold_start: Sequence[Mapping[str, Any]]
     history: Sequence[Mapping[str, Any]]  # begun, resumed, ended
     state: State
@@ -66,12 +66,12 @@ def read_run(path: Path) -> RunFiles:
     recipe = _recipe(path)
     lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
     of_steps = [line for line in lines if is_step(line.get("step"))]
-    found = [numbers(line) for line in of_steps]
-    by_step = {line["step"]: line for line in found}
+    read = [numbers(line) for line in of_steps]
+    by_step = {line["step"]: line for line in read}
     events, num_bad_events = read_json_lines(path / "history.jsonl")
     history = [event(line) for line in events]
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
-    num_odd = sum(map(len, of_steps)) - sum(map(len, found))
+    num_odd = sum(map(len, of_steps)) - sum(map(len, read))
     not_read = {
         "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
         "value(s) of metrics.jsonl are no numbers": num_odd,
@@ -104,8 +104,8 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:
-        found = _runs_in(path)
-        fix = f"name the runs in it: {' '.join(found)}" if found else _NAME_A_RUN
+        runs = _runs_in(path)
+        fix = f"name the runs in it: {' '.join(runs)}" if runs else _NAME_A_RUN
         raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError, UserError) as error:
         why = error.what if isinstance(error, UserError) else " ".join(str(error).split())

@@ -1,15 +1,18 @@
-"""The responses of a run, read back from rollouts/step_*.jsonl."""
+"""The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo.metrics.numbers import is_number
+from gspo.report.run_files import RunFiles
 from gspo.report.shapes import sample as sample_of
+from gspo.report.shapes import section
 from gspo.run.plain_files import read_json_lines
 
-_WIDEST = 0.2  # CISPO's range, to five times the probability, would leave everything pale
+# Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
+# rounding has no colour, and a step can be compared with another. samples.js has them, too.
+LEVELS = (0.001, 0.01, 0.1, 0.5)
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/metrics.md has its keys
 
 
@@ -22,16 +25,21 @@ def read_groups(path: Path) -> dict[str, list[Sample]]:
     return groups
 
 
-def colour_floor(line: Mapping[str, Any]) -> float:
-    """The log ratio that a scale of colours reaches at least, from the step's line of metrics: the clip range's.
+def pass_threshold(run: RunFiles) -> float:
+    """The recipe's: what a response must get to pass."""
+    threshold = section(run.recipe, "evaluation").get("pass_threshold")
+    return float(threshold) if is_number(threshold) else 1.0
 
-    Of its nearer end, and 0.2 where that is wider; 0 where the line does not say. Without it the noise of rounding
-    would have the colours of what an update does.
-    """
-    low, high = line.get("clip/low"), line.get("clip/high")
-    if not (is_number(low) and is_number(high) and low > 0 and high > 0):
-        return 0.0
-    return min(_WIDEST, math.log1p(high), -math.log1p(-low) if low < 1 else math.inf)
+
+def passes(sample: Sample, threshold: float) -> bool | None:
+    """Whether a response passes by the first reward function that applies, as in an evaluation; None: none applies."""
+    parts, failure = sample.get("rewards"), str(sample.get("failure"))
+    for function, part in parts.items() if isinstance(parts, Mapping) else [("", sample.get("reward"))]:
+        if isinstance(part, int | float):
+            return part >= threshold
+        if failure.startswith(f"reward function {function}: "):
+            return False
+    return None
 
 
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
@@ -39,8 +47,8 @@ def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
     lengths = sample.get("token_characters")
     if not (isinstance(lengths, list) and all(isinstance(length, int) and length >= 0 for length in lengths)):
         return None
-    text, place, found = str(sample.get("completion", "")), 0, []
+    text, place, pieces = str(sample.get("completion", "")), 0, []
     for length in lengths:
-        found.append(text[place : place + length])
+        pieces.append(text[place : place + length])
         place += length
-    return found if place == len(text) else None
+    return pieces if place == len(text) else None

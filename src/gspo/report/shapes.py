@@ -1,4 +1,4 @@
-"""What a value of a run's files may be: whatever else stands there is left out where it is read, and said to be."""
+"""What a value of a run's files may be: anything else is left out where it is read, and reported."""
 
 from collections.abc import Callable, Mapping
 from types import NoneType
@@ -25,24 +25,24 @@ def event(line: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 def sample(line: Mapping[str, Any]) -> Mapping[str, Any]:
     """A line of the rollouts, without what is not what it should be; `not_read` then names that."""
-    found, odd = _shaped(line, _SAMPLE)
+    kept, odd = _shaped(line, _SAMPLE)
     if not odd and None not in map(line.get, _NEVER_NULL):
         return line
-    found = {name: value for name, value in found.items() if value is not None or name not in _NEVER_NULL}
-    return {**found, "not_read": ", ".join(odd)} if odd else found
+    kept = {name: value for name, value in kept.items() if value is not None or name not in _NEVER_NULL}
+    return {**kept, "not_read": ", ".join(odd)} if odd else kept
 
 
 def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of a recipe; empty where that of another version has something else there, or nothing."""
-    found = tree.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = tree.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _shaped(line: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Any], list[str]]:
     """The line with what is left of each value, and the names of those of which something is missing."""
-    found = {name: shapes.get(name, _plain)(value) for name, value in line.items() if value is not None}
-    odd = [name for name, value in found.items() if value is not line[name]]
-    return ({**line, **found} if odd else line), odd
+    kept = {name: shapes.get(name, _plain)(value) for name, value in line.items() if value is not None}
+    odd = [name for name, value in kept.items() if value is not line[name]]
+    return ({**line, **kept} if odd else line), odd
 
 
 def _number(value: Any) -> float | None:

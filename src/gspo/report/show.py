@@ -1,8 +1,8 @@
 """The responses to a query of a step in the terminal: what each of them got, and how each of its tokens changed."""
 
 import json
-import math
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,16 +13,14 @@ from rich.style import Style
 from rich.text import Text
 
 from gspo.errors import visible
-from gspo.metrics.numbers import is_number
 from gspo.report.find_group import Found, find_group, in_words, some, steps_with
 from gspo.report.run_files import RunFiles, read_run
-from gspo.report.samples import Sample, colour_floor, cut_into_tokens
-from gspo.report.shapes import section
+from gspo.report.samples import LEVELS, Sample, cut_into_tokens, pass_threshold, passes
 from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
-_NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (189, 189, 189), (86, 180, 233), (230, 159, 0)
-_PLAIN = 0.05  # of the scale: below it a token would be grey, and most of a text is there
+_NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 159, 0)
+_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "not_read", "clipped", "mini_batch")
 
 
 def show(path: Path, *, step: int | None, query: str | None, as_json: bool, console: Console | None = None) -> None:
@@ -54,55 +52,51 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
     if isinstance(columns, Mapping) and columns:
         yield _quoted([("; ".join(f"{name}: {value}" for name, value in columns.items()), "")])
     yield Text(_rewards(run, group))
-    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
-    line = next((line for line in run.lines if line["step"] == found.step), {})
-    scale = max(largest or 0.0, colour_floor(line))
-    yield _legend(largest, scale, colours=colours)
-    for number, sample in enumerate(group, start=1):
+    yield _legend(group, colours=colours)
+    for places, sample in _distinct(group):
         yield Text()
-        yield Text(visible(f"{number}/{len(group)}  {_numbers(sample)}"), style="bold")
+        equal = f" ({len(places)} equal responses)" if len(places) > 1 else ""
+        yield Text(visible(f"{', '.join(map(str, places))}/{len(group)}{equal}  {_numbers(sample)}"), style="bold")
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
         if sample.get("not_read"):
             yield Text(visible(f"left out, not being what they should be: {sample['not_read']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
             yield Text(f"not trained: {_why_not(sample)}")
-        yield _quoted(_coloured(sample, scale))
+        yield _quoted(_coloured(sample))
     yield Text()
     yield from _elsewhere(run, found)
+
+
+def _distinct(group: Sequence[Sample]) -> list[tuple[list[int], Sample]]:
+    """The responses that differ, each with the places of its equals, and shown by the one that has changed most."""
+    equal: dict[str, list[int]] = {}
+    for place, sample in enumerate(group):
+        parts = {name: value for name, value in sample.items() if name in _SHOWN}
+        equal.setdefault(json.dumps(parts, sort_keys=True), []).append(place)
+    changes = [sum(map(abs, _log_ratios(sample) or ())) for sample in group]
+    return [([place + 1 for place in places], group[max(places, key=changes.__getitem__)]) for places in equal.values()]
 
 
 def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
     rewards = [sample["reward"] for sample in group if isinstance(sample.get("reward"), int | float)]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "none scored"
-    threshold = section(run.recipe, "evaluation").get("pass_threshold")
-    passed = sum(_verdict(sample) >= (threshold if is_number(threshold) else 1.0) for sample in group)
+    passed = sum(passes(sample, pass_threshold(run)) is True for sample in group)
     shown = ", ".join(_number(sample.get("reward")) for sample in group)
     return f"rewards {shown}: {mean}, {passed} of {len(group)} pass"
 
 
-def _verdict(sample: Sample) -> float:
-    """What decides whether a response passes, as in an evaluation: the first reward function that applies."""
-    parts, failure = sample.get("rewards"), str(sample.get("failure"))
-    for function, part in parts.items() if isinstance(parts, Mapping) else [("", sample.get("reward"))]:
-        if isinstance(part, int | float):
-            return part
-        if failure.startswith(f"reward function {function}: "):
-            break
-    return -math.inf
-
-
-def _legend(largest: float | None, end: float, *, colours: bool) -> Text:
+def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
+    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
     if largest is None:
         return Text("no token has a log ratio here: none was trained, or the file has none (report.tokens)")
     if largest == 0:
         return Text("every token's log ratio is 0: the policy still was the one before the step")
-    why = "the group's largest" if end == largest else f"the clip range; the group's largest is ±{largest:.3g}"
-    scale = f"log ratio of each token, to ±{end:.3g} ({why})"
+    text = f"log ratio of each token, the largest ±{largest:.3g}"
     if not colours:
-        return Text(f"{scale}: not shown without colours; --json has the numbers")
-    less, more = Text(" less likely than before ", _style(-1.0)), Text(" more likely ", _style(1.0))
-    return Text.assemble(f"{scale}: ", less, *((" ", _style(share / 4)) for share in range(-3, 4)), more)
+        return Text(f"{text}: not shown without colours; --json has the numbers")
+    marks = [(f" {sign * level:+g} ", _style(sign * level)) for sign in (-1, 1) for level in LEVELS[::sign]]
+    return Text.assemble(f"{text}: less likely than before ", *marks, " more likely")
 
 
 def _numbers(sample: Sample) -> str:
@@ -138,20 +132,20 @@ def _log_ratios(sample: Sample) -> list[float] | None:
     return [ratio or 0.0 for ratio in ratios] if isinstance(ratios, list) else None
 
 
-def _coloured(sample: Sample, scale: float) -> Sequence[tuple[str, Style | str]]:
+def _coloured(sample: Sample) -> Sequence[tuple[str, Style | str]]:
     """The completion in pieces, each with its style: tokens, or all of it in one where they are not known."""
     tokens, ratios = cut_into_tokens(sample), _log_ratios(sample)
     if tokens is None or ratios is None or len(tokens) != len(ratios):
         return [(str(sample.get("completion", "")), "")]
-    return [(token, _style(ratio / scale if scale else 0.0)) for token, ratio in zip(tokens, ratios, strict=True)]
+    return [(token, _style(ratio)) for token, ratio in zip(tokens, ratios, strict=True)]
 
 
-def _style(share: float) -> Style | str:
-    """From blue at -1 over nothing around 0 to orange at 1."""
-    if abs(share) < _PLAIN:
+def _style(ratio: float) -> Style | str:
+    """Blue below 0 and orange above it, stronger from level to level; nothing around 0."""
+    if not (level := bisect_right(LEVELS, abs(ratio))):
         return ""
-    end = _MORE_LIKELY if share > 0 else _LESS_LIKELY
-    red, green, blue = (round(a + (b - a) * abs(share)) for a, b in zip(_NEUTRAL, end, strict=True))
+    end = _MORE_LIKELY if ratio > 0 else _LESS_LIKELY
+    red, green, blue = (round(a + (b - a) * level / len(LEVELS)) for a, b in zip(_NEUTRAL, end, strict=True))
     return Style.parse(f"rgb(0,0,0) on rgb({red},{green},{blue})")
 
 

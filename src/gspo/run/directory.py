@@ -20,6 +20,8 @@ from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, move_into_place, sha256
 from gspo.run.lock import Lock
 from gspo.run.plain_files import (
+    FOLDERS,
+    ROLLOUTS,
     clear,
     for_writing,
     is_unfinished,
@@ -40,7 +42,7 @@ class RunDirectory:
         self.checkpoints, self.cold_checkpoints = path / CHECKPOINTS, path / COLD_CHECKPOINTS
         self.cold_start = path / COLD_START
         self.model = path / "model"  # the final one
-        self.rollouts = path / "rollouts"
+        self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
         self._lock = Lock(path)
         self.close, self.check_lock = self._lock.release, self._lock.check
@@ -78,9 +80,9 @@ class RunDirectory:
                 file.seek(-1, os.SEEK_END)
             file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + _json(line).encode())
 
-    def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> Path:
-        """The step's file with a line a rollout; where it lies."""
-        path = self.rollouts / f"step_{step:06d}.jsonl"
+    def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]], *, folder: str = ROLLOUTS) -> Path:
+        """Write the step's file, a line for each response; return where it lies."""
+        path = self.path / folder / f"step_{step:06d}.jsonl"
         with self._writing(path):
             path.parent.mkdir(exist_ok=True)
             with open(path, "w", encoding="utf-8", opener=for_writing) as file:
@@ -107,7 +109,7 @@ class RunDirectory:
             shutil.rmtree(self.cold_checkpoints)
 
     def cut_back(self, checkpoint: Path | None) -> Path | None:
-        """Take the logs back to their copies in a checkpoint, and rollouts to its steps; None: back to the start.
+        """Take the logs back to their copies in a checkpoint, and samples to its steps; None: back to the start.
 
         What it has no copy of is set aside, and not lost: where to, if there was anything.
         """
@@ -117,11 +119,11 @@ class RunDirectory:
         later = [self.path / name for name in LOGS if name not in copies]
         if LOGS[0] in copies:
             steps = [line["step"] for line in self.metrics()]
-            for step, path in rollout_files(self.path).items():
+            for step, path in [file for folder in FOLDERS for file in rollout_files(self.path, folder).items()]:
                 if step > max(steps, default=0):
                     path.unlink()
         else:
-            later.append(self.rollouts)
+            later += [self.path / folder for folder in FOLDERS]
         if not (later := [path for path in later if path.exists()]):
             return None
         number = next(number for number in itertools.count(1) if not (self.path / f"set_aside_{number}").exists())

@@ -15,7 +15,8 @@ from typing import Any
 
 from gspo.errors import UserError
 
-_ROLLOUTS = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,14})\.jsonl")
+FOLDERS = ROLLOUTS, EVALUATION = "rollouts", "evaluation"  # of a run: with a file of responses for each step
+_STEP_FILE = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,14})\.jsonl")
 
 
 def for_reading(path: str, flags: int) -> int:
@@ -76,9 +77,9 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def rollout_files(run: Path) -> dict[int, Path]:
-    """By step, the files of a run's rollouts; a copy beside them, under any other name, is none."""
-    named = [(_ROLLOUTS.fullmatch(path.name), path) for path in (run / "rollouts").glob("step_*.jsonl")]
+def rollout_files(run: Path, folder: str = ROLLOUTS) -> dict[int, Path]:
+    """By step, the files of a run's responses; a copy beside them, under any other name, is none."""
+    named = [(_STEP_FILE.fullmatch(path.name), path) for path in (run / folder).glob("step_*.jsonl")]
     files = {int(name[1]): path for name, path in named if name and os.path.isfile(path)}  # noqa: PTH113 - Path's raises
     return dict(sorted(files.items()))
 

@@ -20,6 +20,7 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.run.checkpoint.store import sha256
+from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary
@@ -103,6 +104,8 @@ class Recorder:
         with run.clock.stage("evaluation"):
             parts.engine.publish(parts.policy, step * run.recipe.actor.mini_batches)
             score = evaluate(parts.engine, queries, parts.functions, run.recipe, **watched)
+        if run.recipe.report.rollouts:
+            run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)
         path = run.recipe.evaluation.path
         metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"

@@ -50,7 +50,7 @@ class Tab:
             self.open(*runs)
             self._shown = runs
 
-    def open(self, *runs: Path, reload_seconds: int | None = None) -> Path:
+    def open(self, *runs: Path, reload_seconds: float | None = None) -> Path:
         """Write these runs' report under a name of its own, open it, and wait until all of it is there."""
         self._num_pages += 1
         self._shown = ()
@@ -62,7 +62,7 @@ class Tab:
         self.wait_until_ready()
         return page
 
-    def write(self, page: Path, *runs: Path, reload_seconds: int | None = None) -> None:
+    def write(self, page: Path, *runs: Path, reload_seconds: float | None = None) -> None:
         """Write these runs' report, as a run that is watched has it written again."""
         page.write_text(document([read_run(run) for run in runs], reload_seconds=reload_seconds), encoding="utf-8")
 

@@ -23,6 +23,7 @@ NUM_LAYERS = 3
 EVALUATED = (0, 3, NUM_STEPS)  # the steps whose lines have an evaluation
 NO_ENTROPY = 4  # the step whose entropy is null: a gap
 QUANTILES = (0.91, 0.93, 0.96, 0.98, 0.99, 1.02, 1.05)
+CLIP = (0.03, 0.04)
 STAGES = ("rollout", "reward", "likelihood", "update", "checkpoint")
 MIB = 2**20
 
@@ -76,10 +77,12 @@ def evaluation(step: int, seed: int = 0) -> Line:
 def metrics_line(step: int, seed: int = 0, *, experts: bool = True) -> Line:
     """A line of metrics.jsonl; that of step 0 is the evaluation before training."""
     if step == 0:
-        return {"step": 0, **evaluation(0, seed)}
+        return {"step": 0, "time/elapsed_seconds": 0.0, **evaluation(0, seed)}
     line: Line = {"step": step, **{name: number(base, step, seed) for name, base in BASES.items()}}
     line["ratio/sequence_quantiles"] = [number(base, step, seed) for base in QUANTILES]
+    line["clip/low"], line["clip/high"] = CLIP
     line["time/total_seconds"] = sum(line[f"time/{stage}_seconds"] for stage in STAGES)
+    line["time/elapsed_seconds"] = 60.0 * step
     line["memory/peak_bytes"] = float((100 + step + 10 * seed) * MIB)
     if step == NO_ENTROPY:
         line["policy/entropy"] = None
@@ -216,6 +219,9 @@ def made_run(
     **changes: Any,
 ) -> Path:
     """A finished run of all its parts; changes are of the recipe. Those that differ in name and seed are an arm."""
+    path.mkdir(parents=True, exist_ok=True)
+    cold_start = ({"step": step, "loss": number(2.0, -step, seed)} for step in range(1, 11))
+    (path / "cold_start.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cold_start), encoding="utf-8")
     return write_run(
         path,
         settings=recipe(name, seed, **changes),

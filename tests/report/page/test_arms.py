@@ -3,15 +3,13 @@
 import json
 from dataclasses import replace
 from datetime import date
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.page.lines import run_of, steps_of
+from tests.report.page.lines import run_of
 
-from gspo.report.page import arms as arms_module
-from gspo.report.page.arms import MOST_STEPS, arms_of, differences
+from gspo.report.page.arms import arms_of, differences
 
 
 def test_runs_that_differ_in_what_teaches_nothing_are_one_arm_in_the_order_given() -> None:
@@ -119,36 +117,3 @@ def test_recipes_of_other_versions_are_compared_too() -> None:
     rows = dict(differences(arms))
     assert rows["2.x.3"] == ["–", "–", "4"] and rows["model"] == ["–", '"a-name"', "–"]
     assert json.loads(rows["when"][2]) == "2026-01-01"
-
-
-def test_a_long_run_is_drawn_by_evenly_spread_steps_with_the_first_the_last_and_every_evaluation() -> None:
-    lines = steps_of("reward/mean", [float(step) for step in range(5000)], first=0)
-    evaluated = [*range(0, 5000, 250), 4321]
-    for step in evaluated:
-        lines[step]["evaluation/held_out/pass_at_1"] = 0.5
-    (arm,) = arms_of([run_of(lines)])
-    steps = [step for step, _ in arm.drawn]
-    assert len(steps) <= MOST_STEPS + len(evaluated) + 1
-    assert len(steps) > 0.7 * MOST_STEPS
-    assert steps[0] == 0 and steps[-1] == 4999 and set(evaluated) <= set(steps)
-    assert max(after - before for before, after in pairwise(steps)) == 3
-    assert arm.num_steps == 5000
-    assert all(row == [lines[step]] for step, row in arm.drawn)
-
-
-def test_a_run_that_is_not_long_is_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms_module, "MOST_STEPS", 10)
-    assert [step for step, _ in arms_of([run_of(steps_of("x", [1] * 10))])[0].drawn] == list(range(1, 11))
-    assert len(arms_of([run_of(steps_of("x", [1] * 11))])[0].drawn) == 6
-
-
-def test_the_steps_of_an_arm_are_those_of_any_of_its_seeds() -> None:
-    runs = [run_of(steps_of("x", [1, 2], first=first), name=str(first)) for first in (1, 2, 9)]
-    (arm,) = arms_of(runs)
-    assert [(step, len(lines)) for step, lines in arm.drawn] == [(1, 1), (2, 2), (3, 1), (9, 1), (10, 1)]
-    assert arm.num_steps == 5
-
-
-def test_a_run_without_lines_has_nothing_to_draw() -> None:
-    (arm,) = arms_of([run_of()])
-    assert list(arm.drawn) == [] and arm.num_steps == 0

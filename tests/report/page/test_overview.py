@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from tests.report.page.lines import run_of, steps_of
 from tests.report.page.made_runs import begun, ended, metrics_line, number
 
 from gspo.metrics.words import diagnoses
-from gspo.report.page import told as told_module
-from gspo.report.page.overview import duration, named_diagnoses, overview, scores
+from gspo.report.page import overview as overview_module
+from gspo.report.page.overview import duration, named_diagnoses, overview, run_seconds, scores, state_sentence
 from gspo.report.run_files import RunFiles
 
 NOW = 1_800_000_000.0
@@ -98,12 +99,12 @@ def test_a_duration_is_told_as_one_says_it(seconds: float, told: str) -> None:
 def seconds_of(
     *history: dict[str, Any], state: str, log: list[dict[str, Any]] | None = None, path: Path | None = None
 ) -> float:
-    return overview(run_of(log or [], history=history, state=state, path=path)).seconds
+    return run_seconds(run_of(log or [], history=history, state=state, path=path))
 
 
 @pytest.fixture
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_module.time, "time", lambda: NOW)
+    monkeypatch.setattr(overview_module.time, "time", lambda: NOW)
 
 
 def test_a_finished_run_took_what_its_last_end_says(_now: None) -> None:
@@ -181,7 +182,7 @@ def test_each_state_is_a_sentence(state: str, reason: str | None, told: str, tmp
     history = [begun(), ended(state, reason)]
     run = run_of(steps_of("x", [1, 2, 3]), history=history, state=state, path=tmp_path)
     done = "3 of 6 steps so far" if state == "running" else "3 of 6 steps"
-    assert overview(run).state == told.format(done=done, path=tmp_path)
+    assert state_sentence(run) == told.format(done=done, path=tmp_path)
 
 
 @pytest.mark.parametrize(("state", "reason", "told"), [one for one in STATES if one[0] not in ("finished", "unknown")])
@@ -193,7 +194,7 @@ def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
     cold: list[dict[str, Any]] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.23456}]
 
     def said(**more: Any) -> str:
-        return overview(run_of(more.pop("log", []), **given, **more)).state
+        return state_sentence(run_of(more.pop("log", []), **given, **more))
 
     of_20 = {"cold_start": {"steps": 20}}
     done = "2 of 20 steps of the cold start, loss 1.235"
@@ -209,8 +210,8 @@ def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
 @pytest.mark.parametrize(
     ("names", "where"),
     [
-        ([], "from the start, for it has no checkpoint"),
-        (["unfinished_step_000004", "other"], "from the start, for it has no checkpoint"),
+        ([], "from the start: it has no checkpoint"),
+        (["unfinished_step_000004", "other"], "from the start: it has no checkpoint"),
         (["cold/step_000200", "cold/step_000030"], "from step 200 of the cold start"),
         (["step_000002", "cold/step_000200", "step_000001_update_2"], "from step 2"),
         (["step_000002", "step_000010", "step_000009_batch"], "from step 10"),
@@ -223,7 +224,7 @@ def test_it_is_told_from_where_a_run_would_go_on(names: list[str], where: str, t
     (tmp_path / "checkpoints" / "step_000099").mkdir(parents=True)  # removed, or not yet written: no manifest
     run = run_of(steps_of("x", [1]), history=[begun()], state="killed", path=tmp_path)
     told = f"it can be resumed, {where}: gspo resume {tmp_path}"
-    assert overview(run).state == f"killed, or crashed, after 1 of 6 steps; {told}"
+    assert state_sentence(run) == f"killed, or crashed, after 1 of 6 steps; {told}"
 
 
 def test_the_history_is_told_line_by_line() -> None:
@@ -235,8 +236,8 @@ def test_the_history_is_told_line_by_line() -> None:
         {"time": "t5", "event": "resumed", "step": 4, "cold_start_step": 9},
         {"time": "t6", "event": "ended", "how": "finished", "reason": None, "step": 6, "cold_start_step": 9},
     ]
-    assert list(overview(run_of(history=lines)).history) == [
-        "t1: begun",
+    assert overview(run_of(history=lines))["history"] == [
+        "t1: started",
         "t2: stopped at step 7 of the cold start (SIGTERM)",
         "t3: resumed at step 7 of the cold start",
         "t4: failed at step 4 (no room)",
@@ -252,22 +253,22 @@ def test_an_end_that_there_is_no_line_of_is_told_all_the_same() -> None:
     end = {"time": "t3", "event": "ended", "how": "finished", "reason": None, "step": 6}
 
     def told(*lines: dict[str, Any], state: str) -> list[str]:
-        return list(overview(run_of(history=lines, state=state)).history)
+        return overview(run_of(history=lines, state=state))["history"]
 
-    assert told(first, state="running") == ["t1: begun"]
-    assert told(first, state="unknown") == ["t1: begun"]  # on another machine
-    assert told(first, state="killed") == ["t1: begun", killed]
-    again = ["t1: begun", killed, "t2: resumed at step 4"]
+    assert told(first, state="running") == ["t1: started"]
+    assert told(first, state="unknown") == ["t1: started"]  # on another machine
+    assert told(first, state="killed") == ["t1: started", killed]
+    again = ["t1: started", killed, "t2: resumed at step 4"]
     assert told(first, second, state="running") == again
     assert told(first, second, state="killed") == [*again, killed]
     assert told(first, second, end, state="finished") == [*again, "t3: finished at step 6"]
     stop = {**end, "how": "stopped", "reason": "SIGTERM", "step": 4}
-    assert told(first, stop, second, state="running") == ["t1: begun", "t3: stopped at step 4 (SIGTERM)", again[-1]]
+    assert told(first, stop, second, state="running") == ["t1: started", "t3: stopped at step 4 (SIGTERM)", again[-1]]
 
 
 def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
     history = [begun(introduction="first"), ended(), begun(introduction="a\nb", event="resumed"), ended()]
-    assert list(overview(run_of(history=history)).introduction) == ["a", "b"]
+    assert overview(run_of(history=history))["introduction"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
     ],
 )
 def test_for_want_of_its_own_words_its_recipe_introduces_it(settings: Mapping[str, Any], told: list[str]) -> None:
-    assert list(overview(run_of(settings=settings)).introduction) == told
+    assert overview(run_of(settings=settings))["introduction"] == told
 
 
 def with_cuts(*cuts: float, **more: Any) -> RunFiles:
@@ -343,6 +344,7 @@ def test_the_recipes_actor_decides_and_one_of_another_version_is_read_as_the_def
         assert named_diagnoses(run_of(log, settings={"actor": actor})) == inert
 
 
-def test_an_overview_has_what_could_not_be_read_and_the_name() -> None:
-    one = overview(run_of(name="mine"))
-    assert one.name == "mine" and one.notes == [] and one.diagnoses == []
+def test_an_overview_has_the_time_and_what_could_not_be_read() -> None:
+    made = overview(replace(run_of(history=[begun(), ended()]), notes=["2 line(s) of metrics.jsonl could not be read"]))
+    assert made["notes"] == ["2 line(s) of metrics.jsonl could not be read"] and made["diagnoses"] == []
+    assert made["scores"] == [("time", "1 min 40 s")]

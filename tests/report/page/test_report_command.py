@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.report.page.lines import Page
+from tests.report.page.lines import data_in, samples_in
 from tests.report.page.made_runs import begun, ended, made_run, write_run
 
 from gspo import cli
@@ -16,6 +16,7 @@ from gspo.report.page import write
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 GSPO = Path(sys.executable).with_name("gspo")
+SMALL = ("steps=1", "evaluation.num_queries=0", "cold_start.steps=0", "rollout.queries_per_step=4")
 Said = pytest.CaptureFixture[str]
 
 
@@ -34,7 +35,7 @@ def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
     assert capsys.readouterr() == ("report: compared.html\n", "")
     assert cli.main(["report", "b", "a", "--out", "both.html"]) == 0
     assert capsys.readouterr() == ("report: both.html\n", "")
-    assert Page(Path("both.html").read_text(encoding="utf-8")).all("h1")[0].text == "2 runs"
+    assert data_in(Path("both.html").read_text(encoding="utf-8"))["title"] == "2 runs"
 
 
 def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +126,14 @@ print([name for name in {heavy!r} if name in sys.modules])
 
 
 def test_a_training_leaves_its_page_and_says_where(capsys: Said) -> None:
-    assert cli.main(["train", str(TINY), "steps=1", "evaluation.num_queries=0"]) == 0
+    assert cli.main(["train", str(TINY), *SMALL]) == 0
     assert "\nreport           runs/tiny/report.html\n" in capsys.readouterr().out
-    page = Page(Path("runs/tiny/report.html").read_text(encoding="utf-8"))
-    assert "finished: 1 of 1 steps" in page.by_id("overview").text and page.figures["reload_seconds"] is None
-    ((step,),) = page.samples.values()
-    assert sum(len(group["samples"]) for group in step["groups"]) == 32
+    page = Path("runs/tiny/report.html").read_text(encoding="utf-8")
+    (run,) = data_in(page)["runs"]
+    assert run["overview"]["state"] == "finished: 1 of 1 steps" and data_in(page)["reload_seconds"] is None
     assert cli.main(["report", "runs/tiny", "--out", "again.html"]) == 0
-    again = Page(Path("again.html").read_text(encoding="utf-8"))
-    assert (again.figures, again.samples) == (page.figures, page.samples)
+    again = Path("again.html").read_text(encoding="utf-8")
+    assert data_in(again)["runs"] == [run] and samples_in(again) == samples_in(page)
 
 
 def test_a_page_that_fails_leaves_the_run_done(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,7 @@ def test_a_page_that_fails_leaves_the_run_done(capsys: Said, monkeypatch: pytest
         raise ValueError("an odd number")
 
     monkeypatch.setattr(write, "document", fail)
-    small = ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0", "rollout.queries_per_step=4"]
-    assert cli.main(["train", str(TINY), *small]) == 0
+    assert cli.main(["train", str(TINY), *SMALL]) == 0
     said = capsys.readouterr()
     note = "no report is written: an odd number; again with: gspo report runs/tiny"
     assert note in " ".join(said.out.split()) and said.err == ""

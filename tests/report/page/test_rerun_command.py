@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.page.lines import Page, run_of
+from tests.report.page.lines import data_in, run_of
 from tests.report.page.made_runs import begun, ended, made_run
 
 from gspo import cli
 from gspo.recipe.load import dump_recipe, load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.report.page.write import document, rerun_command
+from gspo.report.page.overview import rerun_command
+from gspo.report.page.write import document
 from gspo.report.run_files import read_run
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
@@ -62,11 +63,10 @@ def test_of_what_came_from_python_the_command_is_python(settings: dict[str, Any]
 
 def test_the_page_has_the_command_and_the_recipe_of_each_run() -> None:
     runs = [made_run(Path(name), name=name, steps=3) for name in ("a", "b")]
-    page = Page(document([read_run(path) for path in runs]))
-    texts = [element.text for element in page.all("pre")]
-    for path in runs:
-        assert rerun_command(read_run(path)) in texts
-        assert (path / "recipe.yaml").read_text(encoding="utf-8") in texts
+    shown = data_in(document([read_run(path) for path in runs]))["runs"]
+    for run, path in zip(shown, runs, strict=True):
+        assert run["rerun"] == rerun_command(read_run(path))
+        assert run["recipe"] == (path / "recipe.yaml").read_text(encoding="utf-8")
 
 
 def test_the_command_of_the_page_runs_the_same_recipe_under_another_name(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.report.page.lines import Page
+from tests.report.page.lines import data_in
 from tests.report.page.made_runs import begun, ended, made_run, metrics_line, rollouts, write_run
 
 from gspo import cli
@@ -49,7 +49,7 @@ class Watched:
         write.watch([self.path], note=self.notes.append, sleep=self.sleep)
         self.look()
         assert not self.changes
-        return [Page(text).figures["reload_seconds"] for text in self.pages]
+        return [data_in(text)["reload_seconds"] for text in self.pages]
 
 
 def add(name: str, line: dict[str, Any]) -> Callable[[], object]:
@@ -110,9 +110,9 @@ def test_a_line_that_is_not_whole_is_not_more(written: list[int]) -> None:
 def test_what_was_written_is_on_the_page() -> None:
     watched = Watched(add("metrics.jsonl", metrics_line(2)), add("history.jsonl", ended("failed", "no room")))
     watched.watch()
-    shown = [words for text in watched.pages for words in re.findall(r"<p class='state'>(.*?)</p>", text)]
+    shown = [data_in(text)["runs"][0]["overview"]["state"] for text in watched.pages]
     running = "still running: {} of 6 steps so far"
-    again = "it can be resumed, from the start, for it has no checkpoint: gspo resume a"
+    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
     assert shown == [running.format(1), running.format(2), f"failed after 2 of 6 steps ({again}): no room"]
     assert watched.notes[1:] == [f"made: {shown[-1]}", "report: a/report.html"]
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
     watched = Watched(lambda: None, lambda: alive.append(False))
     assert watched.watch() == [20, 20, None]
     assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]
-    again = "it can be resumed, from the start, for it has no checkpoint: gspo resume a"
+    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
     assert watched.notes[1:] == [f"made: killed, or crashed, after 1 of 6 steps; {again}", "report: a/report.html"]
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_has_ended_is_written_once(written: list[int]) -> None:
     write.watch([Path("a")], Path("b.html"), note=notes.append, sleep=lambda _: pytest.fail("it has ended"))
     assert written == [1]
     assert notes == ["made: finished: 6 of 6 steps", "report: b.html (written once: no run is under way)"]
-    assert Page(Path("b.html").read_text(encoding="utf-8")).figures["reload_seconds"] is None
+    assert data_in(Path("b.html").read_text(encoding="utf-8"))["reload_seconds"] is None
 
 
 def test_of_several_runs_the_last_under_way_ends_the_watch() -> None:

@@ -3,19 +3,18 @@
 import errno
 import json
 import os
-import random
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.page.lines import Page, words
-from tests.report.page.made_runs import begun, ended, made_run, metrics_line, recipe, sample, write_run
+from tests.report.page.lines import data_in, samples_in
+from tests.report.page.made_runs import begun, made_run, recipe, sample, write_run
 
 from gspo.errors import UserError
-from gspo.report.page import arms, write
-from gspo.report.page.write import document, write_report
+from gspo.report.page.write import document, page_json, write_report
 from gspo.report.run_files import read_run
+
+LOG = Path(__file__).with_name("default_run.jsonl")
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +43,8 @@ def test_by_default_the_page_is_in_its_run_and_that_of_several_where_one_stands_
     assert said == ["report: b/report.html", "report: compared.html", "report: compared.html"]
     assert Path("b/report.html").read_bytes() == own
     assert sorted(map(str, Path().rglob("*.html"))) == ["b/report.html", "compared.html"]
-    page = Page(Path("compared.html").read_text(encoding="utf-8"))
-    assert page.all("h1")[0].text == "2 runs" and list(page.samples) == ["b", "a"]
+    data = data_in(Path("compared.html").read_text(encoding="utf-8"))
+    assert data["title"] == "2 runs" and [run["label"] for run in data["runs"]] == ["b", "a"]
 
 
 @pytest.mark.parametrize("content", ["", "my notes", "<!DOCTYPE html><title>of something else – gspo</title>"])
@@ -85,13 +84,14 @@ def test_a_directory_given_twice_is_one_run_however_it_is_spelled() -> None:
     made_run(Path("a"))
     Path("link").symlink_to("a")
     write_report([Path("a"), Path("a"), Path("a/../a"), Path("a").absolute(), Path("link")], note=quiet)
-    page = Page(Path("a/report.html").read_text(encoding="utf-8"))
-    assert page.all("h1")[0].text == "made" and list(page.samples) == ["made"]
+    data = data_in(Path("a/report.html").read_text(encoding="utf-8"))
+    assert data["title"] == "made" and len(data["runs"]) == 1
 
 
 def test_runs_of_one_name_are_told_apart_by_their_directories() -> None:
     runs = [made_run(Path(name), name="same", seed=seed) for seed, name in enumerate(("a", "b"))]
-    assert list(Page(document([read_run(path) for path in runs])).samples) == ["a", "b"]
+    data = data_in(document([read_run(path) for path in runs]))
+    assert [run["label"] for run in data["runs"]] == ["a", "b"]
 
 
 def test_a_directory_is_no_file_to_write() -> None:
@@ -169,84 +169,20 @@ def test_what_is_no_run_is_said_before_anything_is_written(spoil: str) -> None:
     assert not [*Path().rglob("*.html")]
 
 
-def test_a_run_of_one_step_and_one_of_none_have_their_pages() -> None:
+def test_a_run_of_one_step_and_a_run_without_any_have_their_pages() -> None:
     write_report([made_run(Path("one"), steps=1)], note=quiet)
-    page = Page(Path("one/report.html").read_text(encoding="utf-8"))
-    assert page.figures["charts"] and [len(steps) for steps in page.samples.values()] == [1]
+    (run,) = data_in(Path("one/report.html").read_text(encoding="utf-8"))["runs"]
+    assert run["steps"] == [0, 1] and len(run["columns"]["reward/mean"]) == 2
     write_report([write_run(Path("none"), history=[begun()])], note=quiet)
-    page = Page(Path("none/report.html").read_text(encoding="utf-8"))
-    assert page.figures["charts"] == [] and page.figures["others"] == {}
-    assert "no step is done" in page.by_id("curves").text and "There are no samples yet." in page.by_id("samples").text
-    assert "still running: 0 of 6 steps so far" in page.by_id("overview").text
+    (run,) = data_in(Path("none/report.html").read_text(encoding="utf-8"))["runs"]
+    assert run["steps"] == [] and run["columns"] == {}
+    assert run["overview"]["state"] == "still running: 0 of 6 steps so far"
 
 
-def random_samples(num_steps: int, num_rollouts: int, letters: int) -> dict[int, list[dict[str, Any]]]:
-    """Groups of eight; about half of the text is random."""
-    rng = random.Random(0)
-    text = "".join(rng.choices(string.ascii_letters, k=10**5))
-
-    def words(step: int, place: int) -> list[str]:
-        start = rng.randrange(len(text) - letters)
-        return [text[start : start + letters], f" {step}.{place}"]
-
-    return {
-        step: [sample(f"q:{place // 8}", "p", words=words(step, place)) for place in range(num_rollouts)]
-        for step in range(1, num_steps + 1)
-    }
-
-
-@pytest.mark.parametrize(("num_steps", "num_rollouts"), [(1, 64), (40, 64), (300, 8)])
-def test_a_page_is_never_larger_than_it_may_be(
-    num_steps: int, num_rollouts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = [metrics_line(step) for step in range(num_steps + 1)]
-    path = write_run(Path("a"), lines=log, samples=random_samples(num_steps, num_rollouts, letters=80))
-    run, plenty = read_run(path), 10**8
-    monkeypatch.setattr(write, "MAX_BYTES", plenty)
-    whole = document([run])
-    assert "All samples of" in whole and "Thinned" not in whole
-    without = len(document([read_run(write_run(Path("b"), lines=log))]).encode())
-    for share in (0.9, 0.5, 0.1):
-        most = without + int(share * (len(whole.encode()) - without))
-        monkeypatch.setattr(write, "MAX_BYTES", most)
-        text = document([run])
-        assert len(text.encode()) <= most
-        assert "Thinned" in text or "No group is small enough" in text
-
-
-def test_where_the_rest_takes_all_the_room_the_page_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "MAX_BYTES", 1000)
-    page = Page(document([read_run(made_run(Path("a")))]))
-    assert list(page.samples.values()) == [[]] and page.figures["charts"]
-    assert "No group is small enough for this page" in page.by_id("samples").text
-
-
-def test_several_runs_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [
-        read_run(write_run(Path(name), settings=recipe(name), samples=random_samples(10, 32, 80))) for name in "abc"
-    ]
-    without = len(document([read_run(write_run(Path(name), settings=recipe(name))) for name in "xyz"]).encode())
-    monkeypatch.setattr(write, "MAX_BYTES", without + 60_000)
-    text = document(runs)
-    assert len(text.encode()) <= without + 60_000
-    counts = [sum(len(step["queries"]) for step in steps) for steps in Page(text).samples.values()]
-    assert min(counts) > 0 and max(counts) <= 2 * min(counts)
-
-
-def test_a_long_run_is_said_to_be_drawn_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = read_run(made_run(Path("a")))
-    assert "evenly spread, are drawn" not in document([run])
-    for module in (write, arms):
-        monkeypatch.setattr(module, "MOST_STEPS", 3)
-    assert "Of 7 steps about 3, evenly spread, are drawn; all are in metrics.jsonl." in words(document([run]))
-
-
-def test_the_steps_after_which_a_run_was_resumed_are_marked() -> None:
-    history = [begun(), ended("stopped"), begun(event="resumed"), ended(), begun(event="resumed", step=3), ended()]
-    path = write_run(Path("a"), lines=[metrics_line(1)], history=history)
-    assert Page(document([read_run(path)])).figures["resumed"] == [3]
-    other = made_run(Path("b"), name="b")
-    assert Page(document([read_run(path), read_run(other)])).figures["resumed"] == []
+def test_the_page_of_60_steps_is_no_larger_than_250_kilobytes() -> None:
+    lines = [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]  # of the default run
+    log = [lines[0], *({**lines[1 + step % (len(lines) - 1)], "step": step} for step in range(1, 61))]
+    assert len(document([read_run(write_run(Path("a"), lines=log))]).encode()) <= 250_000
 
 
 def test_what_has_no_encoding_does_not_spoil_the_page() -> None:
@@ -254,6 +190,24 @@ def test_what_has_no_encoding_does_not_spoil_the_page() -> None:
     line = json.dumps(sample("\ud83d", prompt="é\ud83d"))
     (path / "rollouts" / "step_000001.jsonl").write_text(line + "\n", encoding="utf-8")
     target = write_report([path], note=quiet)
-    page = Page(target.read_text(encoding="utf-8"))
-    (((group,),),) = [[step["groups"] for step in steps] for steps in page.samples.values()]
-    assert group["prompt"] == "é\ud83d"
+    (run,) = data_in(target.read_text(encoding="utf-8"))["runs"]
+    assert run["path"] == os.fsdecode(b"caf\xe9") and samples_in(target.read_text(encoding="utf-8"))
+
+
+def test_what_a_run_contains_cannot_end_the_script_that_it_is_in() -> None:
+    evil = "</script><script>alert(1)</script><!--{{script}}"
+    path = write_run(Path("a"), settings=recipe(evil, model={"path": evil}), lines=[{"step": 1, evil: 1.0}])
+    page = document([read_run(path)])
+    assert page.count(evil) == 0 and page.count("<script") == 4 and "<title>&lt;/script&gt;" in page
+    (run,) = data_in(page)["runs"]
+    assert run["name"] == evil and run["columns"] == {evil: [1]}
+
+
+def test_only_a_live_page_may_ask_its_own_server_and_has_no_samples() -> None:
+    run = read_run(made_run(Path("a")))
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+    assert f'content="{policy}"' in document([run])
+    live = document([run], live=True)
+    assert f"content=\"{policy}; connect-src 'self'\"" in live
+    assert samples_in(live) == {"live": True} and data_in(live)["live"] is True
+    assert json.loads(page_json([run], live=True))["runs"] == data_in(live)["runs"]

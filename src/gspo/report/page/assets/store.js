@@ -1,15 +1,38 @@
-// What the page carries with it, unpacked; and what it remembers when it is loaded again.
+// What the page carries with it, unpacked; what it remembers when it is loaded again; how its elements are made.
+
+const byId = (id) => document.getElementById(id);
+
+// The only way that anything of a run comes onto the page: strings become text, never HTML.
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+function withAttributes(made, attributes) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function tableOf(heads, rows) {
+  const head = element("tr", "", heads.map((text) => withAttributes(element("th", "", text), { scope: "col" })));
+  const body = rows.map((row) => element("tr", "", row.map((cell) => element("td", "", cell))));
+  return element("div", "wide", element("table", "", element("thead", "", head), element("tbody", "", body)));
+}
+
+// Closed unless it was open when the page was left; `name` is what that is remembered by.
+function folded(summary, name, ...children) {
+  const made = element("details", "", element("summary", "", summary), ...children);
+  made.open = remembered("open " + name) ?? false;
+  made.addEventListener("toggle", () => { if (!onPaper) remember("open " + name, made.open); });
+  return made;
+}
 
 async function unpack(letters) {
   const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).text();
-}
-
-async function unpackElement(element) {
-  const text = await unpack(element.textContent);
-  element.textContent = "";
-  return text;
 }
 
 const MEMORY = "gspo-report:" + location.pathname;
@@ -31,17 +54,6 @@ function remembered(name) {
 
 async function copyText(text, button) {
   const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch { // a page from the disk may not be let to the clipboard
-    const area = document.createElement("textarea");
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-    button.focus();
-  }
-  button.textContent = "copied";
+  button.textContent = await navigator.clipboard.writeText(text).then(() => "copied", () => "not allowed here");
   setTimeout(() => { button.textContent = label; }, 1200);
 }

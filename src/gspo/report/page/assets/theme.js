@@ -9,11 +9,11 @@ const PALETTES = {
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let onPaper = false;
-const repaints = [];
+const repaints = []; // called when the colours change
 
 function theme() {
   if (onPaper) return "light";
-  const chosen = document.getElementById("theme").value;
+  const chosen = byId("theme").value;
   return chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
 }
 
@@ -23,7 +23,7 @@ function applyTheme() {
 }
 
 function startTheme() {
-  const choice = document.getElementById("theme");
+  const choice = byId("theme");
   choice.value = remembered("theme") || "auto";
   choice.addEventListener("change", () => { remember("theme", choice.value); applyTheme(); });
   dark.addEventListener("change", applyTheme);
@@ -34,6 +34,12 @@ function startTheme() {
 
 function cssColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// The colours repeat: whoever needs more of them has dashes, too.
+function colourOf(number) {
+  const palette = PALETTES[theme()];
+  return palette[number % palette.length];
 }
 
 function withOpacity(hex, opacity) {

@@ -1,69 +1,83 @@
-// A response's text, each token with the colour of its number. Texts are only ever set as text.
+// A response's text, each token in the colour of its number, which a key or a tap shows. Texts are only ever set as text.
 
-const NO_RATIO = "ratio";
+const LEVELS = { ratio: [0.001, 0.01, 0.1, 0.5], advantage: [0.01, 0.5, 1, 2] }; // at which colours get stronger: in every view the same
+const MEANINGS = { ratio: ["less likely than before the step", "more likely", "log ratio"], advantage: ["worse than its group", "better", "advantage"] };
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 
-// [[text, log ratio or null, advantage], …]; offsets count characters, of which JavaScript makes two where it must.
-function tokensOf(sample) {
-  const letters = Array.from(sample.completion);
-  const lengths = sample.token_characters || [letters.length];
-  const known = sample.token_characters !== null && sample.token_characters !== undefined;
-  let place = 0;
-  return lengths.map((length, number) => {
-    const text = letters.slice(place, (place += length)).join("");
-    const ratio = known && sample.token_log_ratios ? sample.token_log_ratios[number] : null;
-    const own = known && sample.token_advantages ? sample.token_advantages[number] : sample.advantage;
-    return [text, ratio, own];
+// Control and direction characters, which would hide or reorder what is around them, are written out.
+function visible(text) {
+  return String(text).replace(UNSEEN, (letter) => {
+    const code = letter.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : code === 127 ? "␡" : `\\u${code.toString(16).padStart(4, "0")}`;
   });
 }
 
-function numberOf(token, colour) {
-  return colour === NO_RATIO ? token[1] : colour === "advantage" ? token[2] : null;
+// [[text, log ratio or null, advantage], …]; lengths count characters, of which JavaScript makes two where it must.
+function tokensOf(sample) {
+  const letters = Array.from(sample.completion), lengths = sample.token_characters || [letters.length];
+  const isKnown = Boolean(sample.token_characters);
+  let place = 0;
+  return lengths.map((length, number) => {
+    const text = letters.slice(place, (place += length)).join("");
+    const ratio = isKnown && sample.token_log_ratios ? sample.token_log_ratios[number] : null;
+    return [text, ratio, isKnown && sample.token_advantages ? sample.token_advantages[number] : sample.advantage];
+  });
 }
 
-function largest(samples, colour) {
-  let most = 0;
-  for (const sample of samples) {
-    for (const token of tokensOf(sample)) most = Math.max(most, Math.abs(numberOf(token, colour) || 0));
-  }
-  return most;
+function levelOf(number, colour) {
+  const level = number === null || number === undefined ? 0 : LEVELS[colour].filter((least) => Math.abs(number) >= least).length;
+  return number < 0 ? -level : level;
 }
 
-function colouredText(sample, colour, scale) {
-  const text = document.createElement("pre");
-  text.className = "completion";
+function paint(made, level) {
+  if (level) made.classList.add(level < 0 ? "less" : "more", `level-${Math.abs(level)}`);
+  return made;
+}
+
+// The text and, below it, the numbers of the token that is chosen by mouse, finger or arrow keys.
+function colouredText(sample, colour) {
+  const tokens = tokensOf(sample), numbers = element("p", "token-numbers");
+  const text = element("pre", "completion", ...tokens.map((token) => {
+    const level = colour ? levelOf(token[colour === "ratio" ? 1 : 2], colour) : 0;
+    return paint(element("span", "token", visible(token[0])), level);
+  }));
   text.tabIndex = 0;
-  for (const token of tokensOf(sample)) {
-    const number = numberOf(token, colour);
-    if (number === null || number === undefined) {
-      text.append(token[0]);
-      continue;
-    }
-    const span = document.createElement("span");
-    span.textContent = token[0];
-    span.className = number < 0 ? "less" : "more";
-    span.style.setProperty("--heat", scale ? Math.sqrt(Math.abs(number) / scale).toFixed(3) : 0);
-    const ratio = token[1] === null ? "not trained" : `log ratio ${signed(token[1])}, ratio ${Math.exp(token[1]).toFixed(4)}`;
-    span.title = `${ratio}; advantage ${signed(token[2])}`;
-    text.append(span);
-  }
-  return text;
+  text.setAttribute("aria-label", "response; the arrow keys go through its tokens");
+  numbers.setAttribute("role", "status");
+  let chosen = -1;
+  const choose = (place) => {
+    text.children[chosen]?.classList.remove("chosen");
+    chosen = Math.max(0, Math.min(place, tokens.length - 1));
+    text.children[chosen].classList.add("chosen");
+    text.children[chosen].scrollIntoView({ block: "nearest" });
+    numbers.textContent = numbersOf(tokens[chosen], chosen, tokens.length);
+  };
+  text.addEventListener("click", (event) => {
+    const token = event.target.closest(".token");
+    if (token && !String(getSelection())) choose([...text.children].indexOf(token));
+  });
+  text.addEventListener("keydown", (event) => {
+    const place = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (place === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    choose(place);
+  });
+  return [text, numbers];
+}
+
+function numbersOf([text, ratio, advantage], place, count) {
+  const change = ratio === null || ratio === undefined ? "no log ratio: not trained" : `log ratio ${signed(ratio)}, ratio ${Math.exp(ratio).toPrecision(5)}`;
+  return `token ${place + 1} of ${count}, “${visible(text) || "end of the text"}”: ${change}; advantage ${signed(advantage)}`;
 }
 
 function signed(number) {
   if (number === null || number === undefined) return "–";
-  return (number < 0 ? "−" : "+") + Math.abs(number).toPrecision(3);
+  return (number < 0 ? "−" : "+") + String(Number(Math.abs(number).toPrecision(3)));
 }
 
-function showLegend(element, colour, most, scale) {
-  element.replaceChildren();
-  if (!colour) return;
-  const [less, more] = colour === NO_RATIO ? ["less likely than before", "more likely"] : ["worse than its group", "better"];
-  const bar = document.createElement("span");
-  bar.className = "bar";
-  const what = colour === NO_RATIO ? "log π_θ/π_old of the token" : "advantage";
-  const end = scale > most ? `the clip range, for the largest shown is no more than ${most.toPrecision(3)}` : "the largest shown";
-  element.append(`${signed(-scale)} ${less} `, bar, ` ${more} ${signed(scale)} (${what}; the scale's end is ${end}). A card with an orange edge was clipped.`);
-  if (colour === NO_RATIO && !most) {
-    element.replaceChildren("All log ratios shown are 0: the policy still was π_old (its first mini-batch), or nothing here was trained.");
-  }
+function legendOf(colour) {
+  const [less, more, what] = MEANINGS[colour], levels = LEVELS[colour];
+  const marks = [...levels.map((_, place) => -levels.length + place), ...levels.map((_, place) => place + 1)];
+  const swatches = marks.map((level) => paint(element("span", "swatch", `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`), level));
+  return element("p", "legend", `${what} of a token: ${less} `, ...swatches, ` ${more}`);
 }

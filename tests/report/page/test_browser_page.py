@@ -1,0 +1,371 @@
+"""The page in a real browser: what the charts draw, how they are zoomed and read off; on a phone, on paper."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+from tests.report.page.browser import Tab
+from tests.report.page.made_runs import (
+    CLIP,
+    MIB,
+    QUANTILES,
+    STAGES,
+    begun,
+    ended,
+    made_run,
+    metrics_line,
+    number,
+    recipe,
+    write_run,
+)
+
+pytestmark = pytest.mark.browser
+
+CHART = "const chart = [...document.querySelectorAll('figure')].find((one) => one.textContent.startsWith(arguments[0]))"
+FAMILIES = "[...document.querySelectorAll('#charts details')]"
+PLOT = f"{CHART}.querySelector('.plot');"
+NAMES = ["Learning", "Ratio and clipping", "Policy", "Experts", "Speed and memory"]
+
+
+@pytest.fixture
+def page(tab: Tab, run: Path) -> Iterator[Tab]:
+    """The page of the made run, loaded once for all tests; each leaves it as it was."""
+    tab.show(run)
+    yield tab
+    tab.run("document.querySelector('#view').reset()")
+    assert tab.messages() == [] and tab.requests() == []
+
+
+def shown(tab: Tab, title: str) -> dict[str, Any]:
+    """A chart that has come into view: its columns, axes, ranges, and what stands below it."""
+    tab.run(
+        f"{CHART}; {FAMILIES}.forEach((one) => {{ one.open = true; }}); chart.scrollIntoView()",
+        title,
+    )
+    tab.wait(f"{PLOT} return chart.chart && chart.chart.scales.x.min !== null", title)
+    tab.settle()
+    found = tab.run(
+        f"{PLOT} const {{data, axes, scales, series}} = chart.chart;"
+        "return {columns: data.map((one) => [...one].map((value) => value ?? null)), "
+        "axes: axes.map((one) => one.label),"
+        "x: [scales.x.min, scales.x.max], y: [scales.y.min, scales.y.max], distr: scales.y.distr,"
+        "stroke: String(series[1].stroke()),"
+        "key: [...chart.querySelectorAll('.key li')].map((one) => one.innerText.trim())}",
+        title,
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+def metric(name: str, steps: range = range(1, 7)) -> list[Any]:
+    return [metrics_line(step)[name] for step in steps]
+
+
+def test_all_of_the_page_is_there_and_nothing_was_asked_for(page: Tab) -> None:
+    assert page.run("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+    facts = page.run("return document.documentElement.dataset.firstChart && document.body.innerText")
+    for text in (
+        "finished: 6 of 6 steps",
+        "pass@1 (held_out)",
+        "0.250 ± 0.020 → 0.310 ± 0.080",
+        "made: Qwen3MoeForCausalLM",
+        "None.",
+    ):
+        assert text in facts
+    assert page.run("return [...document.querySelectorAll('#charts summary')].map((one) => one.innerText)") == NAMES
+    recipes = page.run("return document.querySelector('#recipe').textContent")
+    assert "made-again" in recipes and "importance_sampling_level: sequence" in recipes and "gspo0.1.0" in recipes
+
+
+def test_a_chart_draws_the_numbers_of_its_metrics_under_titles_with_units(page: Tab) -> None:
+    length = shown(page, "Response length")
+    assert length["columns"] == [[0, *range(1, 7)], [None, *metric("response/mean_tokens")]]
+    assert length["axes"] == ["step", "tokens"] and length["y"][0] == 0
+    assert length["key"] == ["step 6", "mean length 30.06"]
+    entropy = shown(page, "Entropy")
+    assert entropy["columns"][1][4] is None  # a gap
+    memory = shown(page, "Peak memory")
+    assert (
+        memory["columns"][1][1:] == pytest.approx([value / MIB for value in metric("memory/peak_bytes")], rel=1e-4)
+        and memory["axes"][1] == "MiB"
+    )
+    assert shown(page, "Clipped: ")["key"][1:] == ["of the sequences 46 %", "of the tokens 21 %"]
+    cold = shown(page, "Loss of the cold start")
+    assert cold["columns"][0] == [*range(1, 11)] and cold["axes"] == ["step of the cold start", "nats a token"]
+
+
+def test_an_evaluation_is_points_with_error_bars_at_its_steps(page: Tab) -> None:
+    reward = shown(page, "Reward, and score")
+    steps, training, held_out = reward["columns"]
+    assert training[1:] == metric("reward/mean")
+    assert [step for step, value in zip(steps, held_out, strict=True) if value is not None] == [0, 3, 6]
+    assert reward["key"] == ["step 6", "mean reward in training 0.26", "pass@1 (held_out) 0.31 ± 0.08"]
+    assert reward["y"][1] > number(0.25, 6) + number(0.02, 6)  # the bar is in view
+
+
+def test_the_ratio_chart_has_bands_and_the_lines_of_the_clip_range(page: Tab) -> None:
+    ratio = shown(page, "Sequence ratio")
+    columns = [[round(value, 6) for value in column if value is not None] for column in ratio["columns"][1:]]
+    rows = [[number(base, step) for step in range(1, 7)] for base in QUANTILES]
+    assert columns[:7] == [rows[6], rows[0], rows[5], rows[1], rows[4], rows[2], rows[3]]
+    assert columns[7:] == [[1 + CLIP[1]] * 6, [1 - CLIP[0]] * 6]
+    words = " ".join(ratio["key"])
+    for text in (
+        "1–99 % of the sequences 0.97 … 1.11",
+        "25–75 % of",
+        "middle (50 %)",
+        "upper limit: 1 + clip high 1.04",
+        "lower limit: 1 − clip low 0.97",
+    ):
+        assert text in words
+
+
+def test_the_time_of_a_step_is_a_stack_of_its_stages(page: Tab) -> None:
+    time = shown(page, "Where the time of a step goes")
+    assert [text.split()[0] for text in time["key"][1:]] == list(STAGES)
+    tops = time["columns"][1::2]  # each stage has an upper and a lower edge
+    assert tops[-1][1:] == pytest.approx([metrics_line(step)["time/total_seconds"] for step in range(1, 7)])
+    assert time["y"][0] == 0
+
+
+def test_the_layers_are_a_band_around_their_mean(page: Tab) -> None:
+    experts = shown(page, "Experts that an update changes")
+    _, high, low, mean = experts["columns"]
+    layers = metric("moe/expert_change_fraction_by_layer")
+    assert [low[1:], high[1:]] == [[min(row) for row in layers], [max(row) for row in layers]]
+    assert mean[1:] == pytest.approx(metric("moe/expert_change_fraction"), rel=1e-4)
+    assert experts["key"][1:] == ["least to most changed layer 16 % … 36 %", "mean over layers 26 %"]
+
+
+def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(page: Tab) -> None:
+    for title in ("Entropy", "Loss of the cold start", "Response length"):
+        shown(page, title)
+    area = page.run(f"{PLOT} return chart.querySelector('.u-over')", "Response length")
+    width = area.size["width"]
+    page.actions().move_to_element(area).move_by_offset(-width // 4, 0).click_and_hold().move_by_offset(
+        width // 2, 3
+    ).release().perform()
+    page.wait("return document.querySelector('#view [name=from]').value")
+    length, entropy = (shown(page, title) for title in ("Response length", "Entropy"))
+    assert length["x"] == entropy["x"] == pytest.approx([1.5, 4.5], abs=0.3)
+    assert shown(page, "Loss of the cold start")["x"] == [1, 10]
+    form = page.run("return ['from', 'to'].map((name) => Number(document.querySelector(`#view [name=${name}]`).value))")
+    assert form == [round(value) for value in length["x"]]
+    page.run(f"{PLOT} chart.scrollIntoView({{block: 'center'}})", "Response length")
+    page.actions().double_click(area).perform()
+    assert shown(page, "Entropy")["x"] == shown(page, "Response length")["x"] == [0, 6]
+
+
+def test_a_range_can_be_typed_and_is_kept_when_the_page_is_loaded_again(page: Tab) -> None:
+    page.set("#view [name=from]", 2)
+    page.set("#view [name=to]", 99)
+    assert shown(page, "Entropy")["x"] == [2, 6]
+    page.set("#theme", "dark")
+    page.reload()
+    assert shown(page, "Entropy")["x"] == [2, 6] and page.run("return document.documentElement.dataset.theme") == "dark"
+    page.click("#view [type=reset]")
+    assert (
+        shown(page, "Entropy")["x"] == [0, 6]
+        and page.run("return document.querySelector('#view [name=from]').value") == ""
+    )
+    page.set("#theme", "auto")
+
+
+def test_the_x_axis_can_be_tokens_or_time(page: Tab) -> None:
+    page.set("#view [name=axis]", "seconds")
+    entropy = shown(page, "Entropy")
+    assert entropy["axes"][0] == "time, minutes" and entropy["columns"][0] == [*range(7)] and entropy["x"] == [0, 6]
+    page.set("#view [name=axis]", "tokens")
+    entropy, length = shown(page, "Entropy"), shown(page, "Response length")
+    line = metrics_line(1)
+    first = line["throughput/generated_tokens_per_second"] * line["time/rollout_seconds"]
+    assert entropy["axes"][0] == "generated tokens" and entropy["columns"][0][:2] == pytest.approx([0, first], rel=1e-3)
+    assert entropy["x"] == length["x"] and shown(page, "Loss of the cold start")["columns"][0] == [*range(1, 11)]
+    page.set("#view [name=axis]", "steps")
+
+
+def test_curves_can_be_smoothed_and_drawn_on_a_log_scale(page: Tab) -> None:
+    page.set("#view [name=smoothing]", 5)
+    _, faint, smooth = shown(page, "Response length")["columns"]
+    values = metric("response/mean_tokens")
+    assert (
+        faint[1:] == values
+        and smooth[6] == pytest.approx(sum(values[1:]) / 5)
+        and smooth[2] == pytest.approx(sum(values[:2]) / 2)
+    )
+    page.set("#view [name=smoothing]", 1)
+    page.click("#view [name=log]")
+    assert shown(page, "Gradient norm")["distr"] == 3 and shown(page, "Sequence ratio")["distr"] == 1
+    page.click("#view [name=log]")
+    assert shown(page, "Gradient norm")["distr"] == 1
+
+
+def test_the_keys_read_off_the_numbers_of_a_chart(page: Tab) -> None:
+    shown(page, "Response length")
+    page.run(f"{PLOT} chart.focus()", "Response length")
+    said = []
+    for key in (Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.END, Keys.ARROW_LEFT):
+        page.press(key)
+        page.settle()
+        said.append(page.run("return document.querySelector('#status').textContent"))
+    numbers = {step: f"step {step}: mean length {30 + step / 100:.4g}" for step in range(1, 7)}
+    assert said == ["step 0: mean length –", numbers[1], numbers[2], numbers[6], numbers[5]]
+    focus = page.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert focus == "solid"
+    reached = page.run(
+        "const all = [...document.querySelectorAll('a[href], button, select, input, summary, .plot')];"
+        "return all.every((one) => one.tabIndex >= 0)"
+    )
+    assert reached
+
+
+def test_the_cursor_is_in_all_charts_at_once(page: Tab) -> None:
+    for title in ("Responses cut off", "Response length"):
+        shown(page, title)
+    area = page.run(f"{PLOT} return chart.querySelector('.u-over')", "Response length")
+    page.actions().move_to_element(area).perform()
+    page.settle()
+    where = f"{CHART}; return chart.querySelector('.key li').innerText"
+    assert [page.run(where, title) for title in ("Response length", "Responses cut off")] == ["step 3", "step 3"]
+
+
+def test_a_table_has_the_numbers_of_the_steps_in_view(page: Tab) -> None:
+    page.set("#view [name=from]", 5)
+    page.run("document.querySelector('#steps details').open = true")
+    rows = page.wait(
+        "const rows = [...document.querySelectorAll('#steps tr')];"
+        "return rows.length && rows.map((row) => [...row.cells].map((one) => one.innerText))"
+    )
+    heads, *steps = rows
+    assert [row[0] for row in steps] == ["5", "6"]
+    column = next(place for place, text in enumerate(heads) if "response/mean_tokens" in text)
+    assert [row[column] for row in steps] == ["30.05", "30.06"] and "mean length" in heads[column]
+    page.run("document.querySelector('#steps details').open = false")
+
+
+def test_any_other_number_can_be_drawn_with_its_definition(page: Tab) -> None:
+    page.set("#other", "reward/std")
+    assert shown(page, "reward/std")["columns"][1][1:] == metric("reward/std")
+    assert "Standard deviation of the rewards" in page.find("#other-definition").text
+    page.set("#other", "ratio/sequence_quantiles")
+    assert len(shown(page, "ratio/sequence_quantiles")["columns"]) == 8
+    page.set("#other", "")
+    assert page.run("return document.querySelector('#other-chart').hidden")
+
+
+def test_a_title_leads_to_the_definition_of_its_metric(page: Tab) -> None:
+    page.run(f"{CHART}.querySelector('h4 a').click()", "Entropy")
+    place = page.wait(
+        "const target = document.querySelector('dt:target');"
+        "return target?.offsetHeight && target.nextSibling.textContent"
+    )
+    assert "entropy" in place.lower()
+
+
+def test_the_colours_are_those_of_the_theme_and_on_paper_light(page: Tab) -> None:
+    with page.media(prefers_color_scheme="dark"):
+        page.wait("return document.documentElement.dataset.theme === 'dark'")
+        assert shown(page, "Entropy")["stroke"] == "#56b4e9"
+        page.run(f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); dispatchEvent(new Event('beforeprint'))")
+        drawn = page.run(
+            "return [...document.querySelectorAll('#charts .plot')].map((one) => one.chart &&"
+            "[String(one.chart.series[1].stroke?.()), one.chart.width, one.offsetHeight > 0])"
+        )
+        assert len(drawn) > 12 and all(one and one[1:] == [640, True] for one in drawn)
+        assert "#0072b2" in [one[0] for one in drawn] and "#56b4e9" not in [one[0] for one in drawn]
+        page.run("dispatchEvent(new Event('afterprint'))")
+        assert page.run("return document.querySelector('#charts details').open") is False
+        assert shown(page, "Entropy")["stroke"] == "#56b4e9"
+    page.wait("return document.documentElement.dataset.theme === 'light'")
+
+
+def test_on_a_phone_nothing_overflows_and_fingers_find_what_they_want(tab: Tab, run: Path) -> None:
+    phone: dict[str, Any] = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    with tab.emulated(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 0, "height": 0, "deviceScaleFactor": 0, "mobile": False},
+        **phone,
+    ):
+        tab.open(run)
+        assert tab.run("return document.documentElement.scrollWidth") == 390
+        opened = tab.run("return [...document.querySelectorAll('#charts details')].map((one) => one.open)")
+        assert opened == [True, False, False, False, False]
+        high = tab.run(
+            "return document.querySelector('#queries').offsetTop - document.querySelector('#curves').offsetTop"
+        )
+        assert high < 3000
+        assert tab.run("return getComputedStyle(document.querySelector('body > nav')).position") == "sticky"
+        small = tab.run(
+            "const targets = ':is(#curves, #recipe) :is(select, button, summary, h4 a), body > nav a';"
+            "return [...document.querySelectorAll(targets)]"
+            ".filter((one) => one.offsetHeight && one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"
+        )
+        assert small == []
+
+
+def test_seeds_are_one_line_with_a_band_and_arms_have_colours(tab: Tab, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"a-{seed}", name=f"a-{seed}", seed=seed) for seed in (0, 1, 2)]
+    runs.append(made_run(tmp_path / "b", name="b", steps=3, actor={"clip_low": 0.5}))
+    tab.open(*runs)
+    length = shown(tab, "Response length")
+    _, high, low, mean, other = length["columns"]
+    values = [[number(30.0, step, seed) for seed in (0, 1, 2)] for step in range(1, 7)]
+    means = [sum(row) / 3 for row in values]
+    spread = [
+        (sum((value - middle) ** 2 for value in row) / 2) ** 0.5 for row, middle in zip(values, means, strict=True)
+    ]
+    assert mean[1:] == pytest.approx(means, rel=1e-4)
+    assert [top - bottom for top, bottom in zip(high[1:], low[1:], strict=True)] == pytest.approx(
+        [2 * one for one in spread], abs=2e-3
+    )
+    assert [value for value in other if value is not None] == [30.01, 30.02, 30.03]
+    assert length["key"] == ["step 6", "a (3 seeds) 30.06 ± 0.0021", "b 30.03"]
+    text = tab.run("return document.querySelector('#overview').innerText")
+    for part in (
+        "0, 1, 2",
+        "finished: 6 of 6 steps",
+        "finished: 3 of 6 steps",
+        "actor.clip_low",
+        "0.003",
+        "0.5",
+        "Where the recipes differ",
+    ):
+        assert part in text
+    assert tab.run("return document.documentElement.scrollWidth <= innerWidth") and tab.messages() == []
+
+
+def test_a_run_before_its_first_step_and_of_one_step_are_shown(tab: Tab, tmp_path: Path) -> None:
+    tab.open(write_run(tmp_path / "none", history=[begun()]))
+    assert "no step is done" in tab.find("#charts").text and "still running: 0 of 6 steps" in tab.find("#overview").text
+    assert tab.messages() == []
+    history = [begun(), ended("stopped"), begun(event="resumed", step=1), ended()]
+    tab.open(write_run(tmp_path / "one", lines=[metrics_line(1), {"step": 2, "reward/mean": None}], history=history))
+    assert shown(tab, "Response length")["key"] == ["step 2", "mean length 30.01", "┊ resumed"]
+    assert tab.messages() == []
+
+
+def test_the_page_of_a_run_under_way_loads_itself_again_and_stays_where_it_was(tab: Tab, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
+    page = tab.open(path, reload_seconds=0.5)
+    tab.run(
+        "const from = document.querySelector('#view [name=from]'); from.value = 1;"
+        "from.dispatchEvent(new Event('change', {bubbles: true}));"
+        f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); scrollTo(0, 200);"
+    )
+    write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
+    tab.write(page, path)
+    finished = "document.querySelector('#overview')?.innerText.includes('finished: 6 of 6')"
+    tab.wait(f"return document.documentElement.dataset.ready && {finished}")
+    assert tab.run("return [scrollY, document.querySelector('#charts details').open]") == [200, False]
+    assert shown(tab, "Entropy")["x"] == [1, 3] and shown(tab, "Entropy")["columns"][0][-1] == 6
+
+
+def test_a_page_that_somebody_writes_in_is_not_loaded_again(tab: Tab, tmp_path: Path) -> None:
+    tab.open(
+        write_run(tmp_path / "a", settings=recipe(), lines=[metrics_line(1)], history=[begun()]), reload_seconds=0.05
+    )
+    tab.run("document.querySelector('#view [name=from]').focus(); window.old = true")
+    tab.driver.execute_async_script("const done = arguments[0]; setTimeout(done, 300)")
+    assert tab.run("return window.old")

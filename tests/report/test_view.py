@@ -1,0 +1,166 @@
+"""`gspo view`: what its server answers, to whom, and what it says where it cannot."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.page.made_runs import made_run, metrics_line, rollouts, sample, write_run
+
+from gspo import cli
+from gspo.errors import UserError
+from gspo.report import view as view_module
+from gspo.report.view import _Server, server_of, view
+
+
+class Asked:
+    """A server that answers, and questions to it."""
+
+    def __init__(self, *runs: Path) -> None:
+        self.server: _Server = server_of(runs, 0)
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def get(self, name: str, *, token: str | None = None, method: str = "GET", **headers: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=10)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        token = self.server.token if token is None else token
+        connection.request(method, f"/{token}/{name}", headers=named)
+        answer = connection.getresponse()
+        answer.text = answer.read().decode()  # type: ignore[attr-defined]
+        connection.close()
+        return answer
+
+    def json(self, name: str) -> Any:
+        return json.loads(self.get(name).text)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return made_run(tmp_path / "run")
+
+
+@pytest.fixture
+def asked(run: Path) -> Iterator[Asked]:
+    served = Asked(run)
+    yield served
+    served.close()
+
+
+def test_the_page_is_the_reports_without_samples_and_may_ask_its_own_server_alone(asked: Asked) -> None:
+    page = asked.get("")
+    assert (page.status, page.getheader("Content-Type")) == (200, "text/html; charset=utf-8")
+    assert "connect-src 'self'" in page.text and "default-src 'none'" in page.text
+    assert '{"live":true}' in page.text.replace(" ", "") and '"live":true' in asked.get("data.json").text
+    assert "Answer-sum" not in page.text
+
+
+def test_only_who_has_the_printed_address_is_answered(asked: Asked) -> None:
+    names = ("", "data.json", "samples.json", "samples/0/1/0.json")
+    for name in names:
+        assert asked.get(name).status == 200
+        for refused in (asked.get(name, token="x"), asked.get(name, Host="evil.example:80"), asked.get(name, Host="")):
+            assert refused.status == 403 and "Answer" not in refused.text
+    assert asked.get("", Host=f"localhost:{asked.server.server_port}").status == 200
+    assert asked.server.server_address[0] == "127.0.0.1"
+    assert asked.get("", method="POST").status == 501
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../recipe.yaml", "recipe.yaml", "%2e%2e/recipe.yaml", "samples/0/1/0.json/x", "samples/9/1/0.json"),
+        *("samples/0/-1/0.json", "samples/0/1/99999999999999.json", "samples/99999999999999/1/0.json"),
+    ],
+)
+def test_no_other_file_is_served(name: str, asked: Asked) -> None:
+    assert asked.get(name).status == 404
+
+
+def test_what_has_not_changed_is_not_sent_again_and_what_has_is(asked: Asked, run: Path) -> None:
+    for name in ("data.json", "samples.json"):
+        tag = asked.get(name).getheader("ETag")
+        assert asked.get(name, If_None_Match=tag).status == 304
+        assert asked.get(name).getheader("Cache-Control") == "no-cache"
+        before = asked.json(name)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics_line(len(before) + 90)) + "\n")
+        (run / "rollouts" / f"step_0000{len(name) + 20}.jsonl").write_text(json.dumps(sample("new")) + "\n")
+        assert asked.get(name, If_None_Match=tag).status == 200 and asked.json(name) != before
+
+
+def test_every_sample_is_read_when_it_is_asked_for(asked: Asked) -> None:
+    training, evaluation = asked.json("samples.json")
+    assert evaluation["told"] == "There are no samples yet." and evaluation["kind"] == "evaluation"
+    for step in training["steps"]:
+        read = [asked.json(f"samples/0/{step['step']}/{group[4]}.json") for group in step["groups"]]
+        texts = [one["completion"] for group in read for one in group["samples"]]
+        assert texts == [line["completion"] for line in rollouts(step["step"])]
+
+
+def test_a_file_that_is_removed_while_it_is_served_is_said_to_be_gone(asked: Asked, run: Path) -> None:
+    asked.get("samples.json")
+    (run / "rollouts" / "step_000001.jsonl").unlink()
+    gone = asked.get("samples/0/1/0.json")
+    assert gone.status == 404 and "samples of step 1 are no longer there" in gone.text
+    (run / "recipe.yaml").unlink()
+    assert asked.get("data.json").status == 404 and "this is not a run's directory" in asked.get("").text
+
+
+def test_a_run_without_a_step_is_served_and_grows(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", lines=[])
+    served = Asked(run)
+    try:
+        assert served.get("").status == 200 and served.json("samples.json")[0]["steps"] == []
+        (run / "rollouts").mkdir()
+        (run / "rollouts" / "step_000001.jsonl").write_text(json.dumps(sample()) + "\n")
+        assert [one["step"] for one in served.json("samples.json")[0]["steps"]] == [1]
+    finally:
+        served.close()
+
+
+def test_a_long_runs_files_are_read_in_several_answers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "_READING_SECONDS", -1.0)
+    viewer = view_module.Viewer([run])
+    counts = [len(json.loads(viewer.answer("samples.json")[1])[0]["steps"]) for _ in range(7)]
+    assert counts == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_the_command_prints_the_address_and_ends_plainly_on_ctrl_c(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Server, "serve_forever", interrupted)
+    assert cli.main(["view", str(run), str(run)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("view: http://127.0.0.1:") and len(first.split("/")[3]) >= 20
+    assert last == "view: ended"
+
+
+def test_what_cannot_be_served_is_one_message(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments, why in [
+            ([str(run), "--port", str(port)], "Address already in use"),
+            ([str(run), "--port", "99999"], "there is no such port"),
+            ([str(tmp_path / "no")], "no such directory"),
+            ([str(run), str(tmp_path)], "this is not a run's directory"),
+        ]:
+            assert cli.main(["view", *arguments]) == 2
+            error = capsys.readouterr().err
+            assert why in error and error.startswith("error: ") and len(error.splitlines()) <= 2
+    with pytest.raises(UserError):
+        view([tmp_path], 0, note=lambda _: None)
