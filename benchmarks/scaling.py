@@ -31,6 +31,7 @@ LENGTHS = [64, 256, 1024, 4096]
 GROUPS = [4, 8, 16, 32, 64]
 VOCABULARIES = [1_000, 8_000, 32_000, 152_000]
 PROMPT = 64
+TOKENS = 256  # of a response, where its length is not what varies
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep = slice(0, 1) if options.quick else slice(None)
     for title, cases in (
         ("response length (groups of 8)", [(n, _policy(1_000), 8, n) for n in LENGTHS[keep]]),
-        ("group size (256 tokens)", [(n, _policy(1_000), n, 256) for n in GROUPS[keep]]),
-        ("vocabulary (groups of 8, 256 tokens)", [(n, _policy(n), 8, 256) for n in VOCABULARIES[keep]]),
+        (f"group size ({TOKENS} tokens)", [(n, _policy(1_000), n, TOKENS) for n in GROUPS[keep]]),
+        (f"vocabulary (groups of 8, {TOKENS} tokens)", [(n, _policy(n), 8, TOKENS) for n in VOCABULARIES[keep]]),
     ):
         print(f"| {title} | {head}\n" + "|---" * 8 + "|")
         for value, policy, group_size, length in cases:

@@ -42,8 +42,8 @@ def _switched(*, typechecker: Any) -> Callable[[Any], Any]:
 
     def decorate(plain: Any) -> Any:
         if not isinstance(plain, type):
-            is_inner = "<locals>" in plain.__qualname__  # made anew, and decorated, at each call of the outer one
-            return plain if is_inner and not _switch["on"] else _either(plain, lambda: check(plain))
+            is_inner = "<locals>" in plain.__qualname__  # its check would be made anew at each call of the outer one
+            return plain if is_inner and not ALWAYS else _either(plain, lambda: check(plain))
         if is_dataclass(plain):  # its fields are checked as it is made
             init = plain.__init__
             plain.__init__ = _either(init, lambda: _checking_init(plain, init, check))

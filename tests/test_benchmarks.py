@@ -1,11 +1,13 @@
 """The benchmarks' cost model against a count of the real model's operations, and their small runs."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from benchmarks import gpu, levers, scaling
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
+from benchmarks.peer import workloads
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -55,8 +57,22 @@ def test_the_gpu_benchmark_runs_small_and_the_engine_agrees_with_the_policy(caps
     assert found is not None and float(found[1]) < 1e-4
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less still than --quick does; peak and bandwidth are measured in the GPU's benchmark."""
+    monkeypatch.setattr(scaling, "matmul_peak", lambda *_: 1e9)
+    monkeypatch.setattr(scaling, "memory_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(scaling, "TOKENS", 8)
+    for sizes, least in (("LENGTHS", 16), ("GROUPS", 2), ("VOCABULARIES", 100)):
+        monkeypatch.setattr(scaling, sizes, [least])
+    work = replace(workloads.WORKLOADS["short"], sequences=32, max_new_tokens=8)
+    monkeypatch.setitem(workloads.WORKLOADS, "short", work)
+    lever, _, without = levers.LEVERS[0]
+    monkeypatch.setattr(levers, "LEVERS", [(lever, ["short"], without)])
+
+
 @pytest.mark.parametrize("benchmark", [scaling, levers])
-def test_small_runs_print_their_tables(benchmark: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_runs_print_their_tables(benchmark: object, small: None, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.main(["--quick"])  # type: ignore[attr-defined]
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) >= 3 and len({row.count("|") for row in rows[:3]}) == 1

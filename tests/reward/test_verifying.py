@@ -76,8 +76,9 @@ def test_an_answer_that_does_not_end_or_crashes_is_wrong_and_the_others_are_not(
                 {fault}
             return 1.0
     """)
-    scored = score(groups(["a", "bad", "b", "bad", "c"]), [function])
-    assert rewards(scored) == [1.0, 0.0, 1.0, 0.0, 1.0]
+    again = "bad" if "iter(int" not in fault else "d"  # which takes as long as an answer may, and then the grace
+    scored = score(groups(["a", "bad", "b", again, "c"]), [function])
+    assert rewards(scored) == [1.0, 0.0, 1.0, float(again != "bad"), 1.0]
 
 
 def test_the_time_that_other_processes_take_is_not_the_answers(verifier: Any, groups: Any) -> None:

@@ -48,8 +48,7 @@ def resumed_is_unbroken(recipe: Recipe, places: list[tuple[str, int]], broken_of
     return outcome
 
 
-@pytest.mark.parametrize("precision", [(), BFLOAT16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("trunk", ["own", "shared"])
+@pytest.mark.parametrize(("trunk", "precision"), [("own", BFLOAT16), ("shared", ())], ids=["own", "shared"])
 def test_broken_off_with_a_value_model(trunk: str, precision: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
     critic = f"critic={{trunk: {trunk}, optimizer: {{lr: 1e-2, schedule: cosine, warmup_steps: 1}}}}"
     places = [(APPRAISAL, 1), (LIKELIHOOD, 1), (GRADIENT, 4), (APPRAISAL, 2)]
