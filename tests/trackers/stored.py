@@ -62,10 +62,10 @@ def _in_tensorboard(run: Path) -> Stored:
 def _in_trackio(run: Path) -> Stored:
     found = Stored()
     with sqlite3.connect(Path(os.environ["TRACKIO_DIR"]) / f"{_project(run)}.db") as database:
-        for run, step, content in database.execute("SELECT run_id, step, metrics FROM metrics ORDER BY id"):
+        for number, step, content in database.execute("SELECT run_id, step, metrics FROM metrics ORDER BY id"):
             numbers = json.loads(content)
             table = numbers.pop("samples", None)
-            found.run_of_rows.append(run)
+            found.run_of_rows.append(number)
             found.rows.append((step, numbers))
             if table is not None:
                 assert table["_type"] == "trackio.table"

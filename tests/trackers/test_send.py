@@ -270,7 +270,7 @@ sys.exit(command(None))
 
 @pytest.mark.parametrize("kind", ["program", "module"])
 def test_a_process_ends_though_its_tracker_hangs(kind: str, run: MadeRun) -> None:
-    command = [sys.executable, "-c", _HANGS, kind, run.path]
+    command = [sys.executable, "-c", _HANGS, kind, str(run.path)]
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 7, done.stderr.decode()
     assert b"is not done" in done.stdout and done.stdout.endswith(b"ends\n"), "what is printed last is there"
