@@ -203,8 +203,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of gspo, Python and torch")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[Namespace], int | None], text: str, **target: Any) -> Callable[..., Any]:
-        added = commands.add_parser(name, help=text, description=text)
+    def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:
+        added = commands.add_parser(name, help=text, description=text + more)
         added.set_defaults(command=command, overrides=None)
         added.add_argument("target", **target)
         if not target.get("type"):
@@ -215,7 +215,8 @@ def _parser() -> argparse.ArgumentParser:
 
     recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
     run = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
-    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", **recipe)
+    shown = ". In a terminal you see a live view. Elsewhere a phase prints about 40 lines, and at least one a minute."
+    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
     add("resume", _resume, "continue a run that ended early", **run)
     add("check", _check, "validate a recipe, its data, model and rewards without training", **recipe)

@@ -131,8 +131,9 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
 
 def _read_hub(path: str, *, config: str | None, split: str) -> Any:
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
 
+    disable_progress_bars()  # the display says what is waited for
     try:
         return load_dataset(path, name=config, split=split)
     except Exception as error:  # the hub's client raises its own, httpx's, and the builtin kinds

@@ -79,20 +79,14 @@ def load_inputs(
     quiet_transformers()
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
-    say("loading the reward functions")
     functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
     say(f"reading the queries of {recipe.queries.path or 'a task, or from Python'}")
-    rows = load_rows(recipe, queries)
-    check_origin([*rows.train, *rows.held_out], functions)
-    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
-    if saved is not None:
-        check_rows(saved, recipe, rows, pairs)
-    say(f"reading the configuration and tokenizer of {recipe.model.path or 'a new model'}")
+    rows, pairs = _load_data(recipe, queries, functions, saved)
+    say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    say("turning the queries into tokens")
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
     say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
@@ -106,6 +100,18 @@ def load_inputs(
         probed=probed,
         notes=[*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
     )
+
+
+def _load_data(
+    recipe: Recipe, queries: Rows | None, functions: Sequence[RewardFunction], saved: Checkpoint | None
+) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
+    """Rows and demonstrations, which must be those of the run that is resumed."""
+    rows = load_rows(recipe, queries)
+    check_origin([*rows.train, *rows.held_out], functions)
+    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
+    if saved is not None:
+        check_rows(saved, recipe, rows, pairs)
+    return rows, pairs
 
 
 def prepare(

@@ -172,14 +172,9 @@ def open_run(
             stack.enter_context(closing(reopened))
         output = stack.enter_context(display.output_of_processes())
         with (interrupt := Interrupt(display.alert)), display.waiting("loading the recipe's parts") as say:
+            stop = interrupt.check_stop
             parts = prepare(
-                recipe,
-                queries=queries,
-                reward=reward,
-                saved=saved,
-                check_stop=interrupt.check_stop,
-                say=say,
-                output=output,
+                recipe, queries=queries, reward=reward, saved=saved, check_stop=stop, say=say, output=output
             )
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
@@ -201,8 +196,7 @@ def open_run(
             in_cold_start=recipe.cold_start.steps > 0,
         )
         if reopened is not None:
-            with display.waiting("restoring the checkpoint"):
-                _restore(run, saved)
+            _restore(run, saved)
         yield run
 
 
@@ -216,8 +210,9 @@ def _consequence(line: str) -> str:
 def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
-    progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
-    restore_directory(directory, recipe, saved, note)
+    with run.display.waiting("restoring the checkpoint"):
+        progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
+        restore_directory(directory, recipe, saved, note)
     if saved is None or progress is None:
         return
     run.is_resumed = True
