@@ -329,7 +329,7 @@ def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[
         path = tmp_path_factory.mktemp("everything") / "run"
         train(load_recipe(TINY, [f"output_dir={path}", "steps=1", *overrides]), display=Display(quiet=True))
         files = {name: path / name for name in ("metrics.jsonl", "cold_start.jsonl", "history.jsonl")}
-        files["rollouts"] = path / "rollouts" / "step_000001.jsonl"
+        files |= {name: path / name / "step_000001.jsonl" for name in ("rollouts", "evaluation")}
         for name, file in files.items():
             lines = file.read_text(encoding="utf-8").splitlines()
             written.setdefault(name, set()).update(key for line in lines for key in json.loads(line))
