@@ -1,5 +1,6 @@
 """The page in a real browser: what the charts draw, how they are zoomed and read off; on a phone, on paper."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tests.report.page.made_runs import (
     recipe,
     write_run,
 )
+
+from gspo.report.view import server_of
 
 pytestmark = pytest.mark.browser
 
@@ -359,7 +362,7 @@ def test_the_page_of_a_run_under_way_loads_itself_again_and_stays_where_it_was(t
     finished = "document.querySelector('#overview')?.innerText.includes('finished: 6 of 6')"
     tab.wait(f"return document.documentElement.dataset.ready && {finished}")
     assert tab.run("return [scrollY, document.querySelector('#charts details').open]") == [200, False]
-    assert shown(tab, "Entropy")["x"] == [1, 3] and shown(tab, "Entropy")["columns"][0][-1] == 6
+    assert shown(tab, "Entropy")["x"] == [1, 6] and shown(tab, "Entropy")["columns"][0][-1] == 6
 
 
 def test_a_page_that_somebody_writes_in_is_not_loaded_again(tab: Tab, tmp_path: Path) -> None:
@@ -369,3 +372,28 @@ def test_a_page_that_somebody_writes_in_is_not_loaded_again(tab: Tab, tmp_path: 
     tab.run("document.querySelector('#view [name=from]').focus(); window.old = true")
     tab.driver.execute_async_script("const done = arguments[0]; setTimeout(done, 300)")
     assert tab.run("return window.old")
+
+
+def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
+    server = server_of([path], 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    quick = "const later = setTimeout; setTimeout = (action, wait) => later(action, Math.min(wait, 10));"
+    hasty = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": quick})
+    try:
+        tab.driver.get(server.url)
+        tab.wait_until_ready()
+        shown(tab, "Entropy")
+        tab.set("#view [name=from]", 1)
+        tab.run("window.same = true")
+        write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
+        tab.wait(f"{PLOT} return chart.chart?.data[0].length === 7", "Entropy")
+        assert shown(tab, "Entropy")["x"] == [1, 6] and tab.run("return window.same")
+        assert "finished: 6 of 6 steps" in tab.find("#overview").text
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", hasty)
+    tab.open(path)

@@ -35,7 +35,9 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
         "arms": [{"label": arm.label, "runs": [runs.index(run) for run in arm.runs]} for arm in arms],
         "differences": differences(arms) if len(arms) > 1 else [],
         "lists": {name: [column_name("", place) for place in kept] for name, kept in places.items() if kept != [()]},
-        "measures": [[known.label, known.name, known.error] for known in measures(line for run in runs for line in run.lines)],
+        "measures": [
+            [known.label, known.name, known.error] for known in measures(line for run in runs for line in run.lines)
+        ],
         "definitions": _definitions(places),
         "num_steps": len({line["step"] for run in runs for line in run.lines}),
         "num_drawn": len(steps),

@@ -103,7 +103,7 @@ function showTable() {
   const known = [...page.measures.map(([label, name]) => [label, name]), ...specs.flatMap((spec) => spec.lines.map(([column, words]) => [words, column, spec.scale]))]
     .filter(([, column]) => arms.some((arm) => seriesOf(arm, column)));
   const table = () => {
-    const [low, high] = view.range || fullRange();
+    const [low, high] = shownRange();
     const rows = arms.flatMap((arm) => {
       const x = xOf(arm);
       return arm.steps.map((step, place) => [step, place]).filter(([, place]) => x[place] >= low && x[place] <= high).map(([step, place]) => [
@@ -139,17 +139,17 @@ function startView() {
 }
 
 function zoomTyped(fields) {
-  const [low, high] = fullRange(), [from, to] = [fields.from, fields.to].map((field) => field.valueAsNumber);
-  const range = [Number.isNaN(from) ? low : from, Number.isNaN(to) ? high : Math.min(to, high)];
-  if (range[0] < range[1]) zoom(Number.isNaN(from) && Number.isNaN(to) ? null : range);
-  else tellRange();
+  const [low, high] = fullRange(), [from, to] = [fields.from, fields.to].map((field) => (field.value === "" ? null : field.valueAsNumber));
+  const last = to === null || to >= high ? null : to;
+  if ((from ?? low) < (last ?? high)) zoom(from === null && last === null ? null : [from, last]);
+  tellRange();
 }
 
 // What the form says is what the charts show.
 function tellRange() {
   const fields = byId("view").elements;
-  const text = (value) => (view.axis === "steps" ? Math.round(value) : +value.toPrecision(4));
-  [fields.from.value, fields.to.value] = view.range ? view.range.map(text) : ["", ""];
+  const text = (value) => (value === null ? "" : view.axis === "steps" ? Math.round(value) : +value.toPrecision(4));
+  [fields.from.value, fields.to.value] = (view.range || [null, null]).map(text);
   byId("steps").fill?.();
 }
 

@@ -139,8 +139,14 @@ function fullRange() {
   return xs.length === 0 ? [0, 1] : low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
+// What is in view; an end that is not chosen goes on with the run.
+function shownRange() {
+  const [low, high] = fullRange(), [from, to] = view.range || [null, null];
+  return [from ?? low, to ?? high];
+}
+
 function rangeOf(chart, model) {
-  if (model.shared) return view.range || fullRange();
+  if (model.shared) return shownRange();
   const xs = chart.data[0];
   return (xs.length > 1 ? [xs[0], xs.at(-1)] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5]);
 }
