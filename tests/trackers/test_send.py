@@ -144,9 +144,12 @@ def test_after_a_signal_it_is_not_waited_long(run: MadeRun, fake: FakeTracker, m
     assert send_module.STOPPED_SECONDS == PATIENCE
     monkeypatch.setattr(send_module, "STOPPED_SECONDS", 0.01)
     fake.hangs = "log"
+    timer = threading.Timer(5, fake.let_go.set)  # what waits longer sees it come to its end
+    timer.start()
     notes: list[str] = []
     with training(run, notes, signal=SIGTERM) as step:
         step(1)
+    timer.cancel()
     assert "tracker wandb is not done" in notes[-1]
 
 

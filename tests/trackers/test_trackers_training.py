@@ -2,8 +2,12 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.breaking_off import GRADIENT, TINY, break_off, differing, recipe_of, result, train
@@ -21,13 +25,33 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(send, "WAIT_SECONDS", PATIENCE)
 
 
-def test_trackers_change_nothing_of_a_run(fake: FakeTracker) -> None:
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that training announces to its trackers."""
+    numbers: list[int] = []
+
+    @contextmanager
+    def recorded(*arguments: Any) -> Iterator[Callable[[int], None]]:
+        with send.tracked(*arguments) as announce:
+
+            def record(step: int) -> None:
+                numbers.append(step)
+                announce(step)
+
+            yield record
+
+    monkeypatch.setattr(import_module("gspo.train"), "tracked", recorded)
+    return numbers
+
+
+def test_trackers_change_nothing_of_a_run(fake: FakeTracker, announced: list[int]) -> None:
     installed = [name for name in ("tensorboard", "trackio") if find_spec(name)]
     fake.fails["log"] = ConnectionError("no such host")
     train(recipe_of("untracked", *BRIEF))
     train(recipe_of("tracked", *BRIEF, f"report.trackers={json.dumps(['wandb', *installed])}"))
     assert differing(result("untracked"), result("tracked")) == []
     assert fake.opened == [None] and fake.steps == []
+    assert announced == [1, 2, 3, 1, 2, 3], "a step is sent when it is written, not at the end of the run"
     for name in installed:
         state = json.loads(Path("runs", "tracked", "trackers", f"{name}.json").read_text())
         assert state["step"] == 3 and state["closed"]
