@@ -36,6 +36,18 @@ def test_scores_come_group_after_group(function: Any, groups: Any, functions: An
     assert all(one.failure is None for one in scores_of(scored)) and scored.reward_seconds["f0"] > 0
 
 
+def test_the_progress_shown_rises_to_all_calls_though_a_call_that_failed_is_made_again(
+    groups: Any, functions: Any
+) -> None:
+    def fails_on_one(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0 / (text != "bad") for text in completions]
+
+    shown: list[tuple[int, int, str]] = []
+    five = groups(["a", "b", "bad"], *[["c"] * 6] * 4)
+    score(five, functions(fails_on_one), show_progress=lambda *count: shown.append(count))
+    assert shown == [(done, 5, "calls of reward functions") for done in (1, 2, 3, 4, 5, 5, 5, 5)]
+
+
 def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functions: Any) -> None:
     seen: dict[str, Any] = {}
 

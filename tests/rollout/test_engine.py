@@ -92,3 +92,13 @@ def test_a_stop_is_looked_for_at_every_token(new_policy: NewPolicy, queries: lis
     engine: Any = make_engine(RECIPE, new_policy())
     groups = engine.sample(queries, SETTINGS, KEY, check_stop=lambda: calls.append(1))
     assert len(calls) == max(len(ids) for group in tokens(groups) for ids in group)
+
+
+@pytest.mark.parametrize("max_rows", [3, 4, 100])
+def test_the_progress_shown_rises_to_all_responses(max_rows: int, new_policy: NewPolicy, queries: list[Query]) -> None:
+    shown: list[tuple[int, int, str]] = []
+    settings = SETTINGS.model_copy(update={"max_rows": max_rows})
+    make_engine(RECIPE, new_policy()).sample(queries, settings, KEY, show_progress=lambda *count: shown.append(count))
+    assert {(total, unit) for _, total, unit in shown} == {(9, "responses")}
+    dones = [done for done, *_ in shown]
+    assert dones == sorted(dones) and dones[0] < dones[-1] == 9

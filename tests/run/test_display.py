@@ -7,13 +7,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gspo.recipe.load import load_recipe
 from gspo.run import console as module
 from gspo.run.console import Display
+from gspo.run.live import Activity
+from gspo.train import train
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
 
 LINE: dict[str, Any] = {
     "reward/mean": 0.4567,
@@ -418,3 +424,33 @@ def test_a_quiet_display_prints_nothing(capsys: Any, timers: list[Any]) -> None:
     display.note("anything")
     display.stop()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_names_all_that_it_waits_for_and_counts_what_can_be_counted() -> None:
+    seen: set[str] = set()
+
+    class Watched(Display):
+        def _set(self, activity: Activity | None) -> None:
+            seen.add("" if activity is None else activity.name)
+            super()._set(activity)
+
+        def progress(self, done: int, total: int, unit: str) -> None:
+            assert self._activity is not None
+            seen.add(f"{self._activity.name}: {unit}")
+
+    train(load_recipe(TINY, ["steps=1", "checkpoint.every=1", "evaluation.num_queries=2"]), display=Watched(quiet=True))
+    calls = "calls of reward functions"
+    assert seen >= {
+        "reading the queries",
+        "loading the tokenizer of a new model, and reading the queries with it",
+        "starting and trying the reward functions",
+        "loading a new model",
+        *("evaluating", "evaluating: responses", f"evaluating: {calls}"),
+        *(
+            "sampling responses",
+            "sampling responses: responses",
+            "waiting for rewards",
+            f"waiting for rewards: {calls}",
+        ),
+        *("updating the weights", "saving a checkpoint", "writing the last checkpoint", "saving the model", ""),
+    }

@@ -80,7 +80,7 @@ def load_inputs(
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
-    say(f"reading the queries of {recipe.queries.path or 'a task, or from Python'}")
+    say(f"reading {recipe.queries.path or 'the queries'}")
     rows, pairs = _load_data(recipe, queries, functions, saved)
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     config = load_config(recipe.model)
