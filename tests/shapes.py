@@ -44,19 +44,24 @@ def _switched(*, typechecker: Any) -> Callable[[Any], Any]:
         if not isinstance(plain, type):
             is_inner = "<locals>" in plain.__qualname__  # its check would be made anew at each call of the outer one
             return plain if is_inner and not ALWAYS else _either(plain, lambda: check(plain))
-        if is_dataclass(plain):  # its fields are checked as it is made
-            init = plain.__init__
-            plain.__init__ = _either(init, lambda: _checking_init(plain, init, check))
+        if is_dataclass(plain):
+            _switch_init(plain, check)
         return plain
 
     return decorate
 
 
-def _checking_init(plain: Any, init: Callable[..., Any], check: Callable[[Any], Any]) -> Callable[..., Any]:
-    switching, plain.__init__ = plain.__init__, init
-    check(plain)
-    checking, plain.__init__ = plain.__init__, switching
-    return checking
+def _switch_init(kind: Any, check: Callable[[Any], Any]) -> None:
+    """A dataclass's fields are checked as one is made."""
+    plain = kind.__init__
+
+    def make_checked() -> Any:
+        switching, kind.__init__ = kind.__init__, plain
+        check(kind)
+        checking, kind.__init__ = kind.__init__, switching
+        return checking
+
+    kind.__init__ = _either(plain, make_checked)
 
 
 def _either(plain: Callable[..., Any], make_checked: Callable[[], Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SECONDS = 60  # after which a test gives up; none takes nearly as long
+START_SECONDS = 600  # for the server's imports, which take long on a machine of many other jobs
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 REWARD = """
 def score(completions, **columns):
@@ -54,7 +55,9 @@ class Server:
         )
         self._started: queue.Queue[int] = queue.Queue()
         self._statuses: dict[int, queue.Queue[int]] = {}
+        self._ready = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
+        assert self._ready.wait(START_SECONDS)
 
     def start(self, arguments: list[str], directory: Path, fault: Fault | None) -> Process:
         request = {"arguments": arguments, "directory": str(directory), "fault": fault}
@@ -75,7 +78,9 @@ class Server:
             if not line.startswith("{"):
                 continue
             answer = json.loads(line)
-            if "status" in answer:
+            if "ready" in answer:
+                self._ready.set()
+            elif "status" in answer:
                 self._statuses[answer["pid"]].put(answer["status"])
             elif "pid" in answer:
                 self._statuses[answer["pid"]] = queue.Queue()
