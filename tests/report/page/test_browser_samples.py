@@ -13,6 +13,8 @@ from selenium.webdriver.common.keys import Keys
 from tests.report.page.browser import Tab
 from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe, sample, write_run
 
+from gspo.errors import UserError
+from gspo.report.sample_index import SampleSet
 from gspo.report.view import server_of
 
 pytestmark = pytest.mark.browser
@@ -72,11 +74,12 @@ def choose(tab: Tab, **fields: object) -> list[dict[str, Any]]:
     """Set fields of the form, one after another, and return the cards that are shown then."""
     for name, value in fields.items():
         tab.set(f"#samples [name={name}]", value)
-        tab.settle()
     return cards(tab)
 
 
 def cards(tab: Tab) -> list[dict[str, Any]]:
+    """What is shown once the page has drawn it."""
+    tab.wait("return !document.querySelector('#samples [aria-busy]')")
     return list(tab.run(CARDS))
 
 
@@ -227,7 +230,13 @@ def test_a_page_that_is_loaded_again_shows_what_it_showed(page: Tab) -> None:
     assert texts(page) == ["after"]
 
 
-def test_a_served_page_takes_in_new_steps_without_being_loaded_again(tab: Tab, tmp_path: Path) -> None:
+def refused(*_: object) -> None:
+    raise UserError("no longer there")
+
+
+def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = write_run(tmp_path / "run", settings=recipe(), lines=[])
     quick = "const later = setTimeout; setTimeout = (action, wait) => later(action, Math.min(wait, 10));"
     hasty = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": quick})
@@ -244,13 +253,14 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(tab: Tab, t
         assert texts(tab) == ["first"]  # the reader is not led away
         choose(tab, step=2)
         tab.wait("return document.querySelector('#samples .completion').textContent.startsWith('second')")
-        (run / "rollouts" / "step_000001.jsonl").unlink()
+        monkeypatch.setattr(SampleSet, "group", refused)  # the file is removed between two looks at it
         tab.set("#samples [name=step]", 1)
         tab.wait("return document.querySelector('#samples .failure')")
-        assert "could not be read: " in (told := tab.find("#samples .failure").text) and "no longer there" in told
+        assert tab.find("#samples .failure").text == "These samples could not be read: no longer there"
         assert tab.run("return window.same")
     tab.wait("return document.querySelector('#written').textContent.startsWith('The server has ended')")
     tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", hasty)
+    monkeypatch.undo()
     tab.open(run)
 
 

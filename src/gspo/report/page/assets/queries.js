@@ -10,8 +10,8 @@ async function makeSource() {
   if (source.live) {
     let tag = null;
     source.refresh = async () => {
-      const answer = await fetch("samples.json", { cache: "no-cache" });
-      if (!answer.ok || answer.headers.get("ETag") === tag) return;
+      const answer = await fetch("samples.json", { cache: "no-cache" }).catch(() => null); // the server has ended
+      if (!answer?.ok || answer.headers.get("ETag") === tag) return;
       tag = answer.headers.get("ETag");
       take(await answer.json());
       for (const listener of source.changed) await listener();

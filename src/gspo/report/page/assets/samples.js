@@ -40,6 +40,7 @@ function showSamples(root, data, source) {
     const all = placesOf(set, fields), places = all.filter((row) => row.place !== null), total = sum(places, "count");
     Object.assign(search, { set, places, total, missing: sum(all, "count") - total, waiting: [], looked: 0, matched: 0, number: search.number + 1, isNew: true });
     showSteps(search);
+    search.cards.setAttribute("aria-busy", "true");
     await (fields.scope.value === "group" && fields.beside.value !== "" ? showSides(search) : showMore(search)).catch(tell);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -170,6 +171,7 @@ function show(search, cards, className) {
   if (search.isNew) search.cards.replaceChildren();
   search.cards.append(...cards);
   search.cards.className = className;
+  search.cards.removeAttribute("aria-busy");
   search.isNew = false;
   search.more.hidden = !waiting.length && !places.length;
   const left = missing ? `; ${missing.toLocaleString("en")} are not in this page: gspo view shows them` : "";
