@@ -62,6 +62,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(tab: Tab, sampled: Path) -> Iterator[Tab]:
     """The page, loaded once for all tests; each begins with the group of step 1 and q:1."""
+    tab.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     tab.show(sampled)
     choose(tab, set=0, scope="group", step=1, query=0, beside="", colour="ratio")
     yield tab
@@ -290,6 +291,7 @@ def test_on_a_phone_a_response_is_on_the_first_screen_and_fingers_hit_what_they_
         top = "document.querySelector(arguments[0]).getBoundingClientRect().top"
         assert page.run(f"return {top}", "#samples article") - page.run(f"return {top}", "#samples") < 844
         assert page.run("return document.documentElement.scrollWidth") == 390
+        assert page.find("#samples .count").text == "5 of 5 samples"
         small = """const targets = ":is(#queries, #samples) :is(button, select, summary, input:not([type=checkbox]))";
             return [...document.querySelectorAll(targets)].filter((one) => one.offsetParent)
             .filter((one) => one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"""

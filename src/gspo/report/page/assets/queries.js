@@ -58,7 +58,7 @@ const OUTCOMES = [["", "any answers"], ["never", "never right"], ["some", "right
 function showQueries(root, data, source) {
   if (root.firstChild) return;
   const form = element("form", "bar", field("set", "of", source.sets.map((set) => [set.number, set.title])), field("text", "text", "search"), field("least", "right from %", "number"), field("most", "to %", "number"), field("outcome", "with", OUTCOMES));
-  const figure = element("figure", "chart"), count = element("p", "hint"), table = element("div", "queries"), more = button("show more", () => { shown *= 4; draw(); });
+  const figure = element("figure", "chart"), count = element("p", "about"), table = element("div", "queries"), more = button("show more", () => { shown *= 4; draw(); });
   let order = ["rate", 1], shown = ROWS_AT_ONCE;
   root.append(element("h3", "", "How the rewards are distributed"), figure, form, count, table, more);
   const draw = () => {
