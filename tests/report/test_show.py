@@ -235,10 +235,9 @@ print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
     assert ended.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_reader_that_has_enough_ends_it_without_a_traceback(form: list[str]) -> None:
+def test_a_reader_that_has_enough_ends_it_without_a_traceback() -> None:
     write(s1=[sample(prompt="x" * 5000) for _ in range(100)])
-    process = subprocess.Popen([GSPO, "show", RUN, *form], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([GSPO, "show", RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from gspo.errors import UserError
-from gspo.report.page.sample_data import sample_sets
 from gspo.report.page.write import document, page_json
 from gspo.report.run_files import read_run
+from gspo.report.sample_index import sample_sets
 from gspo.run.lock import is_locked
 
 _ADDRESS = "127.0.0.1"

@@ -56,6 +56,7 @@ class Tab:
         self._shown = ()
         page = self._directory / f"report_{self._num_pages}.html"
         self.write(page, *runs, reload_seconds=reload_seconds)
+        self.driver.get("about:blank")  # the page before has no more to say
         self.messages()
         self.requests()
         self.driver.get(page.as_uri())

@@ -235,16 +235,18 @@ def test_the_cursor_is_in_all_charts_at_once(page: Tab) -> None:
 
 
 def test_a_table_has_the_numbers_of_the_steps_in_view(page: Tab) -> None:
-    page.set("#view [name=from]", 5)
+    page.set("#view [name=from]", 4)
     page.run("document.querySelector('#steps details').open = true")
     rows = page.wait(
         "const rows = [...document.querySelectorAll('#steps tr')];"
         "return rows.length && rows.map((row) => [...row.cells].map((one) => one.innerText))"
     )
     heads, *steps = rows
-    assert [row[0] for row in steps] == ["5", "6"]
+    assert [row[0] for row in steps] == ["4", "5", "6"]
     column = next(place for place, text in enumerate(heads) if "response/mean_tokens" in text)
-    assert [row[column] for row in steps] == ["30.05", "30.06"] and "mean length" in heads[column]
+    assert [row[column] for row in steps] == ["30.04", "30.05", "30.06"] and "mean length" in heads[column]
+    entropy = next(place for place, text in enumerate(heads) if "policy/entropy" in text)
+    assert [row[entropy] for row in steps] == ["–", "1.55", "1.56"]  # a gap is no 0
     page.run("document.querySelector('#steps details').open = false")
 
 

@@ -13,6 +13,8 @@ from selenium.webdriver.common.keys import Keys
 from tests.report.page.browser import Tab
 from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe, sample, write_run
 
+from gspo.errors import UserError
+from gspo.report.sample_index import SampleSet
 from gspo.report.view import server_of
 
 pytestmark = pytest.mark.browser
@@ -60,6 +62,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(tab: Tab, sampled: Path) -> Iterator[Tab]:
     """The page, loaded once for all tests; each begins with the group of step 1 and q:1."""
+    tab.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     tab.show(sampled)
     choose(tab, set=0, scope="group", step=1, query=0, beside="", colour="ratio")
     yield tab
@@ -72,11 +75,12 @@ def choose(tab: Tab, **fields: object) -> list[dict[str, Any]]:
     """Set fields of the form, one after another, and return the cards that are shown then."""
     for name, value in fields.items():
         tab.set(f"#samples [name={name}]", value)
-        tab.settle()
     return cards(tab)
 
 
 def cards(tab: Tab) -> list[dict[str, Any]]:
+    """What is shown once the page has drawn it."""
+    tab.wait("return !document.querySelector('#samples [aria-busy]')")
     return list(tab.run(CARDS))
 
 
@@ -122,6 +126,7 @@ def test_tokens_are_coloured_on_one_scale_and_keys_or_a_tap_show_their_numbers(p
     assert numbers.text == "token 1 of 3, “wrong”: log ratio −0.6, ratio 0.54881; advantage −0.5"
     page.press(Keys.END)
     assert numbers.text.startswith("token 3 of 3, “end of the text”: log ratio +0.6")
+    page.run("arguments[0].scrollIntoView({block: 'center'})", text)
     text.find_elements(By.CSS_SELECTOR, ".token")[1].click()
     assert numbers.text.startswith("token 2 of 3, “ it”: log ratio +0.0000017, ratio 1.0000")
     assert page.find("#samples .legend").text.startswith("log ratio of a token: less likely than before the step −0.5")
@@ -148,8 +153,7 @@ def test_a_filter_leaves_what_it_says_and_an_order_orders(page: Tab) -> None:
         assert texts(page, **fields) == expected, fields
         assert page.find(".filters summary").text.endswith(")") or list(fields) == ["order"]
         page.run("document.querySelector('#samples [type=reset]').click()")
-        page.settle()
-    assert page.find("#samples .count").text == "9 of 9 samples" and len(cards(page)) == 7
+    assert len(cards(page)) == 7 and page.find("#samples .count").text == "9 of 9 samples"
 
 
 def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
@@ -157,11 +161,9 @@ def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
     chart = page.run("return document.querySelector('#samples .curve').chart.data.map((one) => [...one])")
     assert chart == [[1, 2], [0.8, 1], [0.8, 1]]
     choose(page, scope="group")
-    page.find_all("#samples .steps button")[1].click()
-    page.settle()
+    page.click("#samples .steps button:last-child")
     assert texts(page) == ["late"] and page.find("#samples .columns").text == "answer: yes"
     page.click("#samples [name=before]")
-    page.settle()
     assert texts(page) == ["right", "wrong", "long"]
 
 
@@ -196,7 +198,6 @@ def test_the_table_of_queries_is_sorted_filtered_and_leads_to_the_samples(page: 
             page.set(f"#queries [name={name}]", value)
         assert ids() == expected
     page.click("#queries td button")
-    page.settle()
     assert texts(page) == ["other"] and page.find("#samples [name=query]").get_property("value") == "2"
     shares = page.run("return document.querySelector('#queries figure').chart.model.series.map((one) => one.label)")
     assert shares == ["reward 0", "reward 1", "reward none"]
@@ -227,7 +228,13 @@ def test_a_page_that_is_loaded_again_shows_what_it_showed(page: Tab) -> None:
     assert texts(page) == ["after"]
 
 
-def test_a_served_page_takes_in_new_steps_without_being_loaded_again(tab: Tab, tmp_path: Path) -> None:
+def refused(*_: object) -> None:
+    raise UserError("no longer there")
+
+
+def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = write_run(tmp_path / "run", settings=recipe(), lines=[])
     quick = "const later = setTimeout; setTimeout = (action, wait) => later(action, Math.min(wait, 10));"
     hasty = tab.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": quick})
@@ -244,13 +251,14 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(tab: Tab, t
         assert texts(tab) == ["first"]  # the reader is not led away
         choose(tab, step=2)
         tab.wait("return document.querySelector('#samples .completion').textContent.startsWith('second')")
-        (run / "rollouts" / "step_000001.jsonl").unlink()
+        monkeypatch.setattr(SampleSet, "group", refused)  # the file is removed between two looks at it
         tab.set("#samples [name=step]", 1)
         tab.wait("return document.querySelector('#samples .failure')")
-        assert "could not be read: " in (told := tab.find("#samples .failure").text) and "no longer there" in told
+        assert tab.find("#samples .failure").text == "These samples could not be read: no longer there"
         assert tab.run("return window.same")
     tab.wait("return document.querySelector('#written').textContent.startsWith('The server has ended')")
     tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", hasty)
+    monkeypatch.undo()
     tab.open(run)
 
 
@@ -283,6 +291,7 @@ def test_on_a_phone_a_response_is_on_the_first_screen_and_fingers_hit_what_they_
         top = "document.querySelector(arguments[0]).getBoundingClientRect().top"
         assert page.run(f"return {top}", "#samples article") - page.run(f"return {top}", "#samples") < 844
         assert page.run("return document.documentElement.scrollWidth") == 390
+        assert page.find("#samples .count").text == "5 of 5 samples"
         small = """const targets = ":is(#queries, #samples) :is(button, select, summary, input:not([type=checkbox]))";
             return [...document.querySelectorAll(targets)].filter((one) => one.offsetParent)
             .filter((one) => one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"""

@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 from tests.report.page.made_runs import Line, recipe, rollouts, sample, write_run
 
-from gspo.errors import UserError
 from gspo.report.page import sample_data
-from gspo.report.page.sample_data import SampleSet, sample_sets, samples_json
+from gspo.report.page.sample_data import samples_json
 from gspo.report.run_files import RunFiles, read_run
+from gspo.report.sample_index import sample_sets
 
 
 def written(path: Path, samples: Mapping[int, Sequence[Line]] | None, **changes: Any) -> RunFiles:
@@ -41,12 +40,6 @@ def shown_of(line: Line, path: Path) -> dict[str, Any]:
     return shown
 
 
-def looked_at(run: RunFiles) -> SampleSet:
-    (samples,) = sample_sets([run])
-    assert samples.look() == 0
-    return samples
-
-
 def test_where_all_fits_all_is_carried_and_said_to_be(tmp_path: Path) -> None:
     lines = {step: rollouts(step) for step in (1, 2, 3)}
     (page,) = carried(written(tmp_path, lines))
@@ -63,88 +56,6 @@ def test_where_all_fits_all_is_carried_and_said_to_be(tmp_path: Path) -> None:
             assert shown == {name: value for name, value in line.items() if name != "token_log_ratios"}
             assert passed == (None if line["reward"] is None else line["reward"] >= 1)
             assert ratios == known == None or ratios == pytest.approx(known, rel=5.1e-3, abs=0)  # noqa: E711
-
-
-def test_the_index_has_what_each_query_got_in_each_step(tmp_path: Path) -> None:
-    groups = {
-        3: [sample("a", reward=1.0), sample("b", "other prompt", reward=0.5), sample("a", reward=0.0)],
-        7: [sample("b", "other prompt", reward=None), sample("c", reward=1.0)],
-    }
-    index = looked_at(written(tmp_path, groups)).index()
-    assert [query for query, _ in index["queries"]] == ["a", "b", "c"]
-    assert index["queries"][1][1] == "other prompt"
-    assert index["steps"] == [
-        {"step": 3, "groups": [[0, 2, 1, 0.5, 0], [1, 1, 0, 0.5, 1]]},
-        {"step": 7, "groups": [[1, 1, 0, None, 0], [2, 1, 1, 1.0, 1]]},
-    ]
-
-
-def test_a_response_passes_from_the_recipes_threshold_on(tmp_path: Path) -> None:
-    run = written(tmp_path, {1: [sample(reward=0.5), sample(reward=0.4)]}, evaluation={"pass_threshold": 0.5})
-    assert looked_at(run).index()["steps"][0]["groups"][0][:3] == [0, 2, 1]
-
-
-def test_rewards_are_shares_by_value_or_of_many_values_by_range(tmp_path: Path) -> None:
-    few = written(tmp_path / "a", {1: [sample(reward=r) for r in (0, 0, 1, None)], 4: [sample(reward=1)]})
-    assert looked_at(few).index()["rewards"] == {
-        "steps": [1, 4],
-        "labels": ["reward 0", "reward 1", "reward none"],
-        "shares": [[0.5, 0.0], [0.25, 1.0], [0.25, 0.0]],
-    }
-    rewards = [0.0, 0.01, 0.1, 0.25, 0.3, 0.6, 0.8, 0.99, 1.0, 1.0]
-    many = looked_at(written(tmp_path / "b", {1: [sample(reward=r) for r in rewards]})).index()["rewards"]
-    labels = ["0", "up to 0.25", "up to 0.5", "up to 0.75", "below 1", "1"]
-    assert many["labels"] == [f"reward {label}" for label in labels]
-    assert many["shares"] == [[share] for share in (0.1, 0.3, 0.1, 0.1, 0.2, 0.2)]
-
-
-def test_the_index_reads_a_file_once_and_again_where_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written(tmp_path, {1: [sample("a")], 2: [sample("b")]})
-    samples = looked_at(run)
-    read: list[int] = []
-    monkeypatch.setattr(SampleSet, "_read", lambda self, step, path: read.append(step))
-    assert samples.look() == 0 and read == []
-    os.utime(run.rollout_files[2], ns=(1, 1))
-    assert samples.look() == 0 and read == [2]
-
-
-def test_a_long_runs_files_are_read_bit_by_bit_the_last_steps_first(tmp_path: Path) -> None:
-    (samples,) = sample_sets([written(tmp_path, {step: [sample()] for step in (1, 2, 3)})])
-    for left, steps in [(2, [3]), (1, [2, 3]), (0, [1, 2, 3])]:
-        assert samples.look(seconds=-1) == left
-        index = samples.index(left=left)
-        assert [one["step"] for one in index["steps"]] == steps
-        assert (f"{left} files of steps are still to be read" in index["told"]) == bool(left)
-
-
-def test_steps_that_a_resumed_run_takes_back_go_and_a_half_line_waits(tmp_path: Path) -> None:
-    run = written(tmp_path, {1: [sample("a")], 2: [sample("b"), sample("c")]})
-    file = run.rollout_files[2]
-    file.write_bytes(file.read_bytes()[:-5])
-    samples = looked_at(run)
-    assert [len(one["groups"]) for one in samples.index()["steps"]] == [1, 1]
-    file.unlink()
-    with pytest.raises(UserError, match="samples of step 2 are no longer there"):
-        samples.group(2, 0)
-    samples.look()
-    assert [one["step"] for one in samples.index()["steps"]] == [1]
-
-
-@pytest.mark.parametrize(("step", "place"), [(9, 0), (1, 1), (1, 10**9)])
-def test_a_group_that_is_not_there_is_refused(step: int, place: int, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no longer there"):
-        looked_at(written(tmp_path, {1: [sample()]})).group(step, place)
-
-
-def test_a_group_is_read_from_its_own_bytes_wherever_its_lines_are(tmp_path: Path) -> None:
-    words = ["é" * 40, "\U0001f600", "\u2028"]
-    lines = [sample(query, words=[word]) for word in words for query in ("a", "b")]
-    samples = looked_at(written(tmp_path, {1: lines}))
-    for place, query in enumerate("ab"):
-        group = samples.group(1, place)
-        assert group["query"] == query and [one["completion"] for one in group["samples"]] == words
 
 
 def random_run(path: Path, *counts: int) -> RunFiles:
@@ -192,7 +103,9 @@ def test_a_table_of_very_many_queries_is_cut_and_says_so(tmp_path: Path, monkeyp
     (page,) = carried(run)
     assert len(page["queries"]) == 3 and [len(one["groups"]) for one in page["steps"]] == [3, 3]
     assert page["told"].endswith("The table leaves out 2 queries.")
-    assert len(looked_at(run).index()["queries"]) == 5  # gspo view has all
+    (whole,) = sample_sets([run])
+    whole.look()
+    assert len(whole.index()["queries"]) == 5  # gspo view has all
 
 
 def test_the_samples_of_evaluations_are_a_set_of_their_own(tmp_path: Path) -> None:

@@ -194,5 +194,5 @@ function stackOf(series, share = 0) {
 // A chart of any metric: of a list as many curves as the page has of it.
 function anyModel(metric) {
   const columns = page.lists.get(metric) || [metric];
-  return modelOf({ title: metric, unit: "value", lines: columns.map((column) => [column, column]) });
+  return modelOf({ title: metric, unit: "value", lines: columns.map((column) => [column, column.slice(metric.length + 1) || metric]) });
 }

@@ -105,12 +105,12 @@ function showTable() {
   const table = () => {
     const [low, high] = shownRange();
     const rows = arms.flatMap((arm) => {
-      const x = xOf(arm);
+      const x = xOf(arm), lines = known.map(([, column, scale = 1]) => lineOf(seriesOf(arm, column), {}, scale));
       return arm.steps.map((step, place) => [step, place]).filter(([, place]) => x[place] >= low && x[place] <= high).map(([step, place]) => [
         String(step), ...(arms.length > 1 ? [arm.label] : []),
-        ...known.map(([, column, scale = 1]) => { const series = seriesOf(arm, column); return series ? withSpread(series.means[place] * scale, series.deviations[place] * scale || null) : "–"; }),
+        ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place])),
       ]);
-    }).sort((one, other) => one[0] - other[0]);
+    }).sort((row, next) => row[0] - next[0]);
     const every = Math.ceil(rows.length / 300);
     const names = known.map(([words, column]) => element("span", "", words, element("br"), element("code", "", column)));
     return tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...names], rows.filter((_, place) => place % every === 0 || place === rows.length - 1));
@@ -163,9 +163,8 @@ function showView() {
 }
 
 function copied(text) {
-  const button = withAttributes(element("button", "copy", "copy"), { type: "button" });
-  button.addEventListener("click", () => copyText(text, button));
-  return element("div", "copied", button, element("pre", "", text));
+  const copy = withAttributes(button("copy", () => copyText(text, copy)), { class: "copy" });
+  return element("div", "copied", copy, element("pre", "", text));
 }
 
 function showRecipes() {

@@ -200,7 +200,7 @@ function tellKey(chart, model, key) {
   const xs = chart.data[0], limit = xs[chart.cursor.idx ?? upTo(xs, xs, chart.scales.x.max ?? Infinity)] ?? 0;
   if (key.limit === limit && key.children.length) return;
   key.limit = limit;
-  const where = `${model.xTitle} ${numberText(limit, { digits: 6 })}`;
+  const where = `${model.xTitle} ${numberText(limit, { digits: Number.isInteger(limit) ? 6 : 3 })}`;
   const rows = model.series.map((curve) => [curve, curve.label, shownText(curve, model, limit)]);
   const marks = rows.map(([curve, label, text]) => element("li", "", markOf(curve), `${label} `, element("b", "", text)));
   key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "");

@@ -10,8 +10,8 @@ async function makeSource() {
   if (source.live) {
     let tag = null;
     source.refresh = async () => {
-      const answer = await fetch("samples.json", { cache: "no-cache" });
-      if (!answer.ok || answer.headers.get("ETag") === tag) return;
+      const answer = await fetch("samples.json", { cache: "no-cache" }).catch(() => null); // the server has ended
+      if (!answer?.ok || answer.headers.get("ETag") === tag) return;
       tag = answer.headers.get("ETag");
       take(await answer.json());
       for (const listener of source.changed) await listener();
@@ -58,7 +58,7 @@ const OUTCOMES = [["", "any answers"], ["never", "never right"], ["some", "right
 function showQueries(root, data, source) {
   if (root.firstChild) return;
   const form = element("form", "bar", field("set", "of", source.sets.map((set) => [set.number, set.title])), field("text", "text", "search"), field("least", "right from %", "number"), field("most", "to %", "number"), field("outcome", "with", OUTCOMES));
-  const figure = element("figure", "chart"), count = element("p", "hint"), table = element("div", "queries"), more = button("show more", () => { shown *= 4; draw(); });
+  const figure = element("figure", "chart"), count = element("p", "about"), table = element("div", "queries"), more = button("show more", () => { shown *= 4; draw(); });
   let order = ["rate", 1], shown = ROWS_AT_ONCE;
   root.append(element("h3", "", "How the rewards are distributed"), figure, form, count, table, more);
   const draw = () => {

@@ -35,11 +35,12 @@ function showSamples(root, data, source) {
     remember("samples", [...fields].map((field) => (field.type === "checkbox" ? field.checked : field.value)));
     const active = FILTERS.filter(([name]) => fields[name].value !== "").length;
     form.querySelector("summary").textContent = active ? `Filter and order (${active} in force)` : "Filter and order";
-    search.told.replaceChildren(element("p", "hint", set.told));
+    search.told.replaceChildren(element("p", "about", set.told));
     search.legend.replaceChildren(...(fields.colour.value ? [legendOf(fields.colour.value)] : []));
     const all = placesOf(set, fields), places = all.filter((row) => row.place !== null), total = sum(places, "count");
     Object.assign(search, { set, places, total, missing: sum(all, "count") - total, waiting: [], looked: 0, matched: 0, number: search.number + 1, isNew: true });
     showSteps(search);
+    search.cards.setAttribute("aria-busy", "true");
     await (fields.scope.value === "group" && fields.beside.value !== "" ? showSides(search) : showMore(search)).catch(tell);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -54,7 +55,7 @@ function showSamples(root, data, source) {
     root.closest("section").scrollIntoView();
     fields.query.focus({ preventScroll: true });
   };
-  source.changed.push(() => (search.total ? search.told.replaceChildren(element("p", "hint", fillPlaces(source, fields).told)) : search.draw()));
+  source.changed.push(() => (search.total ? search.told.replaceChildren(element("p", "about", fillPlaces(source, fields).told)) : search.draw()));
   (remembered("samples") || []).forEach((value, place) => {
     const field = fields[place];
     if (field?.type === "checkbox") field.checked = value;
@@ -159,7 +160,7 @@ async function showSides(search) {
   for (const [own, place] of [[set, places.shift()], [other, twin]]) {
     const entries = place && place.place !== null ? await entriesAt(search, own, place) : [];
     const cards = entries.map((entry) => cardOf(entry, fields.colour.value, []));
-    sides.push(element("div", "side", element("h3", "", own.title), entries.length ? headOf(entries[0]) : element("p", "hint", "no such sample of this query"), cards));
+    sides.push(element("div", "side", element("h3", "", own.title), entries.length ? headOf(entries[0]) : element("p", "about", "no such sample of this query"), cards));
   }
   search.total = search.looked;
   if (search.number === number) show(search, sides, "cards sides");
@@ -170,10 +171,11 @@ function show(search, cards, className) {
   if (search.isNew) search.cards.replaceChildren();
   search.cards.append(...cards);
   search.cards.className = className;
+  search.cards.removeAttribute("aria-busy");
   search.isNew = false;
   search.more.hidden = !waiting.length && !places.length;
   const left = missing ? `; ${missing.toLocaleString("en")} are not in this page: gspo view shows them` : "";
-  search.count.replaceChildren(element("p", "hint", `${matched.toLocaleString("en")} of ${looked < total ? `${some} looked through, of ${all} samples` : `${all} samples`}${left}`));
+  search.count.replaceChildren(element("p", "about", `${matched.toLocaleString("en")} of ${looked < total ? `${some} looked through, of ${all} samples` : `${all} samples`}${left}`));
 }
 
 // The responses of a group that pass the filters: one entry for those that are equal.

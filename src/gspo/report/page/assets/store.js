@@ -36,20 +36,20 @@ async function unpack(letters) {
 }
 
 const MEMORY = "gspo-report:" + location.pathname;
+let memory = {};
+try {
+  memory = JSON.parse(sessionStorage.getItem(MEMORY) || "{}");
+} catch { /* a browser that keeps nothing for files: the page itself remembers until it is closed */ }
 
 function remember(name, value) {
+  memory[name] = value;
   try {
-    const all = JSON.parse(sessionStorage.getItem(MEMORY) || "{}");
-    sessionStorage.setItem(MEMORY, JSON.stringify({ ...all, [name]: value }));
-  } catch { /* a browser that keeps nothing for files */ }
+    sessionStorage.setItem(MEMORY, JSON.stringify(memory));
+  } catch { /* as above */ }
 }
 
 function remembered(name) {
-  try {
-    return JSON.parse(sessionStorage.getItem(MEMORY) || "{}")[name];
-  } catch {
-    return undefined;
-  }
+  return memory[name];
 }
 
 async function copyText(text, button) {

@@ -6,7 +6,7 @@ const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028
 
 // Control and direction characters, which would hide or reorder what is around them, are written out.
 function visible(text) {
-  return String(text).replace(UNSEEN, (letter) => {
+  return String(text ?? "").replace(UNSEEN, (letter) => {
     const code = letter.charCodeAt(0);
     return code < 32 ? String.fromCharCode(0x2400 + code) : code === 127 ? "␡" : `\\u${code.toString(16).padStart(4, "0")}`;
   });

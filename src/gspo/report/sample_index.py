@@ -1,0 +1,209 @@
+"""Where each group of a run's responses lies in its files, and what each query got: all that is in memory of them."""
+
+import math
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gspo.errors import UserError
+from gspo.report.run_files import RunFiles
+from gspo.report.samples import Sample, cut_into_tokens, pass_threshold, passes
+from gspo.report.shapes import sample as sample_of
+from gspo.report.shapes import section
+from gspo.run.plain_files import EVALUATION, FOLDERS, for_reading, parsed, rollout_files
+
+_PROMPT = 120  # characters of it in the table
+_DIGITS = 3  # of a token's number: finer than any colour
+_BINS = 6  # rewards of more values than that are shown in ranges
+_UNKNOWN: Sample = {
+    **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
+    **{"completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
+}
+_OF_GROUP = ("query", "prompt", "columns")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the responses to a query lie in a step's file, and what they got."""
+
+    query: str
+    spans: Sequence[tuple[int, int]]  # of lines: the first byte, and how many
+    passed: int
+    mean: float | None  # reward
+
+
+class SampleSet:
+    """The samples in a folder of a run; what of them is in memory is the index alone."""
+
+    def __init__(self, run: RunFiles, folder: str, name: str) -> None:
+        self.steps: dict[int, list[Place]] = {}
+        self.name, self.kind = name, "evaluation" if folder == EVALUATION else "training"
+        self._path, self._folder, self._threshold = run.path, folder, pass_threshold(run)
+        self._off = section(run.recipe, "report").get("rollouts") is False
+        self._files: Mapping[int, Path] = {}
+        self._seen: dict[int, tuple[int, int]] = {}  # size and time of each file, as it was when it was read
+        self._prompts: dict[str, str] = {}
+        self._rewards: dict[int, Counter[float | None]] = {}
+
+    def look(self, seconds: float = math.inf) -> int:
+        """Read the files that are new or have changed, the last steps first; how many are left when the time is up."""
+        self._files = files = rollout_files(self._path, self._folder)
+        for step in self.steps.keys() - files.keys():
+            del self.steps[step], self._seen[step], self._rewards[step]
+        states = {step: state for step, path in files.items() if (state := _state(path))}
+        changed = [step for step, state in sorted(states.items(), reverse=True) if self._seen.get(step) != state]
+        until = time.monotonic() + seconds
+        for number, step in enumerate(changed):
+            if number and time.monotonic() > until:
+                return len(changed) - number
+            self._seen[step] = states[step]
+            try:
+                self._read(step, files[step])
+            except OSError:  # it has gone meanwhile, or may not be read
+                self.steps[step], self._rewards[step] = [], Counter()
+        return 0
+
+    @property
+    def state(self) -> frozenset[tuple[int, tuple[int, int]]]:
+        """What changes when there is more to see."""
+        return frozenset(self._seen.items())
+
+    def group(self, step: int, place: int) -> dict[str, Any]:
+        """The group at a place of a step's file, as the page shows it; UserError where the file no longer has it."""
+        spans = self.steps.get(step, [])[place : place + 1]
+        try:
+            with open(self._files[step], "rb", opener=for_reading) as file:
+                lines = [file.read(size) for start, size in spans[0].spans if file.seek(start) == start]
+        except (OSError, LookupError):
+            where = str(self._path / self._folder)
+            raise UserError(f"these samples of step {step} are no longer there", where=where) from None
+        read = [sample_of(line) for line in map(parsed, lines) if line is not None]
+        samples = [
+            sample for sample in read if str(sample.get("query")) == spans[0].query
+        ]  # it may be another file now
+        first = samples[0] if samples else {}
+        shown = [self._shown(sample) for sample in samples]
+        return {"query": spans[0].query, **{key: first.get(key) for key in _OF_GROUP[1:]}, "samples": shown}
+
+    def index(
+        self, kept: Collection[str] | None = None, places: Mapping[tuple[int, int], int] | None = None, left: int = 0
+    ) -> dict[str, Any]:
+        """The queries, and what each got in each step: [number of the query, responses, passed, mean reward, place].
+
+        A page has the queries that are `kept`, and of their groups those that have a place in `places`.
+        """
+        named = dict.fromkeys(place.query for step in sorted(self.steps) for place in self.steps[step])
+        shown = [query for query in named if kept is None or query in kept]
+        numbers = {query: number for number, query in enumerate(shown)}
+        steps = []
+        for step, found in sorted(self.steps.items()):
+            own = [number if places is None else places.get((step, number)) for number in range(len(found))]
+            groups = [
+                [numbers[place.query], len(place.spans), place.passed, place.mean, number]
+                for place, number in zip(found, own, strict=True)
+                if place.query in numbers
+            ]
+            steps.append({"step": step, "groups": groups})
+        told = self._told(places, len(named) - len(shown), left)
+        queries = [[query, self._prompts[query]] for query in shown]
+        about = {"name": self.name, "kind": self.kind, "told": told}
+        return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
+
+    def _read(self, step: int, path: Path) -> None:
+        groups: dict[str, list[tuple[int, int, Sample]]] = {}
+        rewards: Counter[float | None] = Counter()
+        start = 0
+        with open(path, "rb", opener=for_reading) as file:
+            for line in file:
+                if line.endswith(b"\n") and (content := parsed(line)) is not None:
+                    sample = sample_of(content)
+                    query, reward = str(sample.get("query")), sample.get("reward")
+                    self._prompts.setdefault(query, str(sample.get("prompt", ""))[-_PROMPT:])
+                    rewards[reward if reward is None else _short(reward)] += 1
+                    few = {name: sample.get(name) for name in ("reward", "rewards", "failure")}
+                    groups.setdefault(query, []).append((start, len(line), few))
+                start += len(line)
+        self._rewards[step] = rewards
+        self.steps[step] = [self._place(query, found) for query, found in groups.items()]
+
+    def _place(self, query: str, found: Sequence[tuple[int, int, Sample]]) -> Place:
+        rewards = [sample["reward"] for _, _, sample in found if sample["reward"] is not None]
+        return Place(
+            query=query,
+            spans=tuple((start, size) for start, size, _ in found),
+            passed=sum(passes(sample, self._threshold) is True for _, _, sample in found),
+            mean=_short(fmean(rewards)) if rewards else None,
+        )
+
+    def _shown(self, sample: Sample) -> dict[str, Any]:
+        """The line as the page shows it: without what its group says, and with whether it passes."""
+        shown = {key: value for key, value in {**_UNKNOWN, **sample}.items() if key not in _OF_GROUP}
+        for name in ("token_log_ratios", "token_advantages"):
+            if isinstance(numbers := shown.get(name), list):
+                shown[name] = [None if number is None else _short(number) for number in numbers]
+        if cut_into_tokens(shown) is None:  # the page could not tell whose a number is
+            shown = {name: None if name.startswith("token_") else value for name, value in shown.items()}
+        return {**shown, "passed": passes(sample, self._threshold)}
+
+    def _distribution(self) -> dict[str, Any]:
+        """What share of a step's responses got which reward, or a reward of which range."""
+        steps = [step for step in sorted(self._rewards) if self._rewards[step]]
+        values = sorted({reward for step in steps for reward in self._rewards[step] if reward is not None})
+        ends, labels = values, [f"{value:g}" for value in values]  # the highest reward of each kind
+        if len(values) > _BINS:  # the lowest and the highest reward, such as 0 and 1, are kinds of their own
+            low, high = values[0], values[-1]
+            between = [low + (high - low) * place / (_BINS - 2) for place in range(1, _BINS - 2)]
+            ends = [low, *between, math.nextafter(high, low), high]
+            labels = [f"{low:g}", *(f"up to {end:.3g}" for end in ends[1:-2]), f"below {high:g}", f"{high:g}"]
+        table = [[0.0] * len(steps) for _ in [*ends, None]]
+        for column, step in enumerate(steps):
+            for reward, number in self._rewards[step].items():
+                row = len(ends) if reward is None else bisect_left(ends, reward)
+                table[row][column] += number / self._rewards[step].total()
+        rows = [(label, [*map(_short, row)]) for label, row in zip([*labels, "none"], table, strict=True) if any(row)]
+        return {"steps": steps, "labels": [f"reward {label}" for label, _ in rows], "shares": [row for _, row in rows]}
+
+    def _told(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
+        if not self.steps and not left:
+            why = "The recipe has report.rollouts: false: no samples were kept."
+            return why if self._off else "There are no samples yet."
+        if left:
+            return f"{left:,} files of steps are still to be read."
+        total = sum(map(len, self.steps.values()))
+        if places is None or len(places) == total:
+            return f"All samples of {f'all {len(self.steps):,} steps' if len(self.steps) > 1 else 'the one step'}."
+        steps = len({step for step, _ in places})
+        table = f" The table leaves out {num_unnamed:,} queries." if num_unnamed else ""
+        return (
+            f"This page carries {len(places):,} of {total:,} groups, from {steps:,} of {len(self.steps):,} steps, "
+            f"chosen by a hash of the query; gspo view {self._path} shows all.{table}"
+        )
+
+
+def sample_sets(runs: Sequence[RunFiles], *, live: bool = False) -> list[SampleSet]:
+    """Those of each run's training, and of its evaluations where it has kept any, or may yet."""
+    names = Counter(run.name for run in runs)
+    return [
+        SampleSet(run, folder, run.name if names[run.name] == 1 else str(run.path))
+        for run in runs
+        for folder in FOLDERS
+        if live or folder != EVALUATION or rollout_files(run.path, folder)
+    ]
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.{_DIGITS}g}")
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What changes when a file does; None where it has gone."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns
