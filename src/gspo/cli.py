@@ -175,7 +175,7 @@ def _show(options: Namespace) -> None:
 
 
 def _track(options: Namespace) -> None:
-    from gspo.track import track
+    from gspo.trackers.track import track
 
     track(options.target, options.to, note=_note)
 
