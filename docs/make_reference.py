@@ -26,15 +26,15 @@ NOTE = "<!-- Made by docs/make_reference.py: edit {} instead. -->\n\n"
 RECIPE = """# Recipe keys
 
 A recipe is one YAML file. Each section below is a section of it. Any key can be overridden on the command line:
-`gspo train RECIPE actor.clip_low=1e-3 reward.0.weight=2`. Values are YAML, except that dates are text, and `true` is
-not a number.
+`gspo train RECIPE actor.clip_low=1e-3 reward.0.weight=2`. Values are YAML, with two exceptions: a date is a text,
+and `true` is not the number 1.
 
-- A key whose default is empty is off, or takes the value that its meaning names.
+- If the default of a key is empty, the key is off, or its meaning says which value it takes.
 - "As published" means that the paper of `actor.surrogate` or `actor.correction` gives the value, if the recipe leaves
   the key out or sets it to `null`.
-- `reward` is a list. Its keys belong to each entry: `reward.0.weight`, `reward.1.weight`.
+- `reward` is a list of functions. Each entry has the keys of its table: `reward.0.weight`, `reward.1.weight`.
 - In every path, `~` is the home directory. Relative paths start at the directory in which `gspo` is called.
-- A recipe has at most 10,000 values, with its aliases written out.
+- A recipe has at most 10,000 values. Values that YAML aliases repeat count each time.
 """
 
 METRICS = """# Metrics
@@ -44,8 +44,8 @@ METRICS = """# Metrics
 - A number that is not finite is written as `null`. So is one that does not exist in a step, because nothing was trained
   or scored in it.
 - A name ending in `_by_mini_batch` is a list with the same number for each mini-batch of the step, in order.
-- A name ending in `_by_length` is a list of four numbers. They are for the trained responses up to the first, second,
-  third and fourth of `response/length_quartiles`. Equal lengths stay together, so one of the four can be empty.
+- A name ending in `_by_length` is a list of four numbers, from the shortest quarter of the trained responses to the
+  longest. `response/length_quartiles` has the bounds. Equal lengths stay together, so one of the four can be empty.
 - [Ratios and clipping](../concepts/ratio_and_clipping.md) and
   [Staleness and mismatch](../concepts/staleness_and_mismatch.md) explain the ideas behind the ratios.
 - "Healthy" says how the number looks in a run that goes well. [Reading the diagnoses](../guides/diagnoses.md) says what

@@ -31,7 +31,7 @@ from gspo.trackers.tracker import check_trackers
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     Example: after four steps, outcome.metrics[4]["reward/mean"] == 0.7 and outcome.model == Path("runs/a/model")
     """
@@ -39,8 +39,8 @@ class Outcome:
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     model: Path  # loads with AutoModelForCausalLM.from_pretrained
     diagnoses: Mapping[str, str]  # sentences, by name
-    signal: int | None  # that ended the run before its last step; it can be resumed
-    seconds: float  # in all, those before a resume too
+    signal: int | None  # the signal that ended the run early, if one did; the run can be resumed
+    seconds: float  # wall time, including the time before a resume
 
 
 def train(
@@ -51,11 +51,11 @@ def train(
     display: Display | None = None,
     resume: bool = False,
 ) -> Outcome:
-    """Train as the recipe says; `queries` (rows) and `reward` (functions) given here stand in for the recipe's.
+    """Train as the recipe says; `queries` (rows) and `reward` (functions) given here replace those of the recipe.
 
     With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
-    cannot be used, RunError where a run cannot go on. A first signal, and an error that leaves the state whole, leave a
-    checkpoint of the last safe point.
+    cannot be used, and RunError if the run cannot go on. When a first signal ends the run, or an error that leaves its
+    state whole, a checkpoint of the last safe point is saved.
     """
     refuse_import()
     if not isinstance(recipe, Recipe):

@@ -48,10 +48,10 @@ def token_advantages(
 ) -> Float[Tensor, "N"]:
     """The advantage of each token, where tokens earn rewards: its reward to go, compared within the group.
 
-    `rewards` stand at the tokens that earn them. A token's reward to go is the sum of its reward and of all later ones,
-    each times discount^(places between them): a token may cause what comes after it, and nothing before it. It is
-    compared with the rewards to go at the same place in the other responses of the group. A response that has ended
-    before that place keeps its last reward to go, so that rewards earned at the ends compare as in `group_advantages`.
+    `rewards` has each reward at the token that earns it. A token's reward to go is the sum of its reward and of all
+    later ones, each times discount^(places between them): a token may cause what comes after it, and nothing before it.
+    It is compared with the rewards to go at the same place in the other responses of the group. A response that has
+    ended before that place keeps its last reward to go, so rewards earned at the ends compare as in `group_advantages`.
     `places` [N] number the segments of a response and never fall within it; by default they are the positions of the
     tokens. `kind` and `ddof` are those of `group_advantages`; the variance is Σ_i 1/|y_i| Σ_t (difference)² /
     (n - ddof). A response with a NaN is not scored. Raises ValueError as `group_advantages` does.

@@ -97,9 +97,9 @@ class Section(BaseModel):
 class OptimizerConfig(Section):
     lr: PositiveFloat = key(1e-6, "The learning rate of AdamW.")
     betas: tuple[BelowOne, BelowOne] = key((0.9, 0.99), "AdamW's decay of the gradient's mean and of its square.")
-    eps: PositiveFloat = key(1e-8, "What AdamW adds to the divisor.")
+    eps: PositiveFloat = key(1e-8, "The small number that AdamW adds to its divisor.")
     weight_decay: NonNegativeFloat = key(0.0, "AdamW's decoupled weight decay.")
-    warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over so many optimiser steps.")
+    warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over this number of optimiser steps.")
     schedule: Schedule = key("constant", "How the learning rate falls after the warm-up.")
     min_lr_fraction: Fraction = key(0.0, "The schedule ends at this fraction of `lr`.")
     max_grad_norm: PositiveFloat = key(1.0, "A gradient with a larger norm is scaled down to this norm.")
@@ -108,10 +108,10 @@ class OptimizerConfig(Section):
 class ModelConfig(Section):
     path: PathText | None = key(None, "A directory or hub id with weights; see [models](../guides/models.md).")
     architecture: dict[str, Any] | None = key(None, "In place of a path: a new model's transformers configuration.")
-    tokenizer: PathText | None = key(None, "By default `model.path`; `fit` makes a small one from the run's texts.")
-    trust_remote_code: bool = key(
-        False, "Run Python code that directories bring along; see [models](../guides/models.md)."
+    tokenizer: PathText | None = key(
+        None, "By default from `model.path`; `fit` makes a small one from the run's texts."
     )
+    trust_remote_code: bool = key(False, "Run Python code from model directories; see [models](../guides/models.md).")
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
     device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
 
@@ -125,8 +125,10 @@ class ColdStartOptimizerConfig(OptimizerConfig):
 class ColdStartConfig(Section):
     steps: Natural = key(0, "Supervised optimiser steps before RL; 0: none.")
     path: PathText | None = key(None, "A file with the columns `prompt` and `completion`.")
-    demonstrations: PathText | None = key(None, "In place of a file: `f(row, rng) -> completion`, as `file.py:name`.")
-    rows: Positive = key(20_000, "At most so many demonstrations are drawn or read.")
+    demonstrations: PathText | None = key(
+        None, "In place of a file: a function `f(row, rng) -> completion`, as `file.py:name`."
+    )
+    rows: Positive = key(20_000, "The most demonstrations that are made or read.")
     rows_per_step: Positive = key(64, "Demonstrations in one optimiser step.")
     optimizer: ColdStartOptimizerConfig = key(ColdStartOptimizerConfig(), "The keys of `actor.optimizer`.")
 
@@ -134,7 +136,7 @@ class ColdStartConfig(Section):
 class ProceduralConfig(Section):
     model_config = ConfigDict(frozen=True, extra="allow")  # other keys go to the task's own configuration
     task: str = key(..., "The name of a reasoning-gym task; the section's other keys are the task's own options.")
-    size: Annotated[Integer, Field(gt=0, le=MAX_DRAWN)] = key(20_000, "At most so many distinct questions are drawn.")
+    size: Annotated[Integer, Field(gt=0, le=MAX_DRAWN)] = key(20_000, "The most distinct questions that are drawn.")
 
 
 class QueriesConfig(Section):
@@ -145,28 +147,32 @@ class QueriesConfig(Section):
     split: str = key("train", "The split of a hub id's data set.")
     prompt: str | None = key(None, "The column with text or chat messages. Known layouts are recognised without it.")
     procedural: ProceduralConfig | None = key(None, "In place of a path: a task of reasoning-gym.")
-    limit: Positive | None = key(None, "Only so many training rows are used, the first ones.")
+    limit: Positive | None = key(None, "Train on this number of rows only, the first ones.")
     system: str | None = key(None, "A system message before the prompt, for chat models.")
     template: str | None = key(None, "Text around a text prompt, with `{prompt}` in it.")
-    chat: bool | None = key(None, "Apply the chat template to text. The default: where the tokenizer has one.")
+    chat: bool | None = key(None, "Apply the chat template to text prompts. Default: if the tokenizer has one.")
     shuffle: bool = key(True, "Take the queries in a new order in each epoch.")
 
 
 class RolloutConfig(Section):
     engine: Literal["embedded"] = key("embedded", "What samples the responses: `embedded` is in the trainer's process.")
     queries_per_step: Positive = key(64, "Queries in one step.")
-    group_size: NumResponses = key(8, "Responses to each query (G), at least 2; with a value model 1 will do.")
-    max_new_tokens: Positive = key(1024, "A response is cut off after so many tokens.")
-    temperature: Temperature = key(1.0, "Logits are divided by it before sampling, and in all likelihoods.")
-    top_p: PositiveFraction = key(1.0, "Sample from the most likely tokens that have this probability together.")
-    top_k: Natural = key(0, "Sample from so many most likely tokens; 0: from all.")
+    group_size: NumResponses = key(8, "Responses to each query (G), at least 2; with a value model at least 1.")
+    max_new_tokens: Positive = key(1024, "A response is cut off after this number of tokens.")
+    temperature: Temperature = key(1.0, "Logits are divided by it, in sampling and in all likelihoods.")
+    top_p: PositiveFraction = key(1.0, "Sample from the fewest most likely tokens that together have this probability.")
+    top_k: Natural = key(0, "Sample from this number of most likely tokens; 0: from all.")
     stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
-    max_rounds: Positive = key(4, "Rounds of sampling in a step; then groups of equal rewards stay.")
-    overlong: Literal["keep", "mask", "penalty"] = key("keep", "For cut-off responses ([objectives](objectives.md)).")
+    max_rounds: Positive = key(4, "The most sampling rounds in a step; after them groups of equal rewards stay.")
+    overlong: Literal["keep", "mask", "penalty"] = key(
+        "keep", "What happens to cut-off responses ([which](objectives.md#which-responses-train))."
+    )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
-    segment_separator: Annotated[str, Field(min_length=1)] | None = key(None, "The text that ends a segment.")
+    segment_separator: Annotated[str, Field(min_length=1)] | None = key(
+        None, "The text that ends a segment, for rewards `per: segment`."
+    )
 
 
 class RewardConfig(Section):
@@ -176,8 +182,8 @@ class RewardConfig(Section):
     weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call, which scores one group.")
-    concurrent_calls: Positive | None = key(None, "Calls at once. By default a process a core, at most 8.")
-    options: dict[str, Any] = key({}, "Keyword arguments of the function.")
+    concurrent_calls: Positive | None = key(None, "Calls at once. By default one process a core, at most 8.")
+    options: dict[str, Any] = key({}, "Further keyword arguments of the function.")
 
 
 class KlConfig(Section):
@@ -186,28 +192,38 @@ class KlConfig(Section):
     coefficient: NonNegativeFloat = key(0.0, "The weight of the KL divergence from the reference model; 0: none.")
     estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
     place: Literal["loss", "reward"] = key("loss", "Whether the divergence is a part of the `loss` or of the `reward`.")
-    reference: PathText | None = key(None, "A directory or hub id; by default the policy as RL begins.")
+    reference: PathText | None = key(None, "A directory or hub id; by default the policy at the start of RL.")
 
 
 class ActorConfig(Section):
     surrogate: Name = key("clip", "The published objective; see [objectives](objectives.md).")
-    importance_sampling_level: Level = key("sequence", "Whose ratio it is; `sequence` is GSPO, `token` is GRPO.")
-    advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md).")
-    length_norm: LengthNorm = key("own", "What divides a response's sum; see [objectives](objectives.md).")
-    clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. Of `clip`: 3e-4; by token 0.2.")
-    clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. Of `clip`: 4e-4; by token 0.27.")
+    importance_sampling_level: Level = key(
+        "sequence", "Whether a ratio belongs to a token or a sequence: `token` is GRPO, `sequence` GSPO."
+    )
+    advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md#advantages).")
+    length_norm: LengthNorm = key(
+        "own", "What divides the sum over a response's tokens; see [objectives](objectives.md#length-norms)."
+    )
+    clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. GSPO: 3e-4; GRPO: 0.2.")
+    clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. GSPO: 4e-4; GRPO: 0.27.")
     clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
         None, "Scale the clip range, step by step, so that about this fraction of tokens is clipped, such as 0.15."
     )
-    dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(3.0, "The most a ratio counts where Â < 0.")
-    minirl_cap: PositiveFloat = key(5.0, "Of `minirl`: the most that π_θ/π_engine counts.")
-    sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "Of `sapo`: τ where Â > 0, where Â < 0.")
-    discount: PositiveFraction = key(1.0, "The factor on a later token's or segment's reward, for each one between.")
-    advantage_ddof: Literal[0, 1] = key(1, "A variance is divided by n - ddof.")
-    opsm_delta: PositiveFloat | None = key(None, "Drop a sequence of Â < 0 if its mean log(π_engine/π_θ) is larger.")
-    correction: Correction = key("none", "For an engine whose likelihoods differ; see [objectives](objectives.md).")
+    dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(
+        3.0, "For `dual_clip`: the most a ratio counts if Â < 0."
+    )
+    minirl_cap: PositiveFloat = key(5.0, "For `minirl`: the most that π_θ/π_engine counts.")
+    sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "For `sapo`: τ if Â > 0, and τ otherwise.")
+    discount: PositiveFraction = key(1.0, "Each token or segment on the way to a later reward multiplies it by this.")
+    advantage_ddof: Literal[0, 1] = key(1, "The variance of n rewards is divided by n - ddof.")
+    opsm_delta: PositiveFloat | None = key(
+        None, "Drop a sequence of Â < 0 whose mean log(π_engine/π_θ) is larger (OPSM)."
+    )
+    correction: Correction = key(
+        "none", "Correct for the engine's other likelihoods: see [objectives](objectives.md#corrections)."
+    )
     correction_level: Literal["token", "sequence"] = key(
-        "token", "The ratio of a token, or a sequence's geometric mean."
+        "token", "Correct by each token's ratio, or by its geometric mean over the sequence."
     )
     correction_low: PositiveFloat | None = key(None, "The correction's lower bound on π_old/π_engine.")
     correction_high: PositiveFloat | None = key(None, "The correction's upper bound on π_old/π_engine.")
@@ -215,14 +231,17 @@ class ActorConfig(Section):
     entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
     mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
-    old_logprobs: Literal["recompute", "engine"] = key("recompute", "Who computes π_old (§5.4).")
+    old_logprobs: Literal["recompute", "engine"] = key(
+        "recompute",
+        "Who computes π_old: the trainer (`recompute`) or the `engine` ([why](../concepts/staleness_and_mismatch.md)).",
+    )
     routing_replay: Literal["none", "policy", "engine"] = key(
         "none",
         "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](../concepts/experts.md)).",
     )
     router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
-    gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass, which saves memory.")
-    gradient_noise: bool = key(False, "Measure the gradient's signal and noise; costs a copy of it, 9 % of a step.")
+    gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory, more time.")
+    gradient_noise: bool = key(False, "Measure the gradient's signal and noise; costs a copy of it and 9 % of a step.")
     optimizer: OptimizerConfig = key(OptimizerConfig(), "AdamW and its schedule, counted in optimiser steps.")
 
     @model_validator(mode="before")
@@ -264,7 +283,9 @@ class CriticConfig(Section):
     gae_gamma: Fraction = key(1.0, "The discount γ of GAE.")
     gae_lambda: Fraction = key(0.95, "The λ of GAE.")
     whiten: bool = key(True, "Bring advantages to mean 0 and standard deviation 1 over the batch's tokens.")
-    clip: PositiveFloat | None = key(0.2, "A value's loss stops falling so far from the old value; `null`: nowhere.")
+    clip: PositiveFloat | None = key(
+        0.2, "How far a value may move from its old one, by PPO's value loss; `null`: any distance."
+    )
     coefficient: PositiveFloat = key(0.5, "The weight of the value loss in a shared trunk.")
     optimizer: CriticOptimizerConfig = key(CriticOptimizerConfig(), "The keys of `actor.optimizer`.")
 
@@ -273,28 +294,30 @@ class CheckpointConfig(Section):
     """A run is saved, too, when a signal asks it to end, and at its end."""
 
     every: Natural = key(0, "Steps between [checkpoints](../guides/resuming.md); 0: not by steps.")
-    seconds: PositiveFloat | None = key(600.0, "At most so many seconds between checkpoints; `null`: not by time.")
-    keep: Positive = key(2, "So many of the newest checkpoints are kept.")
+    seconds: PositiveFloat | None = key(600.0, "The most seconds between checkpoints; `null`: not by time.")
+    keep: Positive = key(2, "How many of the newest checkpoints are kept.")
 
 
 class EvaluationConfig(Section):
     every: Natural = key(0, "Steps between evaluations; 0: before and after training only.")
     num_queries: Annotated[Integer, Field(ge=0, le=MAX_DRAWN)] = key(512, "Queries to evaluate on; 0: no evaluation.")
-    path: PathText | None = key(None, "A file or hub id of its own. The default is held out from the queries.")
+    path: PathText | None = key(None, "A file or hub id. By default rows of `queries` are held out.")
     split: str = key("test", "The split of a hub id in `evaluation.path`.")
     samples: NumResponses = key(1, "Responses to each query.")
     temperature: Temperature = key(1.0, "The temperature of these responses.")
-    pass_threshold: Finite = key(1.0, "A response passes if its reward is at least this.")
+    pass_threshold: Finite = key(
+        1.0, "A response passes if its verifier returns at least this ([which](../guides/evaluation.md#pass1))."
+    )
 
 
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
         (),
-        "The [trackers](../guides/tracking.md) that get the numbers and some samples. They never stop a run.",
+        "The [trackers](../guides/tracking.md) that get the numbers and some samples.",
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write the responses: `rollouts/` and `evaluation/`.")
-    tokens: bool = key(True, "Write the log ratio of every token, which makes the files half as large again.")
+    tokens: bool = key(True, "Also write the log ratio of every token: half as much again in the files.")
 
 
 class RecipeKeys(Section):
