@@ -215,25 +215,26 @@ def _parser() -> argparse.ArgumentParser:
 
     recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
     run = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
-    shown = ". In a terminal you see a live view. Elsewhere a phase prints about 40 lines, and at least one a minute."
+    shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
     add("resume", _resume, "continue a run that ended early", **run)
-    add("check", _check, "validate a recipe, its data, model and rewards without training", **recipe)
+    add("check", _check, "test a recipe, its data, tokenizer and rewards without loading weights or training", **recipe)
     text = "write one HTML page with the curves and samples of one run, or several"
     option = add("report", _report, text, type=Path, nargs="+", **run)
-    text = "the file to write; by default report.html in the run's directory, of several runs compared.html in this one"
+    text = "the file to write; by default RUN_DIR/report.html, for several runs ./compared.html"
     option("--out", metavar="FILE", type=Path, help=text)
     option("--watch", action="store_true", help="write it again after each new step, until all runs have ended")
-    text = "serve the page of a run that goes on, or of several, to this machine's browser, with every sample"
+    text = "serve the page of a run, or of several, with all samples to this machine's browser, while the run goes on"
     option = add("view", _view, text, type=Path, nargs="+", **run)
-    option("--port", type=int, default=0, metavar="N", help="by default a free port")
-    option = add("show", _show, "print a group's responses, with rewards and ratios", type=Path, **run)
-    option("--step", type=int, metavar="N", help="by default the last step that has the query")
-    option("--query", metavar="ID", help="by default the first query of the step")
+    option("--port", type=int, default=0, metavar="N", help="the port to serve at; by default a free one")
+    option = add("show", _show, "print the responses to one query, with rewards and ratios", type=Path, **run)
+    option("--step", type=int, metavar="N", help="the step; by default the last one that has the query")
+    option("--query", metavar="ID", help="the query's id, such as rows.jsonl:3; by default the first one of the step")
     option("--json", action="store_true", help="print one line for each response, as rollouts/ has it")
-    option = add("track", _track, "send a run's metrics to its trackers, which get only what is new", type=Path, **run)
-    text = "tensorboard, trackio or wandb, once or more; by default the recipe's report.trackers"
+    text = "send a run's metrics and samples to its trackers; what they already have is not sent again"
+    option = add("track", _track, text, type=Path, **run)
+    text = "tensorboard, trackio or wandb; may be repeated; by default the recipe's report.trackers"
     option("--to", action="append", metavar="TRACKER", help=text)
     return parser
 
