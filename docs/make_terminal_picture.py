@@ -32,7 +32,7 @@ def main(run: Path, step: int) -> None:
     phase.started = time.monotonic() - (steps[-1]["time/elapsed_seconds"] - first["time/elapsed_seconds"])
     for line in steps:
         numbers = {"reward": line["reward/mean"], "response tokens": line["response/mean_tokens"]}
-        phase.add(line["step"], numbers, line)
+        phase.add(int(line["step"]), numbers, line)
     phase.diagnoses = tuple(diagnoses(steps, recipe.actor).values())
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(view(phase, None, "", WIDTH))

@@ -165,7 +165,7 @@ def test_a_run_ended_at_once_before_its_first_checkpoint_starts_again_from_its_c
         patch.setattr("gspo.run.collect._queries", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe_of("broken", "steps=1"))
-    assert {path.name for path in Path("runs/broken").iterdir() if path.is_dir()} == {"cold_start"}
+    assert {path.name for path in Path("runs/broken").iterdir() if path.is_dir()} == {"cold_start", "evaluation"}
     examples.clear()
     train(recipe_of("broken", "steps=1"), resume=True)
     assert examples == []

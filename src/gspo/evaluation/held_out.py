@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -49,7 +49,7 @@ class HeldOutScore:
     first_failure: str  # of either: its message and row; empty where there is none
     mean_response_tokens: float
     truncated_fraction: float
-    samples: Sequence[Sample] = ()  # the responses themselves, scored
+    samples: Sequence[Sample] = field(default=(), compare=False)  # the responses themselves, scored
 
 
 def verdict(score: Score) -> Verdict:

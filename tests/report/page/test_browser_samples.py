@@ -44,6 +44,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trained("q:1", "wrong", 0.0, -0.6, clipped=1.0),
             trained("q:1", "long", 1.0, 0.02, clipped=0.25, finish_reason="length", tokens=900),
             trained("q:2", "<b>never</b>", 0.0, 0.0, clipped=None, sequence_ratio=None, mini_batch=None),
+            trained("q:2", "<b>never</b>", 0.25, 0.0),
             trained("q:2", HOSTILE, None, 0.0, failure=f"reward function reasoning_gym: {HOSTILE}"),
         ],
         2: [trained("q:1", "late", 1.0, 0.3, columns={"answer": "yes"}), trained("q:3", "other", 1.0, 0.01)],
@@ -95,8 +96,9 @@ def test_right_and_wrong_tell_apart_by_sign_word_and_edge_and_clipped_is_neither
     assert wrong["notes"] == ["clipped: no gradient from it"]
     assert long["notes"] == ["clipped: no gradient from 25 % of its tokens"]
     assert (long["facts"]["ended"], long["facts"]["sampled after"]) == ("cut off at the limit", "2 updates")
-    untrained, unscored = choose(page, query=1)
-    assert untrained["notes"] == ["not trained: advantage 0"] and unscored["verdict"] == "✗ wrong"
+    untrained, other, unscored = choose(page, query=1)  # one text with two rewards is two cards
+    assert untrained["notes"] == ["not trained: advantage 0"] and other["facts"]["reward"] == "0.250"
+    assert unscored["verdict"] == "✗ wrong"
     assert choose(page, set=1)[0]["notes"] == []  # an evaluation trains nothing
 
 
@@ -136,7 +138,7 @@ def test_tokens_are_coloured_on_one_scale_and_keys_or_a_tap_show_their_numbers(p
 
 FILTERED: list[tuple[dict[str, Any], list[str]]] = [
     ({"reward_low": 0.5}, ["right", "long", "late", "other"]),
-    ({"reward_high": 0.5}, ["wrong", "<b>never</b>"]),
+    ({"reward_high": 0.5}, ["wrong", "<b>never</b>", "<b>never</b>"]),
     ({"answer": "wrong", "clipped": "yes"}, ["wrong"]),
     ({"clipped": "untrained"}, ["<b>never</b>"]),
     ({"truncated": "yes"}, ["long"]),
@@ -153,7 +155,7 @@ def test_a_filter_leaves_what_it_says_and_an_order_orders(page: Tab) -> None:
         assert texts(page, **fields) == expected, fields
         assert page.find(".filters summary").text.endswith(")") or list(fields) == ["order"]
         page.run("document.querySelector('#samples [type=reset]').click()")
-    assert len(cards(page)) == 7 and page.find("#samples .count").text == "9 of 9 samples"
+    assert len(cards(page)) == 8 and page.find("#samples .count").text == "10 of 10 samples"
 
 
 def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
@@ -200,7 +202,7 @@ def test_the_table_of_queries_is_sorted_filtered_and_leads_to_the_samples(page: 
     page.click("#queries td button")
     assert texts(page) == ["other"] and page.find("#samples [name=query]").get_property("value") == "2"
     shares = page.run("return document.querySelector('#queries figure').chart.model.series.map((one) => one.label)")
-    assert shares == ["reward 0", "reward 1", "reward none"]
+    assert shares == ["reward 0", "reward 0.25", "reward 1", "reward none"]
 
 
 def test_what_others_wrote_is_text_and_its_hidden_letters_are_seen(page: Tab) -> None:
