@@ -9,7 +9,7 @@ PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 -
 
 .PHONY: train test test-all faults lint format docs bench soak study install clean
 
-train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 3.5 minutes on 2 cores)
+train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
 test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix and the browser (about TIME minutes on 2 cores)

@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,13 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 
 def _note(text: str) -> None:
     print(printable(text), flush=True)
+
+
+def _waiting(name: str) -> AbstractContextManager[object]:
+    """A block whose name is shown once it takes seconds."""
+    from gspo.run.console import Display
+
+    return Display().waiting(name)
 
 
 def _display() -> "Display":
@@ -159,7 +166,10 @@ def _report(options: Namespace) -> None:
 
     if options.watch:
         os.nice(10)  # the cores are for the run that is watched
-    (watch if options.watch else write_report)(options.target, options.out, note=_note)
+        watch(options.target, options.out, note=_note)
+    else:
+        with _waiting("reading the run and writing its page"):
+            write_report(options.target, options.out, note=_note)
 
 
 def _view(options: Namespace) -> None:
@@ -177,7 +187,8 @@ def _show(options: Namespace) -> None:
 def _track(options: Namespace) -> None:
     from gspo.trackers.track import track
 
-    track(options.target, options.to, note=_note)
+    with _waiting("sending the run"):
+        track(options.target, options.to, note=_note)
 
 
 class _Version(argparse.Action):

@@ -1,7 +1,7 @@
 """Errors that a user reads, and text that others have written made safe to print and to write."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +89,13 @@ def printable(text: str) -> str:
     return text.translate(_WITHIN_LINES)
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names separated by commas, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def files_beside(path: Path, *suffixes: str) -> str:
     """How to fix the name of a file that is not there: by those in its folder that end so."""
-    near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"*{suffix}"))[:8]
-    return f"there are: {', '.join(near)}" if near else f"the path is relative to the working directory, {Path.cwd()}"
+    near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"*{suffix}"))
+    return f"there are: {listed(near)}" if near else f"the path is relative to the working directory, {Path.cwd()}"

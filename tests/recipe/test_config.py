@@ -198,7 +198,7 @@ def test_a_value_that_nothing_can_be_done_with_is_refused_by_its_key(override: s
 def test_a_value_that_a_key_cannot_have_is_refused_with_the_keys_meaning(minimal: Path) -> None:
     with pytest.raises(UserError, match=r"steps: should be an integer, not 'many': Rollout batches to train on"):
         load_recipe(minimal, ["steps=many"])
-    with pytest.raises(UserError, match=r"checkpoint\.keep: should be greater than 0, not 0: So many of the newest"):
+    with pytest.raises(UserError, match=r"checkpoint\.keep: should be greater than 0, not 0: How many of the newest"):
         load_recipe(minimal, ["checkpoint.keep=0"])
 
 

@@ -359,8 +359,8 @@ def test_a_timer_that_fires_as_its_activity_ends_shows_nothing(timers: list[Any]
 
 def test_an_alert_is_in_the_live_view_and_else_on_standard_error(capfd: Any) -> None:
     display, text = terminal()
-    display.alert("saving and ending")
-    assert capfd.readouterr().err == "\nsaving and ending\n"
+    display.alert("ending, and saving what is done")
+    assert capfd.readouterr().err == "\nending, and saving what is done\n"
     display.start("GSPO", 2)
     display.alert("again: end at once")
     assert frame(display)[-1].strip() == "again: end at once"

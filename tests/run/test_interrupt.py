@@ -58,7 +58,7 @@ def test_the_first_signal_is_a_request_and_says_so(number: signal.Signals) -> No
         assert interrupt.signal is number
         with pytest.raises(Stopped):
             interrupt.check_stop()
-    assert len(said) == 1 and said[0].startswith("saving and ending")
+    assert len(said) == 1 and said[0].startswith("ending, and saving what is done")
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -163,7 +163,7 @@ def test_a_run_ends_in_the_middle_of_what_it_does_with_a_checkpoint_of_that_inst
     model = Path("runs", "tiny", folder, checkpoint, "model")
     assert f'AutoModelForCausalLM.from_pretrained("{model}")' in said
     assert "gspo resume runs/tiny" in said and f"by {number.name}" in said
-    assert "saving and ending" in said + error and "Traceback" not in error
+    assert "ending, and saving what is done" in said + error and "Traceback" not in error
     assert AutoModelForCausalLM.from_pretrained(model).num_parameters() > 0
     assert len(AutoTokenizer.from_pretrained(model)) > 0
 
@@ -233,5 +233,5 @@ def test_one_ctrl_c_ends_a_reward_that_is_stuck_and_a_second_one_a_saving_that_i
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, error
-    assert "saving and ending (Ctrl-C again: end at once)" in error and "Traceback" not in error
+    assert "ending, and saving what is done (Ctrl-C again: end at once)" in error and "Traceback" not in error
     assert Store(tmp_path / "runs" / "tiny" / "checkpoints").positions() == []

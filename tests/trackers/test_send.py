@@ -71,6 +71,18 @@ def test_a_slow_tracker_holds_no_step_up_and_gets_all_of_them(run: MadeRun, fake
     assert not any("tracker wandb" in note for note in notes)
 
 
+def test_a_package_that_ends_the_program_when_imported_ends_no_training(
+    run: MadeRun, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(name: str) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(send_module, "import_module", leave)
+    with training(run, []) as step:
+        step(1)
+    assert fake.steps == [1]
+
+
 def test_a_step_is_sent_once_it_is_announced(run: MadeRun, fake: FakeTracker) -> None:
     fake.hangs = "finish"
     with training(run, []) as step:

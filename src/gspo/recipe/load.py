@@ -47,7 +47,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError("no such recipe file", where=str(path), fix=files_beside(Path(path), ".yaml")) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        fix = "name a file of UTF-8 text that you may read"
+        is_run = isinstance(error, IsADirectoryError) and (Path(path) / "recipe.yaml").is_file()
+        fix = f"to continue this run: gspo resume {path}" if is_run else "name a file of UTF-8 text that you may read"
         raise UserError(f"cannot be read: {reason}", where=str(path), fix=fix) from None
     tree = read_yaml(text, where=str(path))
     for override in overrides if isinstance(tree, dict) else ():
@@ -75,7 +76,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def _overridden(tree: dict[str, Any], override: str) -> dict[str, Any]:
     key, separator, text = override.lstrip("+").partition("=")
     if not separator or not key or key.startswith("-"):
-        fix = f"write {override.lstrip('-')}" if key.strip("-") else None
+        fix = f"write {key.lstrip('-')}={text or 'VALUE'}" if key.strip("-") else None
         raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
     if re.match(r"reward\.[0-9]", key):
         tree = {**tree, "reward": listed_rewards(tree.get("reward"))}

@@ -43,4 +43,4 @@ class Interrupt:
         for other in self._previous:
             signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
         again = "Ctrl-C" if number == signal.SIGINT else self.signal.name
-        self._alert(f"saving and ending ({again} again: end at once)")
+        self._alert(f"ending, and saving what is done ({again} again: end at once)")

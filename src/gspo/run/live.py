@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ from rich.text import Text
 PATIENCE_SECONDS = 2.0  # what takes less is over before anybody has read a word of it
 _LEVELS = "▁▂▃▄▅▆▇█"
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_RECENT = 10  # steps that the shares of the stages are a mean over
+_RECENT = 10  # steps that the shares of the stages and the time left are a mean over
 _WIDEST = 60  # columns of a curve or a bar
 _SAMPLED = 20  # values that a column of a curve is a mean of at most, so that drawing stays quick
 _HUGE = 1e100  # beyond it, differences and sums may not be finite
@@ -67,13 +68,18 @@ class Phase:
 
     def __post_init__(self) -> None:
         self.first, self.started = self.step, time.monotonic()
-        self._ended = self.started
+        self._ends = deque([self.started], maxlen=_RECENT + 1)  # of the last steps
 
     def add(self, step: int, numbers: Mapping[str, float], line: Mapping[str, Any] | None = None) -> None:
         """A step is done; `numbers` go on with the curves, and a line of metrics tells more of it."""
-        self.step, self._ended = step, time.monotonic()
+        self.step = step
+        self._ends.append(time.monotonic())
+        if (
+            missing := numbers.keys() - self.curves.keys()
+        ):  # a new dictionary, since a thread may be drawing the old one
+            self.curves = {**self.curves, **{name: [] for name in numbers if name in missing}}
         for name, value in numbers.items():
-            self.curves.setdefault(name, []).append(value)
+            self.curves[name].append(value)
         if line is not None:
             self.facts = facts(line)
             self.shares = [*self.shares, shares(line)][-_RECENT:]
@@ -88,9 +94,9 @@ class Phase:
 
     @property
     def seconds_left(self) -> float:
-        """An estimate, from the mean step of this process."""
-        a_step = (self._ended - self.started) / max(1, self.step - self.first)
-        return max(0.0, a_step * (self.total - self.step) - (time.monotonic() - self._ended))
+        """An estimate, from the mean of the last steps."""
+        a_step = (self._ends[-1] - self._ends[0]) / max(1, len(self._ends) - 1)
+        return max(0.0, a_step * (self.total - self.step) - (time.monotonic() - self._ends[-1]))
 
 
 def facts(line: Mapping[str, Any]) -> Mapping[str, str]:

@@ -35,10 +35,8 @@ def tracked(path: Path, names: Sequence[str], note: Note, interrupt: Interrupt) 
             queue.put(step)
 
     def follow(name: str) -> None:
-        UNFINISHED.add(name)
         try:
             send(path, name, iter(queues[name].get, None), seconds=WAIT_SECONDS)
-            UNFINISHED.remove(name)
         except BaseException as error:
             why = f"has failed ({type(error).__name__}: {error}) and is off"
             note(f"tracker {name} {why}; to send what it lacks: gspo track {path} --to {name}")
@@ -46,7 +44,7 @@ def tracked(path: Path, names: Sequence[str], note: Note, interrupt: Interrupt) 
     # Daemons, and so are the threads that they start: none keeps the process from its end.
     threads = [threading.Thread(target=follow, args=(name,), name=name, daemon=True) for name in queues]
     for thread in threads:
-        with suppress(Exception):  # the thread meets it again, and reports it
+        with suppress(Exception, SystemExit):  # the thread meets it again, and reports it
             import_module(thread.name)  # here, because two threads that import at once may see half a module
         thread.start()
     try:
@@ -71,6 +69,7 @@ def send(path: Path, name: str, announced: Iterable[int], *, seconds: float = 0.
     with ExitStack() as stack:
         stack.callback(Lock(file.with_suffix("")).release)
         run, state = read_run(path), read_state(file)
+        UNFINISHED.add(name)
         tracker = OPENERS[name](run, state["run"], seconds)
         if tracker.last_step is not None and not state["closed"]:
             state["step"] = tracker.last_step
@@ -82,6 +81,7 @@ def send(path: Path, name: str, announced: Iterable[int], *, seconds: float = 0.
                 state["step"], num_sent = step, num_sent + 1
                 replace_text(file, json.dumps(state))
         tracker.finish()
+        UNFINISHED.remove(name)
         replace_text(file, json.dumps(state | {"closed": True}))
     return num_sent, state["step"]
 
