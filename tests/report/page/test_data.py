@@ -130,11 +130,13 @@ def test_the_metrics_of_the_runs_have_their_definitions() -> None:
     log = [{"step": 1, "reward/mean": 1.0, "evaluation/a b/pass_at_1": 0.5, "mine": 1.0, "reward/f/mean": 1.0}]
     definitions = run_data([run_of(log)])["definitions"]
     general = {"reward/mean": "reward/mean", "evaluation/a b/pass_at_1": "evaluation/<set>/pass_at_1"}
-    assert definitions["names"] == {**general, "reward/f/mean": "reward/<function>/mean"}
+    assert {name: known for name, (known, _, _) in definitions.items()} == {
+        **general,
+        "reward/f/mean": "reward/<function>/mean",
+    }
     known = {name: definition for family in families() for name, definition in family.metrics.items()}
-    for name, (text, healthy) in definitions["texts"].items():
+    for name, text, healthy in definitions.values():
         assert (known[name].text, known[name].healthy) == (text, healthy)
-    assert set(definitions["texts"]) == set(definitions["names"].values())
 
 
 def test_the_steps_after_which_a_run_was_resumed_are_there() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.report.page.lines import run_of, steps_of
-from tests.report.page.made_runs import begun, ended, metrics_line, number
+from tests.report.page.made_runs import begun, ended
 
 from gspo.metrics.words import diagnoses
 from gspo.report.page import overview as overview_module
-from gspo.report.page.overview import duration, named_diagnoses, overview, run_seconds, scores, state_sentence
+from gspo.report.page.overview import duration, named_diagnoses, overview, run_seconds, state_sentence
 from gspo.report.run_files import RunFiles
 
 NOW = 1_800_000_000.0
@@ -22,62 +22,6 @@ CUT, GAP = "response/truncated_fraction", "mismatch/logprob_gap_mean"
 
 def at(seconds: float) -> str:
     return datetime.fromtimestamp(NOW + seconds, UTC).isoformat(timespec="seconds")
-
-
-def test_pass_at_1_is_told_before_and_after_with_its_standard_error() -> None:
-    told = dict(scores(run_of([metrics_line(step) for step in range(7)])))
-    assert told["pass@1 (held_out)"] == "0.250 ± 0.020 → 0.310 ± 0.080"
-    assert told["reward"] == f"{number(0.2, 1):.3f} → {number(0.2, 6):.3f}" == "0.210 → 0.260"
-    assert told["response tokens"] == "30.0 → 30.1"
-
-
-def test_each_evaluated_set_is_told_with_its_own_error() -> None:
-    log = [
-        {
-            "step": step,
-            **{
-                f"evaluation/{name}/{key}": (step + 1) * size
-                for name, size in (("a", 0.1), ("pass_at_1", 0.2))
-                for key in ("pass_at_1", "standard_error")
-            },
-        }
-        for step in (0, 2, 3)
-    ]
-    log[1] |= {"evaluation/late/pass_at_1": 0.5, "evaluation/late/standard_error": 0.25}
-    assert scores(run_of(log)) == [
-        ("pass@1 (a)", "0.100 ± 0.100 → 0.400 ± 0.400"),
-        ("pass@1 (pass_at_1)", "0.200 ± 0.200 → 0.800 ± 0.800"),
-        ("pass@1 (late)", "0.500 ± 0.250 after step 2"),
-    ]
-
-
-def test_the_held_out_reward_is_told_where_it_is_another_number_than_pass_at_1() -> None:
-    def line(step: int, rate: float, reward: float | None) -> dict[str, Any]:
-        numbers = {"pass_at_1": rate, "standard_error": None, "reward_mean": reward, "reward_standard_error": 0.5}
-        return {"step": step, **{f"evaluation/a/{name}": value for name, value in numbers.items()}}
-
-    told = scores(run_of([line(0, 0.0, 6.0), line(3, 0.0, 7.25)]))
-    assert told == [("pass@1 (a)", "0.000 → 0.000"), ("reward (a)", "6.000 ± 0.500 → 7.250 ± 0.500")]
-    assert scores(run_of([line(0, 0.0, 0.0), line(3, 1.0, 1.0)])) == [("pass@1 (a)", "0.000 → 1.000")]
-    assert scores(run_of([line(0, 1.0, None)])) == [("pass@1 (a)", "1.000 after step 0")]
-
-
-def test_a_run_without_an_evaluation_tells_reward_and_length_alone() -> None:
-    log = [{"step": step, "reward/mean": step / 10, "response/mean_tokens": 7.26} for step in (1, 2, 3)]
-    assert scores(run_of(log)) == [("reward", "0.100 → 0.300"), ("response tokens", "7.3 → 7.3")]
-    assert scores(run_of()) == [] and scores(run_of([{"step": 0, "reward/mean": 1.0}])) == []
-
-
-def test_a_number_that_is_none_is_not_told() -> None:
-    log = steps_of("reward/mean", [None, 0.5, 0.75, None, "x"])
-    log[1] |= {"evaluation/a/pass_at_1": None}
-    log[2] |= {"evaluation/a/pass_at_1": 0.5}  # of another version: without an error
-    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3"), ("reward", "0.500 → 0.750")]
-
-
-def test_an_error_that_is_no_number_is_told_as_none() -> None:
-    log = [{"step": 3, "evaluation/a/pass_at_1": 0.5, "evaluation/a/standard_error": [1.0]}]
-    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3")]
 
 
 @pytest.mark.parametrize(
@@ -227,45 +171,6 @@ def test_it_is_told_from_where_a_run_would_go_on(names: list[str], where: str, t
     assert state_sentence(run) == f"killed, or crashed, after 1 of 6 steps; {told}"
 
 
-def test_the_history_is_told_line_by_line() -> None:
-    lines: list[dict[str, Any]] = [
-        {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0},
-        {"time": "t2", "event": "ended", "how": "stopped", "reason": "SIGTERM", "step": 0, "cold_start_step": 7},
-        {"time": "t3", "event": "resumed", "step": 0, "cold_start_step": 7},
-        {"time": "t4", "event": "ended", "how": "failed", "reason": "no room", "step": 4, "cold_start_step": 9},
-        {"time": "t5", "event": "resumed", "step": 4, "cold_start_step": 9},
-        {"time": "t6", "event": "ended", "how": "finished", "reason": None, "step": 6, "cold_start_step": 9},
-    ]
-    assert overview(run_of(history=lines))["history"] == [
-        "t1: started",
-        "t2: stopped at step 7 of the cold start (SIGTERM)",
-        "t3: resumed at step 7 of the cold start",
-        "t4: failed at step 4 (no room)",
-        "t5: resumed at step 4",
-        "t6: finished at step 6",
-    ]
-
-
-def test_an_end_that_there_is_no_line_of_is_told_all_the_same() -> None:
-    first: dict[str, Any] = {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0}
-    second = {"time": "t2", "event": "resumed", "step": 4}
-    killed = "killed, or crashed, some time after that"
-    end = {"time": "t3", "event": "ended", "how": "finished", "reason": None, "step": 6}
-
-    def told(*lines: dict[str, Any], state: str) -> list[str]:
-        return overview(run_of(history=lines, state=state))["history"]
-
-    assert told(first, state="running") == ["t1: started"]
-    assert told(first, state="unknown") == ["t1: started"]  # on another machine
-    assert told(first, state="killed") == ["t1: started", killed]
-    again = ["t1: started", killed, "t2: resumed at step 4"]
-    assert told(first, second, state="running") == again
-    assert told(first, second, state="killed") == [*again, killed]
-    assert told(first, second, end, state="finished") == [*again, "t3: finished at step 6"]
-    stop = {**end, "how": "stopped", "reason": "SIGTERM", "step": 4}
-    assert told(first, stop, second, state="running") == ["t1: started", "t3: stopped at step 4 (SIGTERM)", again[-1]]
-
-
 def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
     history = [begun(introduction="first"), ended(), begun(introduction="a\nb", event="resumed"), ended()]
     assert overview(run_of(history=history))["introduction"] == ["a", "b"]
@@ -347,4 +252,4 @@ def test_the_recipes_actor_decides_and_one_of_another_version_is_read_as_the_def
 def test_an_overview_has_the_time_and_what_could_not_be_read() -> None:
     made = overview(replace(run_of(history=[begun(), ended()]), notes=["2 line(s) of metrics.jsonl could not be read"]))
     assert made["notes"] == ["2 line(s) of metrics.jsonl could not be read"] and made["diagnoses"] == []
-    assert made["scores"] == [("time", "1 min 40 s")]
+    assert made["time"] == "1 min 40 s"

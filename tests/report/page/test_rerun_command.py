@@ -74,7 +74,7 @@ def test_the_command_of_the_page_runs_the_same_recipe_under_another_name(
 ) -> None:
     trained: list[tuple[Recipe, bool]] = []
 
-    def run(recipe: Recipe, *, resume: bool) -> int:
+    def run(recipe: Recipe, display: object, *, resume: bool) -> int:
         trained.append((recipe, resume))
         return 0
 

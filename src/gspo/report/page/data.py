@@ -1,7 +1,7 @@
 """The runs as the page's JSON: a column of numbers for each metric, arms, recipes, and each run in words."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 from typing import Any
@@ -36,7 +36,7 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
         "differences": differences(arms) if len(arms) > 1 else [],
         "lists": {name: [column_name("", place) for place in kept] for name, kept in places.items() if kept != [()]},
         "measures": [
-            [known.label, known.name, known.error] for known in measures(line for run in runs for line in run.lines)
+            [score.name, score.label, score.error] for score in measures(line for run in runs for line in run.lines)
         ],
         "definitions": _definitions(places),
         "num_steps": len({line["step"] for run in runs for line in run.lines}),
@@ -147,11 +147,7 @@ def _at(value: Any, place: Place) -> Any:
     return value
 
 
-def _definitions(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The name under which each metric of the runs is defined; and by that name the text and what is healthy."""
-    names = {name: general_name(name) for name in metrics}
-    texts = {general: definition for name, general in names.items() if (definition := definition_of(name)) is not None}
-    return {
-        "names": {name: general for name, general in names.items() if general in texts},
-        "texts": {general: [definition.text, definition.healthy] for general, definition in texts.items()},
-    }
+def _definitions(metrics: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+    """By metric of the runs: the name under which it is defined, the text, and what is healthy."""
+    known = {name: definition for name in metrics if (definition := definition_of(name)) is not None}
+    return {name: (general_name(name), definition.text, definition.healthy) for name, definition in known.items()}

@@ -3,7 +3,7 @@
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -11,21 +11,23 @@ from typing import Any
 from pydantic import ValidationError
 
 from gspo.metrics.numbers import is_number
-from gspo.metrics.words import WINDOW, diagnoses, measured, measures
+from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.sections import ActorConfig
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
 
+_OF_EVENT = ("time", "event", "how", "reason", "step", "cold_start_step")
+
 
 def overview(run: RunFiles) -> dict[str, Any]:
-    """The summary of a run, whatever of it there is so far; every entry as it is to be read."""
+    """What a run was, whatever of it there is so far."""
     return {
         "state": state_sentence(run),
         "introduction": _introduction(run),
-        "scores": [*scores(run), ("time", duration(run_seconds(run)))],
+        "time": duration(run_seconds(run)),
         "diagnoses": named_diagnoses(run),
-        "history": list(_history(run)),
+        "history": [{key: line.get(key) for key in _OF_EVENT} for line in run.history],
         "notes": list(run.notes),
     }
 
@@ -56,23 +58,6 @@ def run_seconds(run: RunFiles) -> float:
             seconds += max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
     name = "time/elapsed_seconds"
     return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line.get(name)))])
-
-
-def scores(run: RunFiles) -> list[tuple[str, str]]:
-    """pass@1 and reward of each evaluated set with their standard errors, reward, response length: first → last."""
-    rows = []
-    for measure in measures(run.lines):
-        lines = [line for line in run.lines if is_number(line.get(measure.name))]
-        texts = [measured(line, measure) for line in lines]
-        if len(lines) > 1:
-            rows.append((measure.label, f"{texts[0]} → {texts[-1]}"))
-        elif lines:
-            rows.append((measure.label, f"{texts[0]} after step {lines[0]['step']}"))
-    for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if is_number(line.get(name))]
-        if known:
-            rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
-    return rows
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
@@ -126,30 +111,6 @@ def _resumption(run: RunFiles) -> str:
         if newest := max((position for position in positions if position is not None), default=None):
             where = f"from {newest}{phase}"
     return f"it can be resumed, {where}: gspo resume {run.path}"
-
-
-def _history(run: RunFiles) -> Iterator[str]:
-    """A sentence for each line of the history, and for each end without a line."""
-    under_way = False
-    for line in run.history:
-        begins = line.get("event") in ("begun", "resumed")
-        if begins and under_way:
-            yield "killed, or crashed, some time after that"
-        under_way = begins
-        yield _event(line)
-    if run.state == "killed":
-        yield "killed, or crashed, some time after that"
-
-
-def _event(line: Mapping[str, Any]) -> str:
-    where = f"at step {line.get('step')}"
-    if not line.get("step"):
-        cold = line.get("cold_start_step")
-        where = f"at step {cold} of the cold start" if cold else "at the start"
-    reason = f" ({line['reason']})" if line.get("reason") else ""
-    sentence = {"begun": "started", "resumed": f"resumed {where}"}.get(str(line.get("event")))
-    ending = f"{line.get('how')} {where}{reason}"
-    return f"{line.get('time')}: {sentence or ending}"
 
 
 def _actor(recipe: Mapping[str, Any]) -> ActorConfig:

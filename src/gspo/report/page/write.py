@@ -100,9 +100,9 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
-    if _is_directory(target):
+    if os.path.isdir(target):  # noqa: PTH112 (False, not an error, where no such name can be)
         raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
-    if not _is_directory(target.parent):
+    if not os.path.isdir(target.parent):  # noqa: PTH112
         raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
     is_own = out is None and is_one  # any other file may be one of the run's
     if not is_own and os.path.lexists(target) and not _is_page(target):
@@ -120,17 +120,7 @@ def _is_page(path: Path) -> bool:
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
     """Each directory once, however it is spelled: or it would pass for two seeds."""
-    by_place: dict[str, Path] = {}
-    for path in paths:
-        by_place.setdefault(os.path.realpath(path), path)
-    return list(by_place.values())
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # no such name can be
-        return False
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
 def _replace(target: Path, text: str) -> None:

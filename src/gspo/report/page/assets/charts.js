@@ -3,6 +3,7 @@
 const STAGES = ["rollout", "reward", "appraisal", "likelihood", "advantage", "update", "checkpoint", "evaluation"];
 const QUANTILES = "ratio/sequence_quantiles"; // at 1, 5, 25, 50, 75, 95 and 99 %
 const BY_LAYER = "moe/expert_change_fraction_by_layer";
+const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4]];
 
 // zero: the y axis starts there; percent: a fraction; linear: no log scale; wide: two places of three.
 const CHARTS = {
@@ -47,14 +48,15 @@ const CHARTS = {
 let page = null; // the data
 let arms = [];
 let coldArms = [];
-const view = { axis: "steps", smoothing: 1, log: false, range: null }; // range: [from, to] of the x axis; null: all
+const view = byId("view").elements; // the x axis, its range, smoothing, log scale: what the form says
 
 function load(data) {
-  page = { ...data, lists: new Map(Object.entries(data.lists).map(([name, places]) => [name, places.map((place) => name + place)])) };
+  const lists = Object.entries(data.lists).map(([name, places]) => [name, places.map((place) => name + place)]);
+  page = { ...data, lists: new Map(lists), definitions: new Map(Object.entries(data.definitions)) };
   const runs = data.runs.map((run) => ({ ...run, columns: new Map(Object.entries(run.columns)) }));
   const cold = data.runs.map((run) => ({ steps: run.cold_start.step, columns: new Map([["loss", run.cold_start.loss]]) }));
-  arms = data.arms.map((arm, number) => armOf(arm.label, number, arm.runs.map((place) => runs[place])));
-  coldArms = data.arms.map((arm, number) => armOf(arm.label, number, arm.runs.map((place) => cold[place])));
+  const armsOf = (those) => data.arms.map((arm, number) => armOf(arm.label, number, arm.runs.map((place) => those[place])));
+  [arms, coldArms] = [armsOf(runs), armsOf(cold)];
 }
 
 function armOf(label, number, runs) {
@@ -66,25 +68,29 @@ function meanOf(values) {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 
-// Mean and standard deviation (n − 1) over the runs that have the number at a step; null where that is none.
+// A number's mean and standard deviation (n − 1) over the runs that have it at a step.
 function seriesOf(arm, column) {
   if (!arm.series.has(column)) arm.series.set(column, spreadOf(arm, (run) => run.columns.get(column)));
   return arm.series.get(column);
 }
 
 function spreadOf(arm, valuesOf) {
-  const rows = arm.steps.map((step) => arm.runs.map((run, number) => valuesOf(run)?.[arm.rows[number].get(step)]).filter(Number.isFinite));
+  const rows = arm.steps.map((step) =>
+    arm.runs.map((run, number) => valuesOf(run)?.[arm.rows[number].get(step)]).filter(Number.isFinite));
   if (!rows.some((row) => row.length)) return null;
-  const means = rows.map(meanOf);
-  const deviations = rows.map((row, place) =>
-    row.length > 1 ? Math.sqrt(row.reduce((sum, value) => sum + (value - means[place]) ** 2, 0) / (row.length - 1)) : null);
+  const means = rows.map(meanOf), deviations = rows.map(deviationOf);
   if (arm.steps[0] === 0 && means[0] === null) means[0] = undefined; // before training there is nothing, not a gap
   return { means, deviations, spreads: deviations.some((deviation) => deviation !== null) };
 }
 
+function deviationOf(values) {
+  const mean = meanOf(values);
+  return values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1)) : null;
+}
+
 function axisTitle() {
-  if (view.axis === "steps") return "step";
-  return view.axis === "tokens" ? "generated tokens" : `time, ${secondsAUnit() === 60 ? "minutes" : "hours"}`;
+  const units = { steps: "step", tokens: "generated tokens", seconds: `time, ${secondsAUnit() === 60 ? "minutes" : "hours"}` };
+  return units[view.axis.value];
 }
 
 function secondsAUnit() {
@@ -94,77 +100,86 @@ function secondsAUnit() {
 
 // Where an arm's steps lie on the x axis.
 function xOf(arm) {
-  if (view.axis === "steps" || arm.runs[0].seconds === undefined) return arm.steps;
-  const scale = view.axis === "seconds" ? 1 / secondsAUnit() : 1;
-  return spreadOf(arm, (run) => run[view.axis])?.means.map((value) => (value === null ? null : value * scale)) ?? arm.steps;
+  const axis = view.axis.value, scale = axis === "seconds" ? 1 / secondsAUnit() : 1;
+  return axis === "steps" ? arm.steps : scaled(spreadOf(arm, (run) => run[axis])?.means, scale) ?? arm.steps;
 }
 
-function dashOf(number) {
-  return [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4]][number % 5];
+function scaled(values, factor) {
+  return values?.map((value) => (Number.isFinite(value) ? value * factor : value));
 }
 
-// What a chart draws: a line for each column of each arm; arms differ by colour, columns by dashes, or colour in a single arm.
+// What a chart draws: a line for each column of each arm. Arms differ by colour, columns by dashes, or colour in a single arm.
 function modelOf(spec) {
-  const those = spec.cold ? coldArms : arms;
-  const several = spec.stack && arms.length > 1; // then what a step takes in all
-  const known = (several ? spec.whole : spec.lines).filter(([column]) => those.some((arm) => seriesOf(arm, column)));
-  const evaluated = spec.evaluated ? page.measures.filter(([, name]) => (arms.length === 1 || name.endsWith("/pass_at_1")) && arms.some((arm) => seriesOf(arm, name))) : [];
-  const count = known.length + evaluated.length;
+  const those = spec.cold ? coldArms : arms, alone = those.length === 1;
+  const isKnown = ([name]) => those.some((arm) => seriesOf(arm, name));
+  const lines = (spec.stack && !alone ? spec.whole : spec.lines).filter(isKnown); // of several, what a step takes in all
+  const measures = (spec.evaluated ? page.measures : []).filter(isKnown).filter(([name]) => alone || name.endsWith("/pass_at_1"));
+  const count = lines.length + measures.length;
   const looks = (arm, place, words) => ({
-    label: those.length === 1 ? words : count > 1 ? `${arm.label}: ${words}` : arm.label,
-    colour: those.length === 1 ? place : arm.number,
-    dash: dashOf((those.length === 1 ? Math.floor(place / 7) : place) + Math.floor(arm.number / 7)),
+    label: alone ? words : count > 1 ? `${arm.label}: ${words}` : arm.label,
+    colour: alone ? place : arm.number,
+    dash: DASHES[alone ? 0 : place % DASHES.length],
     x: spec.cold ? arm.steps : xOf(arm),
   });
   const series = those.flatMap((arm) => [
     ...(spec.quantiles ? quantilesOf(arm) : []),
     ...(spec.layers ? layersOf(arm) : []),
-    ...known.map(([column, words], place) => lineOf(seriesOf(arm, column), looks(arm, place, words), spec.scale || 1)),
-    ...evaluated.map(([words, name, error], place) => pointsOf(arm, name, error, looks(arm, known.length + place, words))),
-  ]).filter((curve) => curve !== null);
-  const metrics = [...known.map(([column]) => column), ...(spec.quantiles ? [QUANTILES] : [])];
-  const zero = spec.zero || spec.percent;
-  const limit = spec.quantiles ? clipRanges() : null; // the y axis ends there: an odd sequence would flatten the rest
-  return series.length ? { ...spec, zero, limit, metrics, series: spec.stack && !several ? stackOf(series, 0.005) : series, shared: !spec.cold, xTitle: spec.xTitle || axisTitle() } : null;
+    ...lines.map(([name, words], place) => lineOf(seriesOf(arm, name), looks(arm, place, words), spec.scale)),
+    ...measures.map(([name, words, error], place) => pointsOf(arm, name, error, looks(arm, lines.length + place, words))),
+  ]).filter(Boolean);
+  if (!series.length) return null;
+  return {
+    ...spec, zero: spec.zero || spec.percent, shared: !spec.cold, xTitle: spec.xTitle || axisTitle(),
+    metric: spec.quantiles ? QUANTILES : lines[0]?.[0],
+    limit: spec.quantiles ? clipRanges() : null, // the y axis ends there: an odd sequence would flatten the rest
+    series: spec.stack && alone ? stackOf(series, 0.005) : series,
+  };
 }
 
-function lineOf(series, looks, scale) {
+// A line; of several seeds with the band of one standard deviation around it.
+function lineOf(series, looks = {}, scale = 1) {
   if (!series) return null;
-  const times = (values) => values.map((value) => (Number.isFinite(value) ? value * scale : value));
-  const y = times(series.means);
-  if (!series.spreads) return { ...looks, y };
-  const deviations = times(series.deviations);
-  return { ...looks, y, deviations, low: y.map((value, place) => value === null ? null : value - (deviations[place] || 0)),
-    high: y.map((value, place) => value === null ? null : value + (deviations[place] || 0)) };
+  const y = scaled(series.means, scale), deviations = scaled(series.deviations, scale);
+  const edge = (sign) => y.map((value, place) => (Number.isFinite(value) ? value + sign * (deviations[place] || 0) : value));
+  return { ...looks, y, ...(series.spreads && { deviations, low: edge(-1), high: edge(1) }) };
 }
 
 // A number that few steps have: points, with its standard error, or the deviation over seeds, as bars.
 function pointsOf(arm, name, error, looks) {
   const series = seriesOf(arm, name);
   if (!series) return null;
-  const kept = arm.steps.map((_, place) => place).filter((place) => Number.isFinite(series.means[place]));
   const bars = series.spreads ? series.deviations : seriesOf(arm, error)?.means ?? [];
-  return { ...looks, points: true, x: kept.map((place) => looks.x[place]), y: kept.map((place) => series.means[place]), deviations: kept.map((place) => bars[place] ?? null) };
+  const there = arm.steps.map((_, place) => place).filter((place) => Number.isFinite(series.means[place]));
+  const pick = (values) => there.map((place) => values[place] ?? null);
+  return { ...looks, points: true, x: pick(looks.x), y: pick(series.means), deviations: pick(bars) };
 }
 
-// Of a single arm 1 to 99, 5 to 95 and 25 to 75 % of the sequences, of several 5 to 95 %; the middle; the range that is not clipped.
+// The numbers of a list, each as a curve, where an arm has them all.
+function rowsOf(arm, list) {
+  const rows = (page.lists.get(list) || []).map((column) => seriesOf(arm, column)?.means);
+  return rows.every(Boolean) ? rows : [];
+}
+
+// Of a single arm 1 to 99, 5 to 95 and 25 to 75 % of the sequences, of several 5 to 95 %; the middle; what is not clipped.
 function quantilesOf(arm) {
-  const rows = (page.lists.get(QUANTILES) || []).map((column) => seriesOf(arm, column)?.means);
-  if (rows.length < 7 || rows.some((row) => !row)) return [];
-  const alone = arms.length === 1, x = xOf(arm), who = alone ? "" : `${arm.label}: `;
-  const band = (low, high, share, opacity) => ({ label: `${who}${share} of the sequences`, colour: arm.number, opacity, x, low: rows[low], high: rows[high] });
-  const bands = [band(1, 5, "5–95 %", alone ? 0.16 : 0.2)];
-  if (alone) bands.splice(0, 1, band(0, 6, "1–99 %", 0.12), bands[0], band(2, 4, "25–75 %", 0.3));
-  const [down, up] = ["clip/low", "clip/high"].map((name) => arm.runs[0].clips_sequences && seriesOf(arm, name)?.means);
-  const limit = (values, sign, label) => values && { label: who + label, colour: alone ? 1 : arm.number, dash: [5, 4], width: 1.5, x,
-    y: values.map((value) => (Number.isFinite(value) ? 1 + sign * value : value)) };
-  return [...bands, { label: `${who}middle (50 %)`, colour: arm.number, dash: dashOf(Math.floor(arm.number / 7)), x, y: rows[3] },
-    limit(up, 1, "upper limit: 1 + clip high"), limit(down, -1, "lower limit: 1 − clip low")].filter(Boolean);
+  const rows = rowsOf(arm, QUANTILES), alone = arms.length === 1;
+  if (rows.length < 7) return [];
+  const looks = (words) => ({ label: alone ? words : `${arm.label}: ${words}`, colour: arm.number, x: xOf(arm) });
+  const band = (low, high, share, opacity) => ({ ...looks(`${share} of the sequences`), opacity, low: rows[low], high: rows[high] });
+  const limit = (name, sign, words) => {
+    const width = arm.runs[0].clips_sequences && seriesOf(arm, name)?.means;
+    return width && { ...looks(words), colour: alone ? 1 : arm.number, dash: [5, 4], width: 1.5, y: scaled(width, sign).map((value) => value && 1 + value) };
+  };
+  return [
+    alone && band(0, 6, "1–99 %", 0.12), band(1, 5, "5–95 %", 0.18), alone && band(2, 4, "25–75 %", 0.3),
+    { ...looks("middle (50 %)"), y: rows[3] },
+    limit("clip/high", 1, "upper limit: 1 + clip high"), limit("clip/low", -1, "lower limit: 1 − clip low"),
+  ].filter(Boolean);
 }
 
 // From the layer with the least to the layer with the most, at each step.
 function layersOf(arm) {
-  const rows = (page.lists.get(BY_LAYER) || []).map((column) => seriesOf(arm, column)?.means).filter(Boolean);
+  const rows = rowsOf(arm, BY_LAYER);
   if (rows.length < 2) return [];
   const over = (pick) => arm.steps.map((_, place) => {
     const values = rows.map((row) => row[place]).filter(Number.isFinite);
@@ -176,18 +191,19 @@ function layersOf(arm) {
 
 // How far from 1 the ratio chart goes at most: eight clip ranges.
 function clipRanges() {
-  const widths = arms.flatMap((arm) => ["clip/low", "clip/high"].flatMap((name) => (arm.runs[0].clips_sequences && seriesOf(arm, name)?.means) || [])).filter((width) => width > 0);
-  return widths.length ? 8 * Math.max(...widths) : null;
+  const those = arms.filter((arm) => arm.runs[0].clips_sequences);
+  const widths = those.flatMap((arm) => ["clip/low", "clip/high"].flatMap((name) => seriesOf(arm, name)?.means || []));
+  return 8 * Math.max(0, ...widths.filter(Number.isFinite)) || null;
 }
 
 // Layers that lie on each other, without those that are smaller than a share of the largest.
-function stackOf(series, share = 0) {
-  const sums = series.map((curve) => curve.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
-  let below = series[0].x.map(() => 0);
-  return series.filter((_, place) => sums[place] >= least).map((curve, colour) => {
-    const low = below;
-    below = low.map((sum, place) => sum + (curve.y[place] || 0));
-    return { ...curve, colour, dash: [], low, high: below, shown: curve.y, y: null, opacity: 0.6, stepped: true };
+function stackOf(curves, share = 0) {
+  const sums = curves.map((curve) => curve.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
+  let high = curves[0].x.map(() => 0);
+  return curves.filter((_, place) => sums[place] >= least).map((curve, colour) => {
+    const low = high;
+    high = low.map((sum, place) => sum + (curve.y[place] || 0));
+    return { ...curve, colour, low, high, shown: curve.y, y: null, opacity: 0.6, stepped: true };
   });
 }
 
