@@ -112,7 +112,7 @@ def test_what_was_written_is_on_the_page() -> None:
     watched.watch()
     shown = [data_in(text)["runs"][0]["overview"]["state"] for text in watched.pages]
     running = "still running: {} of 6 steps so far"
-    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
+    again = "it can be resumed: gspo resume a"
     assert shown == [running.format(1), running.format(2), f"failed after 2 of 6 steps ({again}): no room"]
     assert watched.notes[1:] == [f"made: {shown[-1]}", "report: a/report.html"]
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
     watched = Watched(lambda: None, lambda: alive.append(False))
     assert watched.watch() == [20, 20, None]
     assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]
-    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
+    again = "it can be resumed: gspo resume a"
     assert watched.notes[1:] == [f"made: killed, or crashed, after 1 of 6 steps; {again}", "report: a/report.html"]
 
 

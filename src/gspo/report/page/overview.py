@@ -2,10 +2,7 @@
 
 import json
 import shlex
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,19 +12,18 @@ from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.sections import ActorConfig
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
-from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
 
-_OF_EVENT = ("time", "event", "how", "reason", "step", "cold_start_step")
+_OF_EVENT = ("time", "event", "how", "step", "cold_start_step", "reason")
 
 
 def overview(run: RunFiles) -> dict[str, Any]:
     """What a run was, whatever of it there is so far."""
     return {
         "state": state_sentence(run),
-        "introduction": _introduction(run),
+        "introduction": str(run.last("begun", "resumed").get("introduction") or "").splitlines(),
         "time": duration(run_seconds(run)),
         "diagnoses": named_diagnoses(run),
-        "history": [{key: line.get(key) for key in _OF_EVENT} for line in run.history],
+        "history": [[str(line.get(key) or "") for key in _OF_EVENT] for line in run.history],
         "notes": list(run.notes),
     }
 
@@ -35,7 +31,7 @@ def overview(run: RunFiles) -> dict[str, Any]:
 def state_sentence(run: RunFiles) -> str:
     """How far the run is, whether it is still running, and which command resumes it if it is not."""
     done = f"{run.num_steps} of {run.recipe['steps']} steps"
-    end, again, place = run.last("ended"), _resumption(run), _cold_start_place(run)
+    end, again, place = run.last("ended"), f"it can be resumed: gspo resume {run.path}", _cold_start_place(run)
     return {
         "finished": f"finished: {done}",
         "running": f"still running: {place or done + ' so far'}",
@@ -48,16 +44,11 @@ def state_sentence(run: RunFiles) -> str:
 
 
 def run_seconds(run: RunFiles) -> float:
-    """What all processes of the run took: to their end, or to the last line of a process without an end."""
-    last = run.history[-1] if run.history else {}
-    seconds = float(last["seconds"]) if is_number(last.get("seconds")) else 0.0
-    if last.get("event") == "ended":
-        return seconds
-    if run.state == "running":
-        with suppress(KeyError, TypeError, ValueError, OverflowError):  # a line without a time
-            seconds += max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
-    name = "time/elapsed_seconds"
-    return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line.get(name)))])
+    """What all processes of the run took, as the last line of its history or of its metrics has it."""
+    ends = [line.get("seconds") for line in run.history[-1:]] + [
+        line.get("time/elapsed_seconds") for line in run.lines[-1:]
+    ]
+    return max([0.0, *filter(is_number, ends)])
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
@@ -103,30 +94,8 @@ def _cold_start_place(run: RunFiles) -> str:
     return f"{last.get('step')} of {total} steps of the cold start{loss}"
 
 
-def _resumption(run: RunFiles) -> str:
-    of_cold_start = (run.path / COLD_START / "manifest.json").exists()
-    where = "from the end of its cold start" if of_cold_start else "from the start: it has no checkpoint"
-    for folder, phase in ((COLD_CHECKPOINTS, " of the cold start"), (CHECKPOINTS, "")):
-        positions = [position_of(path.parent.name) for path in (run.path / folder).glob("*/manifest.json")]
-        if newest := max((position for position in positions if position is not None), default=None):
-            where = f"from {newest}{phase}"
-    return f"it can be resumed, {where}: gspo resume {run.path}"
-
-
 def _actor(recipe: Mapping[str, Any]) -> ActorConfig:
     try:
         return ActorConfig.model_validate(recipe.get("actor", {}))
     except ValidationError:  # of another version of gspo
         return ActorConfig()
-
-
-def _introduction(run: RunFiles) -> list[str]:
-    """How the run introduced itself; without that, the words of its recipe."""
-    if introduction := run.last("begun", "resumed").get("introduction"):
-        return str(introduction).splitlines()
-    model, queries = section(run.recipe, "model"), section(run.recipe, "queries")
-    architecture, task = section(model, "architecture").get("model_type"), section(queries, "procedural").get("task")
-    return [
-        f"model: {model.get('path') or architecture}",
-        f"queries: {queries.get('path') or task or 'from Python'}",
-    ]

@@ -2,7 +2,7 @@
 
 const STAGES = ["rollout", "reward", "appraisal", "likelihood", "advantage", "update", "checkpoint", "evaluation"];
 const QUANTILES = "ratio/sequence_quantiles"; // at 1, 5, 25, 50, 75, 95 and 99 %
-const BY_LAYER = "moe/expert_change_fraction_by_layer";
+const AXES = { steps: "step", tokens: "generated tokens", seconds: "time, minutes" };
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4]];
 
 // zero: the y axis starts there; percent: a fraction; linear: no log scale; wide: two places of three.
@@ -33,7 +33,7 @@ const CHARTS = {
     { title: "Variance of the returns that the value model explains", unit: "explained variance", lines: [["critic/explained_variance", "explained"]] },
   ],
   "Experts": [
-    { title: "Experts that an update changes", unit: "of the choices", percent: true, layers: true, wide: true, lines: [["moe/expert_change_fraction", "mean over layers"]] },
+    { title: "Experts that an update changes", unit: "of the choices", percent: true, wide: true, lines: [["moe/expert_change_fraction", "mean over layers"]] },
     { title: "Routers' balance loss", unit: "loss", lines: [["moe/balance_loss", "balance loss"]] },
   ],
   "Speed and memory": [
@@ -51,12 +51,20 @@ let coldArms = [];
 const view = byId("view").elements; // the x axis, its range, smoothing, log scale: what the form says
 
 function load(data) {
-  const lists = Object.entries(data.lists).map(([name, places]) => [name, places.map((place) => name + place)]);
-  page = { ...data, lists: new Map(lists), definitions: new Map(Object.entries(data.definitions)) };
-  const runs = data.runs.map((run) => ({ ...run, columns: new Map(Object.entries(run.columns)) }));
+  page = { ...data, lists: new Map(), definitions: new Map(Object.entries(data.definitions)) };
+  const runs = data.runs.map((run) => ({ ...run, columns: new Map(Object.entries(run.columns).flatMap(columnsIn)) }));
   const cold = data.runs.map((run) => ({ steps: run.cold_start.step, columns: new Map([["loss", run.cold_start.loss]]) }));
   const armsOf = (those) => data.arms.map((arm, number) => armOf(arm.label, number, arm.runs.map((place) => those[place])));
   [arms, coldArms] = [armsOf(runs), armsOf(cold)];
+}
+
+// A column of a run; of lists a column for each of their places.
+function columnsIn([name, values]) {
+  const length = Math.max(0, ...values.filter(Array.isArray).map((list) => list.length));
+  if (!length) return [[name, values]];
+  const names = Array.from({ length }, (_, place) => `${name}/${place}`);
+  if (!(page.lists.get(name)?.length > length)) page.lists.set(name, names);
+  return names.map((own, place) => [own, values.map((list) => list?.[place])]);
 }
 
 function armOf(label, number, runs) {
@@ -88,20 +96,10 @@ function deviationOf(values) {
   return values.length > 1 ? Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1)) : null;
 }
 
-function axisTitle() {
-  const units = { steps: "step", tokens: "generated tokens", seconds: `time, ${secondsAUnit() === 60 ? "minutes" : "hours"}` };
-  return units[view.axis.value];
-}
-
-function secondsAUnit() {
-  const longest = Math.max(0, ...arms.flatMap((arm) => arm.runs.map((run) => run.seconds.at(-1) ?? 0)));
-  return longest > 2 * 3600 ? 3600 : 60;
-}
-
 // Where an arm's steps lie on the x axis.
 function xOf(arm) {
-  const axis = view.axis.value, scale = axis === "seconds" ? 1 / secondsAUnit() : 1;
-  return axis === "steps" ? arm.steps : scaled(spreadOf(arm, (run) => run[axis])?.means, scale) ?? arm.steps;
+  const axis = view.axis.value;
+  return axis === "steps" ? arm.steps : scaled(spreadOf(arm, (run) => run[axis])?.means, axis === "seconds" ? 1 / 60 : 1) ?? arm.steps;
 }
 
 function scaled(values, factor) {
@@ -123,16 +121,14 @@ function modelOf(spec) {
   });
   const series = those.flatMap((arm) => [
     ...(spec.quantiles ? quantilesOf(arm) : []),
-    ...(spec.layers ? layersOf(arm) : []),
     ...lines.map(([name, words], place) => lineOf(seriesOf(arm, name), looks(arm, place, words), spec.scale)),
     ...measures.map(([name, words, error], place) => pointsOf(arm, name, error, looks(arm, lines.length + place, words))),
   ]).filter(Boolean);
   if (!series.length) return null;
   return {
-    ...spec, zero: spec.zero || spec.percent, shared: !spec.cold, xTitle: spec.xTitle || axisTitle(),
+    ...spec, zero: spec.zero || spec.percent, shared: !spec.cold, xTitle: spec.xTitle || AXES[view.axis.value],
     metric: spec.quantiles ? QUANTILES : lines[0]?.[0],
-    limit: spec.quantiles ? clipRanges() : null, // the y axis ends there: an odd sequence would flatten the rest
-    series: spec.stack && alone ? stackOf(series, 0.005) : series,
+    series: spec.stack && alone ? stackOf(series) : series,
   };
 }
 
@@ -154,16 +150,10 @@ function pointsOf(arm, name, error, looks) {
   return { ...looks, points: true, x: pick(looks.x), y: pick(series.means), deviations: pick(bars) };
 }
 
-// The numbers of a list, each as a curve, where an arm has them all.
-function rowsOf(arm, list) {
-  const rows = (page.lists.get(list) || []).map((column) => seriesOf(arm, column)?.means);
-  return rows.every(Boolean) ? rows : [];
-}
-
 // Of a single arm 1 to 99, 5 to 95 and 25 to 75 % of the sequences, of several 5 to 95 %; the middle; what is not clipped.
 function quantilesOf(arm) {
-  const rows = rowsOf(arm, QUANTILES), alone = arms.length === 1;
-  if (rows.length < 7) return [];
+  const rows = (page.lists.get(QUANTILES) || []).map((column) => seriesOf(arm, column)?.means), alone = arms.length === 1;
+  if (rows.length < 7 || !rows.every(Boolean)) return [];
   const looks = (words) => ({ label: alone ? words : `${arm.label}: ${words}`, colour: arm.number, x: xOf(arm) });
   const band = (low, high, share, opacity) => ({ ...looks(`${share} of the sequences`), opacity, low: rows[low], high: rows[high] });
   const limit = (name, sign, words) => {
@@ -171,39 +161,19 @@ function quantilesOf(arm) {
     return width && { ...looks(words), colour: alone ? 1 : arm.number, dash: [5, 4], width: 1.5, y: scaled(width, sign).map((value) => value && 1 + value) };
   };
   return [
-    alone && band(0, 6, "1–99 %", 0.12), band(1, 5, "5–95 %", 0.18), alone && band(2, 4, "25–75 %", 0.3),
+    alone && { ...band(0, 6, "1–99 %", 0.12), auto: false }, band(1, 5, "5–95 %", 0.18), alone && band(2, 4, "25–75 %", 0.3),
     { ...looks("middle (50 %)"), y: rows[3] },
     limit("clip/high", 1, "upper limit: 1 + clip high"), limit("clip/low", -1, "lower limit: 1 − clip low"),
   ].filter(Boolean);
 }
 
-// From the layer with the least to the layer with the most, at each step.
-function layersOf(arm) {
-  const rows = rowsOf(arm, BY_LAYER);
-  if (rows.length < 2) return [];
-  const over = (pick) => arm.steps.map((_, place) => {
-    const values = rows.map((row) => row[place]).filter(Number.isFinite);
-    return values.length ? pick(...values) : null;
-  });
-  const label = `${arms.length > 1 ? `${arm.label}: ` : ""}least to most changed layer`;
-  return [{ label, colour: arm.number, x: xOf(arm), low: over(Math.min), high: over(Math.max) }];
-}
-
-// How far from 1 the ratio chart goes at most: eight clip ranges.
-function clipRanges() {
-  const those = arms.filter((arm) => arm.runs[0].clips_sequences);
-  const widths = those.flatMap((arm) => ["clip/low", "clip/high"].flatMap((name) => seriesOf(arm, name)?.means || []));
-  return 8 * Math.max(0, ...widths.filter(Number.isFinite)) || null;
-}
-
-// Layers that lie on each other, without those that are smaller than a share of the largest.
-function stackOf(curves, share = 0) {
-  const sums = curves.map((curve) => curve.y.reduce((sum, value) => sum + (value || 0), 0)), least = share * Math.max(...sums);
+// Layers that lie on each other.
+function stackOf(curves) {
   let high = curves[0].x.map(() => 0);
-  return curves.filter((_, place) => sums[place] >= least).map((curve, colour) => {
+  return curves.map((curve) => {
     const low = high;
     high = low.map((sum, place) => sum + (curve.y[place] || 0));
-    return { ...curve, colour, low, high, shown: curve.y, y: null, opacity: 0.6, stepped: true };
+    return { ...curve, low, high, shown: curve.y, y: null, opacity: 0.6, stepped: true };
   });
 }
 

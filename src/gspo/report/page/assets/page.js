@@ -17,15 +17,8 @@ function overviewOf({ overview }) {
     element("h3", "", "Diagnoses"), overview.diagnoses.length ? listOf(overview.diagnoses, "diagnoses") : element("p", "", "None."),
     ...(overview.notes.length ? [element("h3", "", "Not read"), listOf(overview.notes)] : []),
     element("h3", "", "What was trained, on what"), ...overview.introduction.map((line) => element("p", "", line)),
-    folded("history", "history", listOf(overview.history.flatMap(eventTexts))),
+    folded("history", "history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], overview.history)),
   ];
-}
-
-// A line of the history as a sentence; and where the next one says that it began again, how it must have ended.
-function eventTexts({ time, event, how, reason, step, cold_start_step: cold }, place, lines) {
-  const where = step ? `step ${step}` : cold ? `step ${cold} of the cold start` : "the start";
-  const text = `${time}: ${event === "ended" ? how : event} at ${where}${reason ? ` (${reason})` : ""}`;
-  return event !== "ended" && place < lines.length - 1 && lines[place + 1].event !== "ended" ? [text, "killed, or crashed, some time after that"] : [text];
 }
 
 // A row for each run, and for each arm; and where the recipes differ.
@@ -63,8 +56,6 @@ function showCharts() {
     return folded(element("h3", "", family), `family ${family}`, charts, place === 0 || !isPhone);
   }));
   if (!families.length) home.append(element("p", "", "There is no line in metrics.jsonl yet: no step is done."));
-  const [num, all] = [page.num_drawn, page.num_steps].map((number) => number.toLocaleString("en"));
-  if (num !== all) home.prepend(element("p", "hint", `Of ${all} steps ${num}, evenly spread, are drawn; all are in metrics.jsonl.`));
 }
 
 // Its title, which leads to the metric's definition where there is one, and the place where it is drawn.
@@ -81,7 +72,7 @@ function idOf(metric) {
 function showOther() {
   const select = byId("other"), figure = byId("other-chart"), inLists = new Set([...page.lists.values()].flat());
   const names = new Set([...page.lists.keys(), ...page.runs.flatMap((run) => Object.keys(run.columns))].filter((name) => !inLists.has(name)));
-  fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value || remembered("other"));
+  fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value || memory.other);
   const metric = select.value;
   destroyPlots(figure);
   figure.hidden = !metric;
@@ -134,14 +125,7 @@ function showDefinitions() {
     element("dt", { id: idOf(name) }, element("code", "", name)),
     element("dd", "", marked(text), healthy ? [" ", element("em", "", "Healthy: ", marked(healthy), ".")] : []),
   ]);
-  homeOf("metrics").replaceChildren(folded("every metric of this page", "metrics", element("dl", "", listed)));
-}
-
-function openDefinition() {
-  const target = location.hash.startsWith("#metric-") && byId(location.hash.slice(1));
-  if (!target) return;
-  target.closest("details").open = true;
-  target.scrollIntoView({ block: "center" });
+  homeOf("metrics").replaceChildren(element("dl", "", listed));
 }
 
 function showAll(data) {
@@ -152,7 +136,6 @@ function showAll(data) {
 function startForms() {
   const form = byId("view"), changed = () => { repaintAll(); showRange(); };
   addEventListener("submit", (event) => event.preventDefault());
-  addEventListener("hashchange", openDefinition);
   restoreForm(form);
   form.addEventListener("reset", () => setTimeout(changed)); // once its fields are as they were
   form.addEventListener("change", ({ target }) => {
@@ -160,15 +143,7 @@ function startForms() {
     changed();
   });
   keepOpen(byId("steps"), "steps").addEventListener("toggle", showTable);
-  byId("other").addEventListener("change", () => { remember("other", byId("other").value); showOther(); });
-}
-
-// A page that is loaded again stays where it was.
-function startScrolling() {
-  history.scrollRestoration = "manual";
-  const before = performance.getEntriesByType("navigation")[0]?.type === "reload" ? remembered("scroll") : undefined;
-  addEventListener("pagehide", () => remember("scroll", scrollY));
-  return () => { if (before !== undefined) scrollTo(0, before); };
+  byId("other").addEventListener("change", () => { memory.other = byId("other").value; showOther(); });
 }
 
 function isBusy() {
@@ -192,7 +167,8 @@ function keepUp() {
 }
 
 async function start() {
-  const { dataset } = document.documentElement, scrollBack = startScrolling();
+  const { dataset } = document.documentElement;
+  history.scrollRestoration = "manual"; // when everything is there
   startTheme();
   startForms();
   showAll(JSON.parse(byId("data").textContent));
@@ -204,8 +180,7 @@ async function start() {
   await openSource();
   startQueries();
   await startSamples();
-  openDefinition();
-  scrollBack();
+  if (performance.getEntriesByType("navigation")[0]?.type === "reload") scrollTo(0, memory.scroll ?? 0);
   keepUp();
   dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
 }

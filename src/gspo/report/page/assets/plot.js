@@ -34,11 +34,10 @@ function repaintAll() {
   for (const host of allPlots()) if (host.chart || onPaper) drawPlot(host);
 }
 
-// For others: { title, unit, xTitle, x, series: [{ label, values }], kind: "points" | "stack", low, high }.
-function drawSeries(host, { series, kind, low, high, ...words }) {
-  const curves = series.map(({ label, values: y }, colour) => ({ label, colour, x: words.x, y, points: kind === "points" }));
-  const stack = kind === "stack", drawn = stack ? stackOf(curves) : curves;
-  placePlot(host, () => ({ ...words, linear: stack, zero: stack, limits: [low, high], series: drawn }));
+// A chart of other numbers than metrics: { title, unit, stack, x, series: { label: numbers } }, by step.
+function drawSeries(host, { series, x, ...words }) {
+  const curves = Object.entries(series).map(([label, y], colour) => ({ label, colour, x, y, points: !words.stack }));
+  placePlot(host, () => ({ ...words, xTitle: "step", linear: words.stack, zero: true, series: words.stack ? stackOf(curves) : curves }));
 }
 
 function drawPlot(host) {
@@ -54,10 +53,11 @@ function drawPlot(host) {
 }
 
 function smoothed(values) {
-  if (!values || Number(view.smoothing.value) < 2) return values;
+  const width = Number(view.smoothing.value);
+  if (!values || width < 2) return values;
   return values.map((value, place) => {
     if (!Number.isFinite(value)) return value;
-    return meanOf(values.slice(Math.max(0, place - Number(view.smoothing.value) + 1), place + 1).filter(Number.isFinite));
+    return meanOf(values.slice(Math.max(0, place - width + 1), place + 1).filter(Number.isFinite));
   });
 }
 
@@ -72,10 +72,12 @@ function columnsOf(model) {
     const paths = curve.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
     const few = (curve.y || curve.high).filter(Number.isFinite).length < 3, dots = { show: true, size: 6, fill: colour }, none = { show: false };
     const line = { stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: few ? dots : none };
-    const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none };
+    const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none, auto: curve.auto ?? true };
     const of = (values, options) => ({ x: curve.x, values, options });
+    const ends = [-1, 1].map((sign) => (curve.deviations || []).map((bar, place) => curve.y[place] + sign * bar)); // the y axis has them, too
     if (curve.points) {
-      return of(curve.y, { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { ...dots, size: 8 } });
+      const marks = { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { ...dots, size: 8 } };
+      return [of(curve.y, marks), ...(curve.deviations ? ends : []).map((values) => of(values, { width: 0, points: none }))];
     }
     const faint = { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: none };
     return [
@@ -88,15 +90,13 @@ function columnsOf(model) {
   });
 }
 
-// The same x for all; undefined where a curve has no point there, null where it has a gap.
+// The same x for all curves, each with a gap where it has null.
 function dataOf(model, columns) {
-  const xs = [...new Set(columns.flatMap(({ x }) => x))].filter(Number.isFinite).sort((low, high) => low - high);
-  const places = new Map(xs.map((x, place) => [x, place])), log = isLog(model);
-  return [xs, ...columns.map(({ x, values }) => {
-    const made = Array(xs.length).fill(undefined);
-    x.forEach((at, place) => { if (places.has(at)) made[places.get(at)] = log && values[place] <= 0 ? null : values[place]; });
-    return made;
-  })];
+  const drawn = (value) => (isLog(model) && value <= 0 ? null : value);
+  return uPlot.join(columns.map(({ x, values }) => {
+    const places = x.map((_, place) => place).filter((place) => Number.isFinite(x[place]));
+    return [places.map((place) => x[place]), places.map((place) => drawn(values[place]))];
+  }));
 }
 
 function optionsOf(host, model, columns, key) {
@@ -107,8 +107,8 @@ function optionsOf(host, model, columns, key) {
     bands: columns.flatMap(({ area }, place) => (area ? [{ series: [place + 1, place + 2], fill: area }] : [])),
     legend: { show: false },
     scales: {
-      x: { time: false, range: (chart) => rangeOf(chart, model) },
-      y: { distr: log ? 3 : 1, range: (_, low, high) => heightOf(model, low, high, log) },
+      x: { time: false, ...(shared && { range: shownRange }) },
+      y: log ? { distr: 3 } : { range: heightOf(model) },
     },
     axes: axesOf(model),
     cursor: {
@@ -155,24 +155,8 @@ function shownRange() {
   return range[0] < range[1] ? range : [low, high];
 }
 
-function rangeOf(chart, model) {
-  if (model.shared) return shownRange();
-  const xs = chart.data[0];
-  return xs.length > 1 ? [xs[0], xs.at(-1)] : [(xs[0] ?? 0) - 0.5, (xs[0] ?? 0) + 0.5];
-}
-
-function heightOf(model, low, high, log) {
-  if (low === null || !Number.isFinite(low)) return log ? [0.1, 1] : [0, 1];
-  if (log) return uPlot.rangeLog(low, high, 10, false);
-  const bars = model.series.filter((curve) => curve.points).flatMap(({ y, deviations = [] }) =>
-    y.flatMap((value, place) => [value - (deviations[place] || 0), value + (deviations[place] || 0)]));
-  const limits = [...(model.limits || []), ...bars].filter(Number.isFinite);
-  [low, high] = [Math.min(low, ...limits), Math.max(high, ...limits)];
-  if (model.limit) [low, high] = [Math.max(low, 1 - model.limit), Math.min(high, 1 + model.limit)];
-  const spare = 0.06 * (high - low || Math.abs(high) || 1);
-  if (!model.zero) return [low - spare, high + spare];
-  const top = Math.max(high, model.percent ? 0.01 : 0);
-  return [low < 0 ? low - spare : 0, top > 0 ? top * 1.06 : low < 0 ? 0 : 1];
+function heightOf({ zero, percent }) {
+  return { min: { pad: 0.06, soft: 0, mode: zero ? 1 : 0 }, max: { pad: 0.06, soft: percent ? 0.01 : 0, mode: zero ? 1 : 0 } };
 }
 
 // The same range in every chart, which the form says, too; a chart with steps of its own is always shown whole.
@@ -184,7 +168,7 @@ function zoom(from, to) {
 
 function showRange() {
   saveForm(byId("view"));
-  for (const { chart } of allPlots()) if (chart?.model.shared) chart.setScale("x", { min: 0, max: 1 }); // which asks rangeOf
+  for (const { chart } of allPlots()) if (chart?.model.shared) chart.setScale("x", { min: 0, max: 1 }); // which asks shownRange
   showTable();
 }
 
@@ -265,10 +249,7 @@ function listenToKeys(host, chart) {
   host.onkeydown = (event) => {
     const { min, max } = chart.scales.x, xs = chart.data[0].filter((x) => x >= min && x <= max);
     const now = xs.indexOf(chart.data[0][chart.cursor.idx ?? -1]);
-    const to = { ArrowRight: now + 1, ArrowLeft: now < 0 ? xs.length - 1 : now - 1, Home: 0, End: xs.length - 1 }[event.key];
-    if (to === undefined || !xs.length) return;
-    event.preventDefault();
-    const x = xs[Math.max(0, Math.min(xs.length - 1, to))];
-    chart.setCursor({ left: chart.valToPos(x, "x"), top: chart.over.clientHeight / 2 });
+    const to = placeByKey(event, now, xs.length);
+    if (to !== null) chart.setCursor({ left: chart.valToPos(xs[to], "x"), top: chart.over.clientHeight / 2 });
   };
 }

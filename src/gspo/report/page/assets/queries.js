@@ -89,9 +89,8 @@ function drawQueries() {
 
 function drawRewards({ steps, labels, shares }) {
   byId("rewards").hidden = !steps.length;
-  const series = labels.map((label, place) => ({ label, values: shares[place] }));
-  const words = { title: "rewards", unit: "share of the responses", xTitle: "step" };
-  if (steps.length) drawSeries(byId("rewards").lastChild, { ...words, x: steps, series, kind: "stack", low: 0, high: 1 });
+  const series = Object.fromEntries(labels.map((label, place) => [label, shares[place]]));
+  if (steps.length) drawSeries(byId("rewards").lastChild, { title: "rewards", unit: "share of the responses", stack: true, x: steps, series });
 }
 
 function chosenRows(set) {

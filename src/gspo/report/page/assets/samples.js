@@ -30,17 +30,7 @@ function startSamples() {
     form.addEventListener("reset", () => setTimeout(drawSamples)); // once its fields are as they were
   }
   byId("more-samples").addEventListener("click", () => showNext(shown));
-  choice.before.addEventListener("click", () => goBy(-1));
-  choice.after.addEventListener("click", () => goBy(1));
   return drawSamples();
-}
-
-// To the step before or after, or where a query is shown to the one before or after that has it.
-function goBy(places) {
-  const set = source.sets[choice.set.value], rows = set.byQuery[choice.query.value];
-  const steps = choice.scope.value === "group" ? rows.map((row) => row.step) : [...set.bySteps.keys()];
-  choice.step.value = steps[steps.indexOf(Number(choice.step.value)) + places] ?? choice.step.value;
-  drawSamples();
 }
 
 // The table of queries leads here.
@@ -89,7 +79,9 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   const set = source.sets[choice.set.value], steps = [...set.bySteps.keys()];
   fill(choice.step, steps.map((number) => [number, number]), step, steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
-  fill(choice.query, rows.map((row) => [row.query, queryText(set, row)]), query, mostMixed(rows)?.query);
+  const textOf = ({ query: place, mean }) => `${visible(set.queries[place][0])} (${mean === null ? "no reward" : `reward ${mean.toFixed(2)}`})`;
+  const mixed = rows.find((row) => row.place !== null && row.passed > 0 && row.passed < row.count); // there is most to see
+  fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, mixed?.query);
   const there = twins(set).map((row) => [row.step, row.step]);
   fill(choice.beside_step, there);
   Object.assign(byId("choice").dataset, { scope, sets: source.sets.length, twins: there.length }); // the style hides by them
@@ -97,22 +89,9 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
 }
 
 function fill(select, options, wanted = select.value, otherwise = options[0]?.[0]) {
-  const isSame = ([value, text], place) => select[place].value === String(value) && select[place].text === String(text);
-  if (select.length !== options.length || !options.every(isSame)) {
-    select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
-  }
+  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
   select.value = wanted;
   if (select.selectedIndex < 0) select.value = otherwise ?? "";
-}
-
-function queryText(set, { query, mean }) {
-  return `${visible(set.queries[query][0])} (${mean === null ? "no reward" : `reward ${mean.toFixed(2)}`})`;
-}
-
-// The group with as many right as wrong responses, where there is most to see, of those that the page carries.
-function mostMixed(rows) {
-  const evenness = (row) => Math.min(row.passed, row.count - row.passed) - (row.place === null ? 1e9 : 0);
-  return rows.reduce((best, row) => (evenness(row) > evenness(best) ? row : best), rows[0]);
 }
 
 // What the chosen query got in the set that is shown beside.
@@ -133,12 +112,8 @@ function drawCurve(set) {
   const query = choice.query.value, rows = (["group", "query"].includes(choice.scope.value) && set.byQuery[query]) || [];
   part("curve").hidden = rows.length < 2;
   if (rows.length < 2) return;
-  const means = rows.map((row) => row.mean), shares = rows.map((row) => row.passed / row.count);
-  drawSeries(part("curve"), {
-    title: `rewards of ${visible(set.queries[query][0])}`, unit: "reward", xTitle: "step", x: rows.map((row) => row.step), kind: "points",
-    series: [{ label: "mean reward", values: means }, { label: "share right", values: shares }],
-    low: Math.min(0, ...means), high: Math.max(1, ...means),
-  });
+  const series = { "mean reward": rows.map((row) => row.mean), "share right": rows.map((row) => row.passed / row.count) };
+  drawSeries(part("curve"), { title: `rewards of ${visible(set.queries[query][0])}`, unit: "reward", x: rows.map((row) => row.step), series });
 }
 
 // Look through groups until there is enough to show, or to ask whether to go on; in an order, sort what was looked through.

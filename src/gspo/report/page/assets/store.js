@@ -1,5 +1,12 @@
 // How elements are made, what the page remembers when it is loaded again, and how what it carries is unpacked.
 
+// What a page that is loaded again goes on with; where a browser keeps nothing for files, until it is closed.
+const MEMORY = "gspo-report:" + location.pathname;
+let storage = {};
+try { storage = sessionStorage; } catch { /* as above */ }
+const memory = JSON.parse(storage[MEMORY] || "{}");
+addEventListener("pagehide", () => { storage[MEMORY] = JSON.stringify({ ...memory, scroll: scrollY }); });
+
 const byId = (id) => document.getElementById(id);
 
 // The only way that anything of a run comes onto the page: strings become text, never HTML. `attributes`: a class, or several.
@@ -29,8 +36,8 @@ function listOf(texts, className = "") {
 
 // Details that are open if they were when the page was left.
 function keepOpen(details, name, otherwise = false) {
-  details.open = remembered("open " + name) ?? otherwise;
-  details.addEventListener("toggle", () => { if (!onPaper) remember("open " + name, details.open); });
+  details.open = memory["open " + name] ?? otherwise;
+  details.addEventListener("toggle", () => { if (!onPaper) memory["open " + name] = details.open; });
   return details;
 }
 
@@ -38,35 +45,26 @@ function folded(summary, name, content, otherwise) {
   return keepOpen(element("details", "", element("summary", "", summary), content), name, otherwise);
 }
 
+// Where a key leads in a row of things; before the first step to the left, the last one.
+function placeByKey(event, now, count) {
+  const to = { ArrowRight: now + 1, ArrowLeft: now < 0 ? count - 1 : now - 1, Home: 0, End: count - 1 }[event.key];
+  if (to === undefined || !count || event.altKey || event.ctrlKey || event.metaKey) return null;
+  event.preventDefault();
+  return Math.max(0, Math.min(count - 1, to));
+}
+
 function saveForm(form) {
-  remember(form.id, Object.fromEntries(new FormData(form)));
+  memory[form.id] = Object.fromEntries(new FormData(form));
 }
 
 function restoreForm(form) {
-  const values = remembered(form.id);
+  const values = memory[form.id];
   for (const field of values ? form.querySelectorAll("[name]") : []) {
     const value = values[field.name];
     if (field.type === "checkbox") field.checked = value !== undefined;
     else if (value !== undefined) field.value = value;
     if (field.localName === "select" && value && field.value !== value) field.add(new Option("", value, true, true)); // to be filled
   }
-}
-
-const MEMORY = "gspo-report:" + location.pathname;
-let memory = {};
-try {
-  memory = JSON.parse(sessionStorage.getItem(MEMORY) || "{}");
-} catch { /* a browser that keeps nothing for files: the page itself remembers until it is closed */ }
-
-function remember(name, value) {
-  memory[name] = value;
-  try {
-    sessionStorage.setItem(MEMORY, JSON.stringify(memory));
-  } catch { /* as above */ }
-}
-
-function remembered(name) {
-  return memory[name];
 }
 
 async function unpack(letters) {

@@ -47,7 +47,7 @@ function colouredText(sample, colour) {
   let chosen = -1;
   const choose = (place) => {
     text.children[chosen]?.classList.remove("chosen");
-    chosen = Math.max(0, Math.min(place, tokens.length - 1));
+    chosen = place;
     text.children[chosen].classList.add("chosen");
     text.children[chosen].scrollIntoView({ block: "nearest" });
     numbers.textContent = numbersOf(tokens[chosen], chosen, tokens.length);
@@ -57,10 +57,8 @@ function colouredText(sample, colour) {
     if (token && !String(getSelection())) choose([...text.children].indexOf(token));
   });
   text.addEventListener("keydown", (event) => {
-    const place = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: tokens.length - 1 }[event.key];
-    if (place === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    choose(place);
+    const place = placeByKey(event, chosen, tokens.length);
+    if (place !== null) choose(place);
   });
   return [text, numbers];
 }
