@@ -18,7 +18,6 @@ from tests.report.page.made_runs import (
     made_run,
     metrics_line,
     number,
-    recipe,
     write_run,
 )
 
@@ -153,11 +152,9 @@ def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(pag
     assert shown(page, "Entropy")["x"] == shown(page, "Response length")["x"] == [0, 6]
 
 
-def test_a_range_can_be_typed_and_is_kept_when_the_page_is_loaded_again(page: Tab) -> None:
+def test_a_range_can_be_typed(page: Tab) -> None:
     page.set("#view [name=from]", 2)
     page.set("#view [name=to]", 99)
-    assert shown(page, "Entropy")["x"] == [2, 6]
-    page.reload()
     assert shown(page, "Entropy")["x"] == [2, 6]
     page.click("#view [type=reset]")
     assert (
@@ -339,31 +336,6 @@ def test_a_run_before_its_first_step_and_of_one_step_are_shown(tab: Tab, tmp_pat
     tab.open(write_run(tmp_path / "one", lines=[metrics_line(1), {"step": 2, "reward/mean": None}], history=history))
     assert shown(tab, "Response length")["key"] == ["step 2", "mean length 30.01", "┊ resumed"]
     assert tab.messages() == []
-
-
-def test_the_page_of_a_run_under_way_loads_itself_again_and_stays_where_it_was(tab: Tab, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
-    page = tab.open(path, reload_seconds=0.5)
-    tab.run(
-        "const from = document.querySelector('#view [name=from]'); from.value = 1;"
-        "from.dispatchEvent(new Event('change', {bubbles: true}));"
-        f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); scrollTo(0, 200);"
-    )
-    write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
-    tab.write(page, path)
-    finished = "document.querySelector('#overview')?.innerText.includes('finished: 6 of 6')"
-    tab.wait(f"return document.documentElement.dataset.ready && {finished}")
-    assert tab.run("return [scrollY, document.querySelector('#charts details').open]") == [200, False]
-    assert shown(tab, "Entropy")["x"] == [1, 6] and shown(tab, "Entropy")["columns"][0][-1] == 6
-
-
-def test_a_page_that_somebody_writes_in_is_not_loaded_again(tab: Tab, tmp_path: Path) -> None:
-    tab.open(
-        write_run(tmp_path / "a", settings=recipe(), lines=[metrics_line(1)], history=[begun()]), reload_seconds=0.05
-    )
-    tab.run("document.querySelector('#view [name=from]').focus(); window.old = true")
-    tab.driver.execute_async_script("const done = arguments[0]; setTimeout(done, 300)")
-    assert tab.run("return window.old")
 
 
 def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path) -> None:

@@ -210,14 +210,6 @@ def test_what_others_wrote_is_text_and_its_hidden_letters_are_seen(page: Tab) ->
     assert page.find_all("#samples article :is(img, b)") == []
 
 
-def test_a_page_that_is_loaded_again_shows_what_it_showed(page: Tab) -> None:
-    choose(page, set=1, step=0, colour="")
-    page.reload()
-    chosen = [page.find(f"#samples [name={name}]").get_property("value") for name in ("set", "step", "colour")]
-    assert chosen == ["1", "0", ""]
-    assert texts(page) == ["after"]
-
-
 def refused(*_: object) -> None:
     raise UserError("no longer there")
 

@@ -1,7 +1,6 @@
 """The top of the page: what state a run is in, what it came to, how long it took, which diagnoses held when."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +9,11 @@ from tests.report.page.lines import run_of, steps_of
 from tests.report.page.made_runs import begun, ended
 
 from gspo.metrics.words import diagnoses
-from gspo.report.page.overview import duration, named_diagnoses, overview, run_seconds, state_sentence
+from gspo.report.page.overview import named_diagnoses, overview, state_sentence
 from gspo.report.run_files import RunFiles
 
 NOW = 1_800_000_000.0
 CUT, GAP = "response/truncated_fraction", "mismatch/logprob_gap_mean"
-
-
-def at(seconds: float) -> str:
-    return datetime.fromtimestamp(NOW + seconds, UTC).isoformat(timespec="seconds")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0, "0 min 0 s"),
-        (59.4, "0 min 59 s"),
-        (59.6, "1 min 0 s"),
-        (191, "3 min 11 s"),
-        (3599.9, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (360_000, "100 h 00 min"),
-    ],
-)
-def test_a_duration_is_told_as_one_says_it(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
-
-
-def seconds_of(
-    *history: dict[str, Any], state: str, log: list[dict[str, Any]] | None = None, path: Path | None = None
-) -> float:
-    return run_seconds(run_of(log or [], history=history, state=state, path=path))
-
-
-def test_a_finished_run_took_what_its_last_end_says() -> None:
-    history = [begun(time=at(-500)), ended(), begun(time=at(-300), event="resumed"), {**ended(), "seconds": 250.0}]
-    assert seconds_of(*history, state="finished") == 250
-    assert seconds_of(*history[:2], state="stopped") == 100
-
-
-def test_without_a_history_a_run_took_what_its_last_line_says() -> None:
-    assert seconds_of(state="unknown", log=steps_of("time/elapsed_seconds", [2.0, 3.5])) == 3.5
-    assert seconds_of(state="unknown", log=steps_of("time/total_seconds", [2.0, 3.5])) == 0
-    assert seconds_of(state="unknown") == 0
 
 
 AGAIN = "it can be resumed: gspo resume {path}"
@@ -82,28 +43,6 @@ def test_each_state_is_a_sentence(state: str, reason: str | None, told: str, tmp
     run = run_of(steps_of("x", [1, 2, 3]), history=history, state=state, path=tmp_path)
     done = "3 of 6 steps so far" if state == "running" else "3 of 6 steps"
     assert state_sentence(run) == told.format(done=done, path=tmp_path)
-
-
-@pytest.mark.parametrize(("state", "reason", "told"), [one for one in STATES if one[0] not in ("finished", "unknown")])
-def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
-    state: str, reason: str | None, told: str, tmp_path: Path
-) -> None:
-    checkpoint(tmp_path, "step_000018")
-    given: dict[str, Any] = {"history": [begun(), ended(state, reason)], "state": state, "path": tmp_path}
-    cold: list[dict[str, Any]] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.23456}]
-
-    def said(**more: Any) -> str:
-        return state_sentence(run_of(more.pop("log", []), **given, **more))
-
-    of_20 = {"cold_start": {"steps": 20}}
-    done = "2 of 20 steps of the cold start, loss 1.235"
-    assert said(cold_start=cold, settings=of_20) == told.format(done=done, path=tmp_path)
-    without = said(cold_start=[*cold, {"step": 3, "loss": None}], settings=of_20)
-    assert without == told.format(done="3 of 20 steps of the cold start", path=tmp_path)
-    odd = said(cold_start=cold, settings={"cold_start": None})  # a recipe of another version
-    assert odd == told.format(done=done.replace("20", "None"), path=tmp_path)
-    beyond = said(cold_start=cold, settings=of_20, log=steps_of("x", [1]))
-    assert "1 of 6 steps" in beyond and "cold start" not in beyond
 
 
 def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
@@ -170,7 +109,6 @@ def test_the_recipes_actor_decides_and_one_of_another_version_is_read_as_the_def
         assert named_diagnoses(run_of(log, settings={"actor": actor})) == inert
 
 
-def test_an_overview_has_the_time_and_what_could_not_be_read() -> None:
+def test_an_overview_has_what_could_not_be_read() -> None:
     made = overview(replace(run_of(history=[begun(), ended()]), notes=["2 line(s) of metrics.jsonl could not be read"]))
     assert made["notes"] == ["2 line(s) of metrics.jsonl could not be read"] and made["diagnoses"] == []
-    assert made["time"] == "1 min 40 s"

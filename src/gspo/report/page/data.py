@@ -17,13 +17,12 @@ from gspo.run.plain_files import content_of
 MOST_CURVES = 32  # of a list of numbers: its first ones
 
 
-def run_data(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> dict[str, Any]:
+def run_data(runs: Sequence[RunFiles], *, live: bool = False) -> dict[str, Any]:
     """All that the page shows but the samples. `live`: the page fetches it again from its server."""
     arms = arms_of(runs)
     return {
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         "live": live,
-        "reload_seconds": reload_seconds,
         "runs": [_run(run, label) for run, label in zip(runs, labels_of(runs), strict=True)],
         "arms": [{"label": arm.label, "runs": [runs.index(run) for run in arm.runs]} for arm in arms],
         "differences": differences(arms) if len(arms) > 1 else [],

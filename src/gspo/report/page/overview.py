@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gspo.metrics.numbers import is_number
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.sections import ActorConfig
 from gspo.report.run_files import RunFiles
@@ -21,7 +20,6 @@ def overview(run: RunFiles) -> dict[str, Any]:
     return {
         "state": state_sentence(run),
         "introduction": str(run.last("begun", "resumed").get("introduction") or "").splitlines(),
-        "time": duration(run_seconds(run)),
         "diagnoses": named_diagnoses(run),
         "history": [[str(line.get(key) or "") for key in _OF_EVENT] for line in run.history],
         "notes": list(run.notes),
@@ -31,24 +29,16 @@ def overview(run: RunFiles) -> dict[str, Any]:
 def state_sentence(run: RunFiles) -> str:
     """How far the run is, whether it is still running, and which command resumes it if it is not."""
     done = f"{run.num_steps} of {run.recipe['steps']} steps"
-    end, again, place = run.last("ended"), f"it can be resumed: gspo resume {run.path}", _cold_start_place(run)
+    end, again = run.last("ended"), f"it can be resumed: gspo resume {run.path}"
     return {
         "finished": f"finished: {done}",
-        "running": f"still running: {place or done + ' so far'}",
-        "stopped": f"stopped by {end.get('reason')} after {place or done}; {again}",
-        "interrupted": f"interrupted at once after {place or done}; {again}",
-        "failed": f"failed after {place or done} ({again}): {end.get('reason')}",
-        "killed": f"killed, or crashed, after {place or done}; {again}",
+        "running": f"still running: {done} so far",
+        "stopped": f"stopped by {end.get('reason')} after {done}; {again}",
+        "interrupted": f"interrupted at once after {done}; {again}",
+        "failed": f"failed after {done} ({again}): {end.get('reason')}",
+        "killed": f"killed, or crashed, after {done}; {again}",
         "unknown": f"{done}; nothing here says whether it still runs",
     }[run.state]
-
-
-def run_seconds(run: RunFiles) -> float:
-    """What all processes of the run took, as the last line of its history or of its metrics has it."""
-    ends = [line.get("seconds") for line in run.history[-1:]] + [
-        line.get("time/elapsed_seconds") for line in run.lines[-1:]
-    ]
-    return max([0.0, *filter(is_number, ends)])
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
@@ -67,12 +57,6 @@ def named_diagnoses(run: RunFiles) -> list[str]:
     ]
 
 
-def duration(seconds: float) -> str:
-    """Such as `3 min 11 s` or `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
 def rerun_command(run: RunFiles) -> str:
     """What runs the recipe again, under another name, from the directory in which the run was started."""
     name = f"name={run.name}-again"
@@ -83,15 +67,6 @@ def rerun_command(run: RunFiles) -> str:
         return f'gspo.train(gspo.load_recipe({json.dumps(recipe)}, ["{name}", "output_dir=null"]), queries=…, reward=…)'
     go = f"cd {shlex.quote(str(home))} && " if home else ""
     return f"{go}gspo train {shlex.quote(recipe)} {shlex.quote(name)} output_dir=null"
-
-
-def _cold_start_place(run: RunFiles) -> str:
-    """Where a run is in its cold start; empty beyond that."""
-    if run.num_steps or not run.cold_start:
-        return ""
-    total, last = section(run.recipe, "cold_start").get("steps"), run.cold_start[-1]
-    loss = f", loss {last['loss']:.3f}" if is_number(last.get("loss")) else ""
-    return f"{last.get('step')} of {total} steps of the cold start{loss}"
 
 
 def _actor(recipe: Mapping[str, Any]) -> ActorConfig:

@@ -22,7 +22,6 @@ _COMPARED = "compared.html"  # a page of several runs does not replace a run's o
 _MARK, _MARKED = b'<meta name="generator" content="gspo report">', 1_000  # in the first bytes of a page
 _LOOK_SECONDS = 2.0  # between two looks at a run that is watched
 _REST = 10.0  # times as long as a page took to write: the cores are for training
-_RELOAD_SECONDS = 20  # after which a page of a run under way shows what there is then
 _UPLOT = "uPlot-1.6.32"
 _SCRIPTS = ("store.js", "theme.js", "charts.js", "plot.js", "tokens.js", "queries.js", "samples.js", "page.js")
 
@@ -54,7 +53,7 @@ def watch(
         now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
         started = time.monotonic()
         if now != seen or not running:
-            _replace(target, document(runs, reload_seconds=_RELOAD_SECONDS if running else None))
+            _replace(target, document(runs))
             seen = now
         if not announced and running:
             note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
@@ -67,7 +66,7 @@ def watch(
         sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
 
 
-def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
+def document(runs: Sequence[RunFiles], *, live: bool = False) -> str:
     """The whole page. A live page has no samples in it: it fetches them, and its data again, from its server."""
     parts = {
         "title": escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
@@ -76,7 +75,7 @@ def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
         "style": asset("style.css") + asset("samples.css"),
         "uplot": f"/*\n{asset('uPlot-LICENSE.txt')}*/\n{asset(f'{_UPLOT}.iife.min.js')}",
         "script": "\n".join(map(asset, _SCRIPTS)),
-        "data": page_json(runs, live=live, reload_seconds=reload_seconds),
+        "data": page_json(runs, live=live),
         "samples": '{"live":true}' if live else samples_json(runs),
     }
     # The template with each `{{name}}` replaced by its part, once: a part is left as it is.
@@ -84,9 +83,9 @@ def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
     return text.encode(errors="replace").decode()  # half a character becomes a question mark
 
 
-def page_json(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
+def page_json(runs: Sequence[RunFiles], *, live: bool = False) -> str:
     """All that the page shows but the samples, without a letter that means something to HTML."""
-    content = run_data(runs, live=live, reload_seconds=reload_seconds)
+    content = run_data(runs, live=live)
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", r"\u003c")
 
 

@@ -10,20 +10,25 @@ function showOverview() {
 }
 
 function overviewOf({ overview }) {
-  const scores = [...measured(arms[0]), ["time", overview.time]].filter(([, text]) => text !== "–");
+  const scores = [...measured(arms[0]), ["time", timeOf(arms[0].runs[0])]].filter(([, text]) => text !== "–");
   const tiles = scores.map(([words, text]) => element("div", "", element("dt", "", words), element("dd", "", text)));
   return [
     element("p", "state", overview.state), element("dl", "tiles", tiles),
     element("h3", "", "Diagnoses"), overview.diagnoses.length ? listOf(overview.diagnoses, "diagnoses") : element("p", "", "None."),
     ...(overview.notes.length ? [element("h3", "", "Not read"), listOf(overview.notes)] : []),
     element("h3", "", "What was trained, on what"), ...overview.introduction.map((line) => element("p", "", line)),
-    folded("history", "history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], overview.history)),
+    folded("history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], overview.history)),
   ];
+}
+
+function timeOf({ seconds }) {
+  const last = seconds.findLast(Number.isFinite);
+  return last === undefined ? "–" : `${numberText(last / 60, { digits: 3 })} min`;
 }
 
 // A row for each run, and for each arm; and where the recipes differ.
 function comparison() {
-  const runs = page.runs.map(({ label, overview: { state, time, diagnoses, notes } }) => [label, state, time, listOf([...diagnoses, ...notes])]);
+  const runs = page.runs.map((run) => [run.label, run.overview.state, timeOf(run), listOf([...run.overview.diagnoses, ...run.overview.notes])]);
   const rows = arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...measured(arm).map(([, text]) => text)]);
   const keys = page.differences.map(([key, values]) => [element("code", "", key), ...values]);
   return [
@@ -53,7 +58,9 @@ function showCharts() {
   destroyPlots(home);
   home.replaceChildren(...families.map(([family, specs], place) => {
     const charts = element("div", "charts", specs.map((spec) => element("figure", spec.wide ? "chart wide2" : "chart", chartOf(() => modelOf(spec)))));
-    return folded(element("h3", "", family), `family ${family}`, charts, place === 0 || !isPhone);
+    const made = folded(element("h3", "", family), charts);
+    made.open = place === 0 || !isPhone;
+    return made;
   }));
   if (!families.length) home.append(element("p", "", "There is no line in metrics.jsonl yet: no step is done."));
 }
@@ -72,7 +79,7 @@ function idOf(metric) {
 function showOther() {
   const select = byId("other"), figure = byId("other-chart"), inLists = new Set([...page.lists.values()].flat());
   const names = new Set([...page.lists.keys(), ...page.runs.flatMap((run) => Object.keys(run.columns))].filter((name) => !inLists.has(name)));
-  fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value || memory.other);
+  fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value);
   const metric = select.value;
   destroyPlots(figure);
   figure.hidden = !metric;
@@ -110,8 +117,8 @@ function showAxes() {
 function showRecipes() {
   homeOf("recipe").replaceChildren(...page.runs.map((run) => element("article", "",
     element("h3", "", run.label), element("p", "", "Run it again:"), element("pre", "again", run.rerun),
-    folded("environment", `environment ${run.path}`, tableOf(["environment", ""], Object.entries(run.environment))),
-    folded("recipe.yaml: every key with its value", `recipe ${run.path}`, element("pre", "again", run.recipe)))));
+    folded("environment", tableOf(["environment", ""], Object.entries(run.environment))),
+    folded("recipe.yaml: every key with its value", element("pre", "again", run.recipe)))));
 }
 
 // Text with `code` in it, as Markdown has it.
@@ -136,23 +143,17 @@ function showAll(data) {
 function startForms() {
   const form = byId("view"), changed = () => { repaintAll(); showRange(); };
   addEventListener("submit", (event) => event.preventDefault());
-  restoreForm(form);
   form.addEventListener("reset", () => setTimeout(changed)); // once its fields are as they were
   form.addEventListener("change", ({ target }) => {
     if (target === view.axis) view.from.value = view.to.value = "";
     changed();
   });
-  keepOpen(byId("steps"), "steps").addEventListener("toggle", showTable);
-  byId("other").addEventListener("change", () => { memory.other = byId("other").value; showOther(); });
+  byId("steps").addEventListener("toggle", showTable);
+  byId("other").addEventListener("change", showOther);
 }
 
-function isBusy() {
-  return document.hidden || document.activeElement.closest("form") || String(getSelection());
-}
-
-// A page of a server asks it for what is new, and redraws what has changed; any other page of a run under way loads itself again.
+// A page of a server asks it for what is new, and redraws what has changed.
 function keepUp() {
-  if (page.reload_seconds) setInterval(() => { if (!isBusy()) location.reload(); }, page.reload_seconds * 1000);
   if (!page.live) return;
   let last = "";
   const ask = async () => {
@@ -168,7 +169,6 @@ function keepUp() {
 
 async function start() {
   const { dataset } = document.documentElement;
-  history.scrollRestoration = "manual"; // when everything is there
   startTheme();
   startForms();
   showAll(JSON.parse(byId("data").textContent));
@@ -180,7 +180,6 @@ async function start() {
   await openSource();
   startQueries();
   await startSamples();
-  if (performance.getEntriesByType("navigation")[0]?.type === "reload") scrollTo(0, memory.scroll ?? 0);
   keepUp();
   dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
 }

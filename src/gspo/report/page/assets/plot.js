@@ -167,7 +167,6 @@ function zoom(from, to) {
 }
 
 function showRange() {
-  saveForm(byId("view"));
   for (const { chart } of allPlots()) if (chart?.model.shared) chart.setScale("x", { min: 0, max: 1 }); // which asks shownRange
   showTable();
 }

@@ -1,6 +1,6 @@
 // Where samples come from, and the table of queries: what each got, and how that changed.
 
-const ROWS_AT_ONCE = 12;
+const MOST_ROWS = 200; // of the table: a filter finds the others
 const QUERY_COLUMNS = [
   ["id", "query"], ["prompt", "prompt"], ["rate", "right"], ["mean", "mean reward"], ["count", "responses"], ["steps", "steps"],
   ["last", "last step"],
@@ -8,37 +8,36 @@ const QUERY_COLUMNS = [
 const which = byId("which").elements;
 let source = null; // of samples: { sets, group(set, step, place), refresh() }
 let queryOrder = ["rate", 1]; // a column, and whether upwards
-let numRows = ROWS_AT_ONCE;
 
 // The samples that the page carries, or that the server of `gspo view` reads: both are asked for one group at a time.
 async function openSource() {
   const carried = JSON.parse(byId("samples-data").textContent);
-  source = carried.live ? servedSource() : await carriedSource(carried);
+  source = carried.live ? servedSource() : carriedSource(carried);
   await source.refresh();
 }
 
-async function carriedSource({ index, contents }) {
-  const steps = {}, sets = (await unpack(index)).map(counted);
+function carriedSource({ index, contents }) {
+  const steps = {};
+  const refresh = async () => { source.sets = (await unpack(index)).map(counted); };
   const group = async (set, step, place) => (await (steps[`${set}/${step}`] ||= unpack(contents[set][step])))[place];
-  return { sets, group, refresh: async () => false };
+  return { group, refresh };
 }
 
 function servedSource() {
-  let tag = null;
-  const ask = (name) => fetch(name, { cache: "no-cache" });
+  let last = "";
+  const ask = async (name) => {
+    const answer = await fetch(name, { cache: "no-cache" });
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.text();
+  };
   const refresh = async () => { // whether there is anything new
-    const answer = await ask("samples.json").catch(() => null); // the server has ended
-    if (!answer?.ok || answer.headers.get("ETag") === tag) return false;
-    tag = answer.headers.get("ETag");
-    source.sets = (await answer.json()).map(counted);
+    const text = await ask("samples.json").catch(() => last); // the server has ended
+    if (text === last) return false;
+    source.sets = JSON.parse(last = text).map(counted);
     return true;
   };
-  const group = async (set, step, place) => {
-    const answer = await ask(`samples/${set}/${step}/${place}.json`);
-    if (!answer.ok) throw new Error(await answer.text());
-    return answer.json();
-  };
-  return { sets: [], group, refresh };
+  const group = async (set, step, place) => JSON.parse(await ask(`samples/${set}/${step}/${place}.json`));
+  return { group, refresh };
 }
 
 // A set with what each query got in each step: `byQuery` and `bySteps` hold {query, step, count, passed, mean, place}.
@@ -64,11 +63,9 @@ function sum(rows, name) {
 }
 
 function startQueries() {
-  const form = byId("which");
   fill(which.set, source.sets.map((set) => [set.number, set.title]));
   which.set.parentElement.hidden = source.sets.length < 2;
-  form.addEventListener("input", () => { numRows = ROWS_AT_ONCE; drawQueries(); });
-  byId("more-queries").addEventListener("click", () => { numRows *= 4; drawQueries(); });
+  byId("which").addEventListener("input", drawQueries);
   drawQueries();
 }
 
@@ -78,12 +75,11 @@ function drawQueries() {
     `${rows.length.toLocaleString("en")} of ${set.table.length.toLocaleString("en")} queries; a click shows one’s samples. ${set.told}`;
   const heads = QUERY_COLUMNS.map(([name, title]) =>
     button(title, () => { queryOrder = [name, name === ordered ? -sign : 1]; drawQueries(); }));
-  const table = tableOf(heads, rows.slice(0, numRows).map((row) => cellsOf(set, row)));
+  const table = tableOf(heads, rows.slice(0, MOST_ROWS).map((row) => cellsOf(set, row)));
   table.querySelectorAll("th").forEach((head, place) => {
     head.ariaSort = QUERY_COLUMNS[place][0] !== ordered ? "none" : sign > 0 ? "ascending" : "descending";
   });
   document.querySelector(".queries").replaceChildren(table);
-  byId("more-queries").hidden = rows.length <= numRows;
   drawRewards(set.rewards);
 }
 

@@ -25,7 +25,6 @@ let shown = null; // what is chosen: its set, the places still to be looked at, 
 
 function startSamples() {
   for (const form of [byId("choice"), byId("filter")]) {
-    restoreForm(form);
     form.addEventListener("input", drawSamples);
     form.addEventListener("reset", () => setTimeout(drawSamples)); // once its fields are as they were
   }
@@ -56,7 +55,6 @@ async function drawSamples() {
   const set = fillPlaces(), all = chosenPlaces(set), places = all.filter((row) => row.place !== null);
   const total = sum(places, "count"), missing = sum(all, "count") - total, num = activeFilters().length;
   shown = { set, places, total, missing, waiting: [], looked: 0, matched: 0, isNew: true };
-  for (const form of [byId("choice"), byId("filter")]) saveForm(form);
   byId("filter").querySelector("summary").textContent = num ? `Filter and order (${num} in force)` : "Filter and order";
   part("told").textContent = set.told;
   part("legend").replaceChildren(...(choice.colour.value ? [legendOf(choice.colour.value)] : []));

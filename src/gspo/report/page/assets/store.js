@@ -1,11 +1,4 @@
-// How elements are made, what the page remembers when it is loaded again, and how what it carries is unpacked.
-
-// What a page that is loaded again goes on with; where a browser keeps nothing for files, until it is closed.
-const MEMORY = "gspo-report:" + location.pathname;
-let storage = {};
-try { storage = sessionStorage; } catch { /* as above */ }
-const memory = JSON.parse(storage[MEMORY] || "{}");
-addEventListener("pagehide", () => { storage[MEMORY] = JSON.stringify({ ...memory, scroll: scrollY }); });
+// How elements are made, and how what the page carries is unpacked.
 
 const byId = (id) => document.getElementById(id);
 
@@ -34,15 +27,8 @@ function listOf(texts, className = "") {
   return element("ul", className, texts.map((text) => element("li", "", text)));
 }
 
-// Details that are open if they were when the page was left.
-function keepOpen(details, name, otherwise = false) {
-  details.open = memory["open " + name] ?? otherwise;
-  details.addEventListener("toggle", () => { if (!onPaper) memory["open " + name] = details.open; });
-  return details;
-}
-
-function folded(summary, name, content, otherwise) {
-  return keepOpen(element("details", "", element("summary", "", summary), content), name, otherwise);
+function folded(summary, ...content) {
+  return element("details", "", element("summary", "", summary), ...content);
 }
 
 // Where a key leads in a row of things; before the first step to the left, the last one.
@@ -51,20 +37,6 @@ function placeByKey(event, now, count) {
   if (to === undefined || !count || event.altKey || event.ctrlKey || event.metaKey) return null;
   event.preventDefault();
   return Math.max(0, Math.min(count - 1, to));
-}
-
-function saveForm(form) {
-  memory[form.id] = Object.fromEntries(new FormData(form));
-}
-
-function restoreForm(form) {
-  const values = memory[form.id];
-  for (const field of values ? form.querySelectorAll("[name]") : []) {
-    const value = values[field.name];
-    if (field.type === "checkbox") field.checked = value !== undefined;
-    else if (value !== undefined) field.value = value;
-    if (field.localName === "select" && value && field.value !== value) field.add(new Option("", value, true, true)); // to be filled
-  }
 }
 
 async function unpack(letters) {
