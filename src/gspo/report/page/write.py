@@ -46,7 +46,7 @@ def watch(
 
     Raises UserError as `write_report` does.
     """
-    target, seen, announced = _target(paths, out), None, False
+    target, seen = _target(paths, out), None
     while True:
         runs = [read_run(path) for path in _distinct(paths)]
         running = any(run.state == "running" for run in runs)
@@ -54,16 +54,15 @@ def watch(
         started = time.monotonic()
         if now != seen or not running:
             _replace(target, document(runs))
-            seen = now
-        if not announced and running:
-            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
-            announced = True
         if not running:
-            for run in runs:
-                note(f"{run.name}: {state_sentence(run)}")
-            note(f"report: {target}{'' if announced else ' (written once: no run is under way)'}")
-            return
+            break
+        if seen is None:
+            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
+        seen = now
         sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
+    for run in runs:
+        note(f"{run.name}: {state_sentence(run)}")
+    note(f"report: {target}{' (written once: no run is under way)' if seen is None else ''}")
 
 
 def document(runs: Sequence[RunFiles], *, live: bool = False) -> str:
