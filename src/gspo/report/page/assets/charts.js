@@ -11,12 +11,16 @@ const CHARTS = {
     { title: "Reward, and score on held-out queries", unit: "reward; fraction passed", zero: true, evaluated: true, wide: true,
       lines: [["reward/mean", "mean reward in training"]] },
     { title: "Response length", unit: "tokens", zero: true, lines: [["response/mean_tokens", "mean length"]] },
-    { title: "Responses cut off at the length limit", unit: "of the responses", percent: true, lines: [["response/truncated_fraction", "cut off"]] },
-    { title: "Groups without a signal: all rewards equal", unit: "of the groups", percent: true, lines: [["group/zero_variance_fraction", "equal rewards"]] },
-    { title: "Loss of the cold start", unit: "nats a token", xTitle: "step of the cold start", cold: true, zero: true, lines: [["loss", "loss"]] },
+    { title: "Responses cut off at the length limit", unit: "of the responses", percent: true,
+      lines: [["response/truncated_fraction", "cut off"]] },
+    { title: "Groups without a signal: all rewards equal", unit: "of the groups", percent: true,
+      lines: [["group/zero_variance_fraction", "equal rewards"]] },
+    { title: "Loss of the cold start", unit: "nats a token", xTitle: "step of the cold start", cold: true, zero: true,
+      lines: [["loss", "loss"]] },
   ],
   "Ratio and clipping": [
-    { title: "Sequence ratio: how far the updates moved the policy", unit: "ratio s", linear: true, quantiles: true, wide: true, digits: 5, lines: [] },
+    { title: "Sequence ratio: how far the updates moved the policy", unit: "ratio s", linear: true, quantiles: true, wide: true, digits: 5,
+      lines: [] },
     { title: "Clipped: how much was left out of the gradient", unit: "clipped", percent: true,
       lines: [["clip/sequence_fraction", "of the sequences"], ["clip/token_fraction", "of the tokens"]] },
     { title: "Clipped tokens of better and worse responses", unit: "of the tokens", percent: true,
@@ -27,17 +31,21 @@ const CHARTS = {
   ],
   "Policy": [
     { title: "Entropy", unit: "nats a token", zero: true, lines: [["policy/entropy", "entropy"]] },
-    { title: "Gradient norm before clipping", unit: "norm", zero: true, lines: [["policy/grad_norm", "policy"], ["critic/grad_norm", "value model"]] },
+    { title: "Gradient norm before clipping", unit: "norm", zero: true,
+      lines: [["policy/grad_norm", "policy"], ["critic/grad_norm", "value model"]] },
     { title: "Signal to noise of the gradient", unit: "signal / noise", lines: [["gradient/signal_to_noise", "signal / noise"]] },
     { title: "Distance from the reference model", unit: "KL, nats a token", lines: [["reference/kl", "KL"]] },
-    { title: "Variance of the returns that the value model explains", unit: "explained variance", lines: [["critic/explained_variance", "explained"]] },
+    { title: "Variance of the returns that the value model explains", unit: "explained variance",
+      lines: [["critic/explained_variance", "explained"]] },
   ],
   "Experts": [
-    { title: "Experts that an update changes", unit: "of the choices", percent: true, wide: true, lines: [["moe/expert_change_fraction", "mean over layers"]] },
+    { title: "Experts that an update changes", unit: "of the choices", percent: true, wide: true,
+      lines: [["moe/expert_change_fraction", "mean over layers"]] },
     { title: "Routers' balance loss", unit: "loss", lines: [["moe/balance_loss", "balance loss"]] },
   ],
   "Speed and memory": [
-    { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true, lines: STAGES.map((name) => [`time/${name}_seconds`, name]),
+    { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true,
+      lines: STAGES.map((name) => [`time/${name}_seconds`, name]),
       whole: [["time/total_seconds", "whole step"]] },
     { title: "Speed", unit: "tokens a second", zero: true,
       lines: [["throughput/generated_tokens_per_second", "generated"], ["throughput/trained_tokens_per_second", "trained"]] },
@@ -158,7 +166,8 @@ function quantilesOf(arm) {
   const band = (low, high, share, opacity) => ({ ...looks(`${share} of the sequences`), opacity, low: rows[low], high: rows[high] });
   const limit = (name, sign, words) => {
     const width = arm.runs[0].clips_sequences && seriesOf(arm, name)?.means;
-    return width && { ...looks(words), colour: alone ? 1 : arm.number, dash: [5, 4], width: 1.5, y: scaled(width, sign).map((value) => value && 1 + value) };
+    const y = width && scaled(width, sign).map((value) => value && 1 + value);
+    return y && { ...looks(words), colour: alone ? 1 : arm.number, dash: [5, 4], width: 1.5, y };
   };
   return [
     alone && { ...band(0, 6, "1–99 %", 0.12), auto: false }, band(1, 5, "5–95 %", 0.18), alone && band(2, 4, "25–75 %", 0.3),

@@ -28,11 +28,12 @@ function timeOf({ seconds }) {
 
 // A row for each run, and for each arm; and where the recipes differ.
 function comparison() {
-  const runs = page.runs.map((run) => [run.label, run.overview.state, timeOf(run), listOf([...run.overview.diagnoses, ...run.overview.notes])]);
+  const rowOf = ({ state, diagnoses, notes }) => [state, listOf([...diagnoses, ...notes])];
+  const runs = page.runs.map((run) => [run.label, timeOf(run), ...rowOf(run.overview)]);
   const rows = arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...measured(arm).map(([, text]) => text)]);
   const keys = page.differences.map(([key, values]) => [element("code", "", key), ...values]);
   return [
-    tableOf(["run", "state", "time", "diagnoses"], runs),
+    tableOf(["run", "time", "state", "diagnoses"], runs),
     element("h3", "", "Arms: first and last numbers, mean ± standard deviation over their seeds; of one seed ± standard error"),
     tableOf(["arm", "seeds", ...measured(arms[0]).map(([words]) => words)], rows),
     ...(keys.length ? [element("h3", "", "Where the recipes differ"), tableOf(["key", ...arms.map((arm) => arm.label)], keys)] : []),
@@ -57,8 +58,8 @@ function showCharts() {
   home.shape = shape;
   destroyPlots(home);
   home.replaceChildren(...families.map(([family, specs], place) => {
-    const charts = element("div", "charts", specs.map((spec) => element("figure", spec.wide ? "chart wide2" : "chart", chartOf(() => modelOf(spec)))));
-    const made = folded(element("h3", "", family), charts);
+    const charts = specs.map((spec) => element("figure", spec.wide ? "chart wide2" : "chart", chartOf(() => modelOf(spec))));
+    const made = folded(element("h3", "", family), element("div", "charts", charts));
     made.open = place === 0 || !isPhone;
     return made;
   }));
@@ -77,8 +78,8 @@ function idOf(metric) {
 }
 
 function showOther() {
-  const select = byId("other"), figure = byId("other-chart"), inLists = new Set([...page.lists.values()].flat());
-  const names = new Set([...page.lists.keys(), ...page.runs.flatMap((run) => Object.keys(run.columns))].filter((name) => !inLists.has(name)));
+  const select = byId("other"), figure = byId("other-chart");
+  const names = new Set(page.runs.flatMap((run) => Object.keys(run.columns)));
   fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value);
   const metric = select.value;
   destroyPlots(figure);
@@ -90,8 +91,9 @@ function showOther() {
 // The numbers of the charts without their pictures: a row a step, of the steps in view.
 function showTable() {
   if (!byId("steps").open) return;
-  const lines = Object.values(CHARTS).flat().filter((spec) => !spec.cold).flatMap((spec) => spec.lines.map((line) => [...line, spec.scale]));
-  const columns = [...page.measures.map(([name, words]) => [name, words]), ...lines].filter(([name]) => arms.some((arm) => seriesOf(arm, name)));
+  const specs = Object.values(CHARTS).flat().filter((spec) => !spec.cold), scores = page.measures.map(([name, words]) => [name, words]);
+  const lines = specs.flatMap((spec) => spec.lines.map(([name, words]) => [name, words, spec.scale]));
+  const columns = [...scores, ...lines].filter(([name]) => arms.some((arm) => seriesOf(arm, name)));
   const rows = arms.flatMap((arm) => rowsInView(arm, columns)).sort((row, next) => row[0] - next[0]), every = Math.ceil(rows.length / 300);
   const heads = columns.map(([name, words]) => element("span", "", words, element("br", ""), element("code", "", name)));
   const kept = rows.filter((_, place) => place % every === 0 || place === rows.length - 1);

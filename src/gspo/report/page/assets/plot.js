@@ -1,6 +1,6 @@
 // Drawing a chart by uPlot, in the colours of the theme; all charts over steps show the same range of them.
 
-const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // between two marks of an axis of steps
+const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((power) => [power, 2 * power, 5 * power]); // between two marks of steps
 const PAPER_WIDTH = 640; // pixels, of A4 and of US letter
 const seen = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting && !target.chart) drawPlot(target);
@@ -47,7 +47,8 @@ function drawPlot(host) {
   if (!model) return host.replaceChildren();
   const key = element("ul", "key"), columns = columnsOf(model);
   host.replaceChildren(key);
-  host.chart = new uPlot(optionsOf(host, model, columns, key), dataOf(model, columns), (chart, start) => { host.prepend(chart.root); start(); });
+  const place = (chart, start) => { host.prepend(chart.root); start(); };
+  host.chart = new uPlot(optionsOf(host, model, columns, key), dataOf(model, columns), place);
   host.chart.model = model;
   listenToKeys(host, host.chart);
 }
@@ -65,19 +66,20 @@ function isLog(model) {
   return view.log.checked && !model.linear && model.series.some((curve) => (curve.y || []).some((value) => value > 0));
 }
 
-// The columns that uPlot draws, each with its options: for an area its two edges, for a line the line, and a faint line of what was smoothed.
+// The columns that uPlot draws, with their options: of an area its edges; of a line the line, and faintly what was smoothed.
 function columnsOf(model) {
   return model.series.flatMap((curve) => {
     const colour = colourOf(curve.colour), smooth = curve.points || curve.stepped ? (values) => values : smoothed;
     const paths = curve.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
-    const few = (curve.y || curve.high).filter(Number.isFinite).length < 3, dots = { show: true, size: 6, fill: colour }, none = { show: false };
+    const few = (curve.y || curve.high).filter(Number.isFinite).length < 3;
+    const dots = { show: true, size: 6, fill: colour }, none = { show: false };
     const line = { stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: few ? dots : none };
     const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none, auto: curve.auto ?? true };
     const of = (values, options) => ({ x: curve.x, values, options });
-    const ends = [-1, 1].map((sign) => (curve.deviations || []).map((bar, place) => curve.y[place] + sign * bar)); // the y axis has them, too
     if (curve.points) {
       const marks = { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { ...dots, size: 8 } };
-      return [of(curve.y, marks), ...(curve.deviations ? ends : []).map((values) => of(values, { width: 0, points: none }))];
+      const end = (sign) => of(curve.deviations.map((bar, place) => curve.y[place] + sign * bar), { width: 0, points: none });
+      return [of(curve.y, marks), ...(curve.deviations ? [end(-1), end(1)] : [])]; // the y axis has the bars' ends, too
     }
     const faint = { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: none };
     return [
@@ -100,7 +102,8 @@ function dataOf(model, columns) {
 }
 
 function optionsOf(host, model, columns, key) {
-  const { xTitle, shared } = model, log = isLog(model), isNarrow = matchMedia("(max-width: 600px)").matches;
+  const { xTitle, shared } = model;
+  const [isNarrow, isTouch] = ["(max-width: 600px)", "(pointer: coarse)"].map((query) => matchMedia(query).matches);
   return {
     width: onPaper ? PAPER_WIDTH : host.clientWidth || 360, height: isNarrow ? 210 : 240, padding: [10, 14, 0, 0],
     series: [{}, ...columns.map(({ options }) => options)],
@@ -108,11 +111,11 @@ function optionsOf(host, model, columns, key) {
     legend: { show: false },
     scales: {
       x: { time: false, ...(shared && { range: shownRange }) },
-      y: log ? { distr: 3 } : { range: heightOf(model) },
+      y: isLog(model) ? { distr: 3 } : { range: heightOf(model) },
     },
     axes: axesOf(model),
     cursor: {
-      drag: { x: Boolean(shared) && !matchMedia("(pointer: coarse)").matches, y: false, setScale: false }, // a finger that scrolls must not zoom
+      drag: { x: Boolean(shared) && !isTouch, y: false, setScale: false }, // a finger that scrolls must not zoom
       points: { size: 6 },
       bind: { dblclick: () => () => zoom("", "") },
       ...(shared && { sync: { key: xTitle, setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } }),

@@ -86,7 +86,8 @@ function drawQueries() {
 function drawRewards({ steps, labels, shares }) {
   byId("rewards").hidden = !steps.length;
   const series = Object.fromEntries(labels.map((label, place) => [label, shares[place]]));
-  if (steps.length) drawSeries(byId("rewards").lastChild, { title: "rewards", unit: "share of the responses", stack: true, x: steps, series });
+  const words = { title: "rewards", unit: "share of the responses", stack: true };
+  if (steps.length) drawSeries(byId("rewards").lastChild, { ...words, x: steps, series });
 }
 
 function chosenRows(set) {

@@ -77,7 +77,8 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   const set = source.sets[choice.set.value], steps = [...set.bySteps.keys()];
   fill(choice.step, steps.map((number) => [number, number]), step, steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
-  const textOf = ({ query: place, mean }) => `${visible(set.queries[place][0])} (${mean === null ? "no reward" : `reward ${mean.toFixed(2)}`})`;
+  const rewardIn = ({ mean }) => (mean === null ? "no reward" : `reward ${mean.toFixed(2)}`);
+  const textOf = (row) => `${visible(set.queries[row.query][0])} (${rewardIn(row)})`;
   const mixed = rows.find((row) => row.place !== null && row.passed > 0 && row.passed < row.count); // there is most to see
   fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, mixed?.query);
   const there = twins(set).map((row) => [row.step, row.step]);
@@ -111,7 +112,8 @@ function drawCurve(set) {
   part("curve").hidden = rows.length < 2;
   if (rows.length < 2) return;
   const series = { "mean reward": rows.map((row) => row.mean), "share right": rows.map((row) => row.passed / row.count) };
-  drawSeries(part("curve"), { title: `rewards of ${visible(set.queries[query][0])}`, unit: "reward", x: rows.map((row) => row.step), series });
+  const title = `rewards of ${visible(set.queries[query][0])}`;
+  drawSeries(part("curve"), { title, unit: "reward", x: rows.map((row) => row.step), series });
 }
 
 // Look through groups until there is enough to show, or to ask whether to go on; in an order, sort what was looked through.
@@ -167,7 +169,7 @@ async function entriesAt(mine, set, place) {
     equal.set(key, [...(equal.get(key) || []), sample]);
   });
   return [...equal.values()].map((copies) => {
-    const lead = copies.reduce((most, sample) => (ORDERS.ratio(sample) < ORDERS.ratio(most) ? sample : most)); // its colours have most to show
+    const [lead] = [...copies].sort((one, other) => ORDERS.ratio(one) - ORDERS.ratio(other)); // its colours have most to show
     return { group, copies, lead, place, isTraining: set.kind === "training", tokens: lead.tokens + 20 };
   });
 }

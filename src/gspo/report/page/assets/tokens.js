@@ -1,7 +1,10 @@
 // A response's text, each token in the colour of its number, which a key or a tap shows. Texts are only ever set as text.
 
 const LEVELS = { ratio: [0.001, 0.01, 0.1, 0.5], advantage: [0.01, 0.5, 1, 2] }; // at which colours get stronger: in every view the same
-const MEANINGS = { ratio: ["less likely than before the step", "more likely", "log ratio"], advantage: ["worse than its group", "better", "advantage"] };
+const MEANINGS = {
+  ratio: ["less likely than before the step", "more likely", "log ratio"],
+  advantage: ["worse than its group", "better", "advantage"],
+};
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 
 // Control and direction characters, which would hide or reorder what is around them, are written out.
@@ -64,7 +67,8 @@ function colouredText(sample, colour) {
 }
 
 function numbersOf([text, ratio, advantage], place, count) {
-  const change = ratio === null || ratio === undefined ? "no log ratio: not trained" : `log ratio ${signed(ratio)}, ratio ${Math.exp(ratio).toPrecision(5)}`;
+  const isTrained = ratio !== null && ratio !== undefined;
+  const change = isTrained ? `log ratio ${signed(ratio)}, ratio ${Math.exp(ratio).toPrecision(5)}` : "no log ratio: not trained";
   return `token ${place + 1} of ${count}, “${visible(text) || "end of the text"}”: ${change}; advantage ${signed(advantage)}`;
 }
 
@@ -76,6 +80,7 @@ function signed(number) {
 function legendOf(colour) {
   const [less, more, what] = MEANINGS[colour], levels = LEVELS[colour];
   const marks = [...levels.map((_, place) => -levels.length + place), ...levels.map((_, place) => place + 1)];
-  const swatches = marks.map((level) => paint(element("span", "swatch", `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`), level));
+  const textOf = (level) => `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`;
+  const swatches = marks.map((level) => paint(element("span", "swatch", textOf(level)), level));
   return element("p", "legend", `${what} of a token: ${less} `, ...swatches, ` ${more}`);
 }
