@@ -50,12 +50,12 @@ class Tab:
             self.open(*runs)
             self._shown = runs
 
-    def open(self, *runs: Path, reload_seconds: float | None = None) -> Path:
+    def open(self, *runs: Path) -> Path:
         """Write these runs' report under a name of its own, open it, and wait until all of it is there."""
         self._num_pages += 1
         self._shown = ()
         page = self._directory / f"report_{self._num_pages}.html"
-        self.write(page, *runs, reload_seconds=reload_seconds)
+        self.write(page, *runs)
         self.driver.get("about:blank")  # the page before has no more to say
         self.messages()
         self.requests()
@@ -63,14 +63,9 @@ class Tab:
         self.wait_until_ready()
         return page
 
-    def write(self, page: Path, *runs: Path, reload_seconds: float | None = None) -> None:
+    def write(self, page: Path, *runs: Path) -> None:
         """Write these runs' report, as a run that is watched has it written again."""
-        page.write_text(document([read_run(run) for run in runs], reload_seconds=reload_seconds), encoding="utf-8")
-
-    def reload(self) -> None:
-        """Load the page again, and wait until all of it is there."""
-        self.driver.refresh()
-        self.wait_until_ready()
+        page.write_text(document([read_run(run) for run in runs]), encoding="utf-8")
 
     def wait_until_ready(self) -> None:
         self.wait("return document.documentElement.dataset.ready || document.querySelector('p.broken')")

@@ -91,7 +91,7 @@ def test_everything_of_a_run_is_text_in_every_section(tab: Tab, hostile: Path) -
     for text in (f"prompt {readable}", f"response {readable}"):
         tab.wait("return document.querySelector('#samples').textContent.includes(arguments[0])", text)
     assert "onerror=window.hacked=1" in tab.run(
-        "return document.querySelector('#recipe .copied:last-child').textContent"
+        "return document.querySelector('#recipe details:last-child pre').textContent"
     )
     tags = tab.run("return [...new Set([...document.querySelectorAll('main *')].map((one) => one.localName))]")
     assert not set(tags) & {"script", "svg", "img", "textarea", "style", "title", "iframe", "object"}

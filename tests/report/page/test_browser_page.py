@@ -18,7 +18,6 @@ from tests.report.page.made_runs import (
     made_run,
     metrics_line,
     number,
-    recipe,
     write_run,
 )
 
@@ -27,6 +26,7 @@ from gspo.report.view import server_of
 pytestmark = pytest.mark.browser
 
 CHART = "const chart = [...document.querySelectorAll('figure')].find((one) => one.textContent.startsWith(arguments[0]))"
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 FAMILIES = "[...document.querySelectorAll('#charts details')]"
 PLOT = f"{CHART}.querySelector('.plot');"
 NAMES = ["Learning", "Ratio and clipping", "Policy", "Experts", "Speed and memory"]
@@ -72,7 +72,7 @@ def test_all_of_the_page_is_there_and_nothing_was_asked_for(page: Tab) -> None:
     for text in (
         "finished: 6 of 6 steps",
         "pass@1 (held_out)",
-        "0.250 ± 0.020 → 0.310 ± 0.080",
+        "0.25 ± 0.02 → 0.31 ± 0.08",
         "made: Qwen3MoeForCausalLM",
         "None.",
     ):
@@ -101,7 +101,7 @@ def test_a_chart_draws_the_numbers_of_its_metrics_under_titles_with_units(page: 
 
 def test_an_evaluation_is_points_with_error_bars_at_its_steps(page: Tab) -> None:
     reward = shown(page, "Reward, and score")
-    steps, training, held_out = reward["columns"]
+    steps, training, held_out = reward["columns"][:3]
     assert training[1:] == metric("reward/mean")
     assert [step for step, value in zip(steps, held_out, strict=True) if value is not None] == [0, 3, 6]
     assert reward["key"] == ["step 6", "mean reward in training 0.26", "pass@1 (held_out) 0.31 ± 0.08"]
@@ -133,15 +133,6 @@ def test_the_time_of_a_step_is_a_stack_of_its_stages(page: Tab) -> None:
     assert time["y"][0] == 0
 
 
-def test_the_layers_are_a_band_around_their_mean(page: Tab) -> None:
-    experts = shown(page, "Experts that an update changes")
-    _, high, low, mean = experts["columns"]
-    layers = metric("moe/expert_change_fraction_by_layer")
-    assert [low[1:], high[1:]] == [[min(row) for row in layers], [max(row) for row in layers]]
-    assert mean[1:] == pytest.approx(metric("moe/expert_change_fraction"), rel=1e-4)
-    assert experts["key"][1:] == ["least to most changed layer 16 % … 36 %", "mean over layers 26 %"]
-
-
 def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(page: Tab) -> None:
     for title in ("Entropy", "Loss of the cold start", "Response length"):
         shown(page, title)
@@ -155,25 +146,21 @@ def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(pag
     assert length["x"] == entropy["x"] == pytest.approx([1.5, 4.5], abs=0.3)
     assert shown(page, "Loss of the cold start")["x"] == [1, 10]
     form = page.run("return ['from', 'to'].map((name) => Number(document.querySelector(`#view [name=${name}]`).value))")
-    assert form == [round(value) for value in length["x"]]
+    assert form == pytest.approx(length["x"])
     page.run(f"{PLOT} chart.scrollIntoView({{block: 'center'}})", "Response length")
     page.actions().double_click(area).perform()
     assert shown(page, "Entropy")["x"] == shown(page, "Response length")["x"] == [0, 6]
 
 
-def test_a_range_can_be_typed_and_is_kept_when_the_page_is_loaded_again(page: Tab) -> None:
+def test_a_range_can_be_typed(page: Tab) -> None:
     page.set("#view [name=from]", 2)
     page.set("#view [name=to]", 99)
     assert shown(page, "Entropy")["x"] == [2, 6]
-    page.set("#theme", "dark")
-    page.reload()
-    assert shown(page, "Entropy")["x"] == [2, 6] and page.run("return document.documentElement.dataset.theme") == "dark"
     page.click("#view [type=reset]")
     assert (
         shown(page, "Entropy")["x"] == [0, 6]
         and page.run("return document.querySelector('#view [name=from]').value") == ""
     )
-    page.set("#theme", "auto")
 
 
 def test_the_x_axis_can_be_tokens_or_time(page: Tab) -> None:
@@ -236,7 +223,7 @@ def test_the_cursor_is_in_all_charts_at_once(page: Tab) -> None:
 
 def test_a_table_has_the_numbers_of_the_steps_in_view(page: Tab) -> None:
     page.set("#view [name=from]", 4)
-    page.run("document.querySelector('#steps details').open = true")
+    page.run("document.querySelector('#steps').open = true")
     rows = page.wait(
         "const rows = [...document.querySelectorAll('#steps tr')];"
         "return rows.length && rows.map((row) => [...row.cells].map((one) => one.innerText))"
@@ -247,7 +234,7 @@ def test_a_table_has_the_numbers_of_the_steps_in_view(page: Tab) -> None:
     assert [row[column] for row in steps] == ["30.04", "30.05", "30.06"] and "mean length" in heads[column]
     entropy = next(place for place, text in enumerate(heads) if "policy/entropy" in text)
     assert [row[entropy] for row in steps] == ["–", "1.55", "1.56"]  # a gap is no 0
-    page.run("document.querySelector('#steps details').open = false")
+    page.run("document.querySelector('#steps').open = false")
 
 
 def test_any_other_number_can_be_drawn_with_its_definition(page: Tab) -> None:
@@ -271,7 +258,7 @@ def test_a_title_leads_to_the_definition_of_its_metric(page: Tab) -> None:
 
 def test_the_colours_are_those_of_the_theme_and_on_paper_light(page: Tab) -> None:
     with page.media(prefers_color_scheme="dark"):
-        page.wait("return document.documentElement.dataset.theme === 'dark'")
+        page.wait(f"return {BACKGROUND} === 'rgb(21, 24, 28)'")
         assert shown(page, "Entropy")["stroke"] == "#56b4e9"
         page.run(f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); dispatchEvent(new Event('beforeprint'))")
         drawn = page.run(
@@ -283,7 +270,7 @@ def test_the_colours_are_those_of_the_theme_and_on_paper_light(page: Tab) -> Non
         page.run("dispatchEvent(new Event('afterprint'))")
         assert page.run("return document.querySelector('#charts details').open") is False
         assert shown(page, "Entropy")["stroke"] == "#56b4e9"
-    page.wait("return document.documentElement.dataset.theme === 'light'")
+    page.wait(f"return {BACKGROUND} === 'rgb(255, 255, 255)'")
 
 
 def test_on_a_phone_nothing_overflows_and_fingers_find_what_they_want(tab: Tab, run: Path) -> None:
@@ -349,31 +336,6 @@ def test_a_run_before_its_first_step_and_of_one_step_are_shown(tab: Tab, tmp_pat
     tab.open(write_run(tmp_path / "one", lines=[metrics_line(1), {"step": 2, "reward/mean": None}], history=history))
     assert shown(tab, "Response length")["key"] == ["step 2", "mean length 30.01", "┊ resumed"]
     assert tab.messages() == []
-
-
-def test_the_page_of_a_run_under_way_loads_itself_again_and_stays_where_it_was(tab: Tab, tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", lines=[metrics_line(step) for step in range(4)], history=[begun()])
-    page = tab.open(path, reload_seconds=0.5)
-    tab.run(
-        "const from = document.querySelector('#view [name=from]'); from.value = 1;"
-        "from.dispatchEvent(new Event('change', {bubbles: true}));"
-        f"{FAMILIES}.forEach((one) => {{ one.open = false; }}); scrollTo(0, 200);"
-    )
-    write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
-    tab.write(page, path)
-    finished = "document.querySelector('#overview')?.innerText.includes('finished: 6 of 6')"
-    tab.wait(f"return document.documentElement.dataset.ready && {finished}")
-    assert tab.run("return [scrollY, document.querySelector('#charts details').open]") == [200, False]
-    assert shown(tab, "Entropy")["x"] == [1, 6] and shown(tab, "Entropy")["columns"][0][-1] == 6
-
-
-def test_a_page_that_somebody_writes_in_is_not_loaded_again(tab: Tab, tmp_path: Path) -> None:
-    tab.open(
-        write_run(tmp_path / "a", settings=recipe(), lines=[metrics_line(1)], history=[begun()]), reload_seconds=0.05
-    )
-    tab.run("document.querySelector('#view [name=from]').focus(); window.old = true")
-    tab.driver.execute_async_script("const done = arguments[0]; setTimeout(done, 300)")
-    assert tab.run("return window.old")
 
 
 def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def page(tab: Tab, sampled: Path) -> Iterator[Tab]:
     tab.show(sampled)
     choose(tab, set=0, scope="group", step=1, query=0, beside="", colour="ratio")
     yield tab
-    tab.run("document.querySelectorAll('#samples [type=reset], #queries form').forEach((one) => one.reset?.())")
+    tab.run("document.querySelectorAll('#filter, #which').forEach((one) => one.reset())")
     tab.click("#samples details summary") if tab.run("return document.querySelector('.filters').open") else None
     assert tab.messages() == [] and tab.requests() == []
 
@@ -163,10 +163,8 @@ def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
     chart = page.run("return document.querySelector('#samples .curve').chart.data.map((one) => [...one])")
     assert chart == [[1, 2], [0.8, 1], [0.8, 1]]
     choose(page, scope="group")
-    page.click("#samples .steps button:last-child")
-    assert texts(page) == ["late"] and page.find("#samples .columns").text == "answer: yes"
-    page.click("#samples [name=before]")
-    assert texts(page) == ["right", "wrong", "long"]
+    assert texts(page, step=2) == ["late"] and page.find("#samples .columns").text == "answer: yes"
+    assert texts(page, step=1) == ["right", "wrong", "long"]
 
 
 def test_two_steps_or_sets_are_shown_side_by_side(page: Tab) -> None:
@@ -210,24 +208,6 @@ def test_what_others_wrote_is_text_and_its_hidden_letters_are_seen(page: Tab) ->
     shown = page.find("#samples article:last-child .completion").text
     assert shown.startswith("<img src=x onerror=alert(1)></script>␛[2J\\u202e\\u2028")
     assert page.find_all("#samples article :is(img, b)") == []
-
-
-def test_a_copy_is_the_sample_or_all_that_are_equal(page: Tab, sampled: Path) -> None:
-    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    lines = (sampled / "rollouts" / "step_000001.jsonl").read_text(encoding="utf-8").splitlines()
-    for place, expected in [(1, json.loads(lines[3])), (0, [*map(json.loads, lines[:3])])]:
-        page.run("arguments[0].click()", page.find_all("#samples .copy")[place])
-        copied = json.loads(page.wait("return window.copied; window.copied = null"))
-        page.run("window.copied = null")
-        assert copied == ([{"step": 1, **one} for one in expected] if place == 0 else {"step": 1, **expected})
-
-
-def test_a_page_that_is_loaded_again_shows_what_it_showed(page: Tab) -> None:
-    choose(page, set=1, step=0, colour="")
-    page.reload()
-    chosen = [page.find(f"#samples [name={name}]").get_property("value") for name in ("set", "step", "colour")]
-    assert chosen == ["1", "0", ""]
-    assert texts(page) == ["after"]
 
 
 def refused(*_: object) -> None:

@@ -2,17 +2,15 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.page.lines import run_of, seeds_of, steps_of
+from tests.report.page.lines import run_of, seeds_of
 from tests.report.page.made_runs import begun, ended, metrics_line
 
 from gspo.metrics.definitions import families
-from gspo.report.page import data
-from gspo.report.page.data import MOST_CURVES, MOST_LOSSES, MOST_STEPS, rounded, run_data
+from gspo.report.page.data import MOST_CURVES, rounded, run_data
 
 
 def run_in(*runs: Any) -> dict[str, Any]:
@@ -29,20 +27,12 @@ def test_each_metric_is_a_column_with_a_place_for_each_step() -> None:
     assert run["columns"]["policy/entropy"][4] is None  # a gap
     assert [step for step, value in enumerate(run["columns"]["evaluation/held_out/pass_at_1"]) if value] == [0, 3, 6]
     assert all(len(column) == 7 for column in run["columns"].values())
-    assert set(log[1]) - {"step"} <= set(run["columns"]) | set(run_data([run_of(log)])["lists"])
+    assert set(log[1]) - {"step"} <= set(run["columns"])
 
 
-def test_a_list_is_a_column_for_each_of_its_numbers_and_lists_in_it_too() -> None:
-    whole = run_data([run_of([{"step": 1, "x": [1.5, None, 2.5], "y": [[1], [2, 3]]}, {"step": 2, "x": [3]}])])
-    assert whole["lists"] == {"x": ["/0", "/1", "/2"], "y": ["/0/0", "/1/0", "/1/1"]}
-    columns = whole["runs"][0]["columns"]
-    assert columns == {"x/0": [1.5, 3], "x/2": [2.5, None], "y/0/0": [1, None], "y/1/0": [2, None], "y/1/1": [3, None]}
-
-
-def test_of_a_long_list_evenly_spread_numbers_are_on_the_page() -> None:
-    whole = run_data([run_of([{"step": 1, "x": [0.5] * 100}])])
-    places = [int(name[1:]) for name in whole["lists"]["x"]]
-    assert places == [*range(0, 100, 4)] and len(places) <= MOST_CURVES
+def test_a_list_is_a_row_of_its_numbers_and_those_of_lists_in_it() -> None:
+    run = run_in(run_of([{"step": 1, "x": [1.5, None, 2.5], "y": [[1], [2, 3]]}, {"step": 2, "x": [3] * 100}]))
+    assert run["columns"] == {"x": [[1.5, None, 2.5], [3] * MOST_CURVES], "y": [[1, 2, 3], None]}
 
 
 @pytest.mark.parametrize(
@@ -82,34 +72,6 @@ def test_tokens_and_time_so_far_stand_beside_the_steps() -> None:
     assert run["tokens"] == [0, 200, 200, 350] and run["seconds"] == [5, 8, None, 20]
 
 
-def test_a_long_run_is_drawn_by_evenly_spread_steps_with_the_first_the_last_and_every_evaluation() -> None:
-    lines = steps_of("reward/mean", [float(step) for step in range(5000)], first=0)
-    evaluated = [*range(0, 5000, 250), 4321]
-    for step in evaluated:
-        lines[step]["evaluation/held_out/pass_at_1"] = 0.5
-    whole = run_data([run_of(lines)])
-    steps = whole["runs"][0]["steps"]
-    assert 0.7 * MOST_STEPS < len(steps) <= MOST_STEPS + len(evaluated) + 1
-    assert steps[0] == 0 and steps[-1] == 4999 and set(evaluated) <= set(steps)
-    assert max(after - before for before, after in pairwise(steps)) == 3
-    assert (whole["num_steps"], whole["num_drawn"]) == (5000, len(steps))
-    assert whole["runs"][0]["columns"]["reward/mean"] == [rounded(float(step)) for step in steps]
-
-
-def test_a_run_that_is_not_long_is_drawn_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_STEPS", 10)
-    assert run_in(run_of(steps_of("x", [1] * 10)))["steps"] == list(range(1, 11))
-    assert run_in(run_of(steps_of("x", [1] * 11)))["steps"] == [1, 3, 5, 7, 9, 11]
-
-
-def test_of_a_long_cold_start_evenly_spread_losses_are_drawn_the_last_among_them() -> None:
-    cold = [{"step": step, "loss": 1 / step} for step in range(1, 1401)]
-    shown = run_in(run_of(cold_start=[*cold, {"loss": 3.0}]))["cold_start"]
-    assert len(shown["step"]) == len(shown["loss"]) <= MOST_LOSSES and shown["step"][-1] == 1400
-    assert {after - before for before, after in pairwise(shown["step"])} == {3}
-    assert run_in(run_of())["cold_start"] == {"step": [], "loss": []}
-
-
 def test_arms_are_places_of_runs_and_differences_are_of_arms() -> None:
     runs = [run_of(name=name, settings={"seed": seed, "steps": steps}) for name, seed, steps in ARMS]
     whole = run_data(runs)
@@ -130,11 +92,13 @@ def test_the_metrics_of_the_runs_have_their_definitions() -> None:
     log = [{"step": 1, "reward/mean": 1.0, "evaluation/a b/pass_at_1": 0.5, "mine": 1.0, "reward/f/mean": 1.0}]
     definitions = run_data([run_of(log)])["definitions"]
     general = {"reward/mean": "reward/mean", "evaluation/a b/pass_at_1": "evaluation/<set>/pass_at_1"}
-    assert definitions["names"] == {**general, "reward/f/mean": "reward/<function>/mean"}
+    assert {name: known for name, (known, _, _) in definitions.items()} == {
+        **general,
+        "reward/f/mean": "reward/<function>/mean",
+    }
     known = {name: definition for family in families() for name, definition in family.metrics.items()}
-    for name, (text, healthy) in definitions["texts"].items():
+    for name, text, healthy in definitions.values():
         assert (known[name].text, known[name].healthy) == (text, healthy)
-    assert set(definitions["texts"]) == set(definitions["names"].values())
 
 
 def test_the_steps_after_which_a_run_was_resumed_are_there() -> None:
@@ -156,4 +120,4 @@ def test_recipes_of_other_versions_are_shown_too() -> None:
 def test_what_cannot_be_written_as_json_is_no_number(tmp_path: Path) -> None:
     line = {"step": 1, "reward/mean": float("inf"), "x": [[float("nan")], 1.0]}
     run = replace(run_of([line]), path=tmp_path)
-    assert run_in(run)["columns"] == {"x/1": [1]}
+    assert run_in(run)["columns"] == {"x": [[None, 1]]}

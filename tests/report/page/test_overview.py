@@ -1,162 +1,22 @@
 """The top of the page: what state a run is in, what it came to, how long it took, which diagnoses held when."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.report.page.lines import run_of, steps_of
-from tests.report.page.made_runs import begun, ended, metrics_line, number
+from tests.report.page.made_runs import begun, ended
 
 from gspo.metrics.words import diagnoses
-from gspo.report.page import overview as overview_module
-from gspo.report.page.overview import duration, named_diagnoses, overview, run_seconds, scores, state_sentence
+from gspo.report.page.overview import named_diagnoses, overview, state_sentence
 from gspo.report.run_files import RunFiles
 
 NOW = 1_800_000_000.0
 CUT, GAP = "response/truncated_fraction", "mismatch/logprob_gap_mean"
 
 
-def at(seconds: float) -> str:
-    return datetime.fromtimestamp(NOW + seconds, UTC).isoformat(timespec="seconds")
-
-
-def test_pass_at_1_is_told_before_and_after_with_its_standard_error() -> None:
-    told = dict(scores(run_of([metrics_line(step) for step in range(7)])))
-    assert told["pass@1 (held_out)"] == "0.250 ± 0.020 → 0.310 ± 0.080"
-    assert told["reward"] == f"{number(0.2, 1):.3f} → {number(0.2, 6):.3f}" == "0.210 → 0.260"
-    assert told["response tokens"] == "30.0 → 30.1"
-
-
-def test_each_evaluated_set_is_told_with_its_own_error() -> None:
-    log = [
-        {
-            "step": step,
-            **{
-                f"evaluation/{name}/{key}": (step + 1) * size
-                for name, size in (("a", 0.1), ("pass_at_1", 0.2))
-                for key in ("pass_at_1", "standard_error")
-            },
-        }
-        for step in (0, 2, 3)
-    ]
-    log[1] |= {"evaluation/late/pass_at_1": 0.5, "evaluation/late/standard_error": 0.25}
-    assert scores(run_of(log)) == [
-        ("pass@1 (a)", "0.100 ± 0.100 → 0.400 ± 0.400"),
-        ("pass@1 (pass_at_1)", "0.200 ± 0.200 → 0.800 ± 0.800"),
-        ("pass@1 (late)", "0.500 ± 0.250 after step 2"),
-    ]
-
-
-def test_the_held_out_reward_is_told_where_it_is_another_number_than_pass_at_1() -> None:
-    def line(step: int, rate: float, reward: float | None) -> dict[str, Any]:
-        numbers = {"pass_at_1": rate, "standard_error": None, "reward_mean": reward, "reward_standard_error": 0.5}
-        return {"step": step, **{f"evaluation/a/{name}": value for name, value in numbers.items()}}
-
-    told = scores(run_of([line(0, 0.0, 6.0), line(3, 0.0, 7.25)]))
-    assert told == [("pass@1 (a)", "0.000 → 0.000"), ("reward (a)", "6.000 ± 0.500 → 7.250 ± 0.500")]
-    assert scores(run_of([line(0, 0.0, 0.0), line(3, 1.0, 1.0)])) == [("pass@1 (a)", "0.000 → 1.000")]
-    assert scores(run_of([line(0, 1.0, None)])) == [("pass@1 (a)", "1.000 after step 0")]
-
-
-def test_a_run_without_an_evaluation_tells_reward_and_length_alone() -> None:
-    log = [{"step": step, "reward/mean": step / 10, "response/mean_tokens": 7.26} for step in (1, 2, 3)]
-    assert scores(run_of(log)) == [("reward", "0.100 → 0.300"), ("response tokens", "7.3 → 7.3")]
-    assert scores(run_of()) == [] and scores(run_of([{"step": 0, "reward/mean": 1.0}])) == []
-
-
-def test_a_number_that_is_none_is_not_told() -> None:
-    log = steps_of("reward/mean", [None, 0.5, 0.75, None, "x"])
-    log[1] |= {"evaluation/a/pass_at_1": None}
-    log[2] |= {"evaluation/a/pass_at_1": 0.5}  # of another version: without an error
-    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3"), ("reward", "0.500 → 0.750")]
-
-
-def test_an_error_that_is_no_number_is_told_as_none() -> None:
-    log = [{"step": 3, "evaluation/a/pass_at_1": 0.5, "evaluation/a/standard_error": [1.0]}]
-    assert scores(run_of(log)) == [("pass@1 (a)", "0.500 after step 3")]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0, "0 min 0 s"),
-        (59.4, "0 min 59 s"),
-        (59.6, "1 min 0 s"),
-        (191, "3 min 11 s"),
-        (3599.9, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (360_000, "100 h 00 min"),
-    ],
-)
-def test_a_duration_is_told_as_one_says_it(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
-
-
-def seconds_of(
-    *history: dict[str, Any], state: str, log: list[dict[str, Any]] | None = None, path: Path | None = None
-) -> float:
-    return run_seconds(run_of(log or [], history=history, state=state, path=path))
-
-
-@pytest.fixture
-def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview_module.time, "time", lambda: NOW)
-
-
-def test_a_finished_run_took_what_its_last_end_says(_now: None) -> None:
-    history = [begun(time=at(-500)), ended(), begun(time=at(-300), event="resumed"), {**ended(), "seconds": 250.0}]
-    assert seconds_of(*history, state="finished") == 250
-    assert seconds_of(*history[:2], state="stopped") == 100
-
-
-def test_a_run_under_way_takes_what_it_took_before_and_the_time_since(_now: None) -> None:
-    assert seconds_of(begun(time=at(-40)), state="running") == 40
-    again = begun(time=at(-30), event="resumed", seconds=100.0)
-    assert seconds_of(begun(time=at(-400)), ended(), again, state="running") == 130
-    assert seconds_of(begun(time=at(-400)), {**again, "seconds": 250.0}, state="running") == 280  # the first was killed
-    assert seconds_of(begun(time=at(30)), state="running") == 0  # the clock was set back
-    del again["seconds"]  # of an older version
-    assert seconds_of(again, state="running") == 30
-
-
-def test_a_run_that_was_killed_took_until_its_last_line(_now: None, tmp_path: Path) -> None:
-    history = [begun(time=at(-400)), ended(), begun(time=at(-300), event="resumed", seconds=100.0)]
-    assert seconds_of(*history, state="killed") == 100  # it has written nothing since
-    for state in ("killed", "unknown"):
-        assert seconds_of(*history, state=state, log=steps_of("time/elapsed_seconds", [90.0, 180.0])) == 180
-    assert seconds_of(*history, state="killed", log=steps_of("time/elapsed_seconds", [80.0, 90.0])) == 100
-    for last in (None, ..., "long"):
-        assert seconds_of(*history, state="killed", log=steps_of("time/elapsed_seconds", [180.0, last])) == 100
-    assert seconds_of(begun(time=at(-400)), state="killed", log=steps_of("time/elapsed_seconds", [7.5])) == 7.5
-    for name in ("cold_start.jsonl", "metrics.jsonl"):  # copied, which makes them new
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (NOW - 5, NOW - 5))
-    assert seconds_of(*history, state="killed", path=tmp_path) == 100
-
-
-def test_a_run_that_has_ended_took_what_its_end_says_whatever_its_lines_do(_now: None) -> None:
-    log = steps_of("time/elapsed_seconds", [90.0, 180.0])
-    assert seconds_of(begun(time=at(-400)), ended(), state="failed", log=log) == 100
-
-
-def test_without_a_history_a_run_took_what_its_last_line_says() -> None:
-    assert seconds_of(state="unknown", log=steps_of("time/elapsed_seconds", [2.0, 3.5])) == 3.5
-    assert seconds_of(state="unknown", log=steps_of("time/total_seconds", [2.0, 3.5])) == 0
-    assert seconds_of(state="unknown") == 0
-
-
-@pytest.mark.parametrize("when", [None, "noon", 3])
-def test_a_beginning_that_says_no_time_counts_for_none(when: Any) -> None:
-    assert seconds_of(begun(time=when), state="running") == 0
-    assert seconds_of(begun(time=when, seconds=20.0, event="resumed"), state="running") == 20
-    assert seconds_of(begun(time=when, seconds=None), state="running") == 0
-
-
-AGAIN = "it can be resumed, from step 18: gspo resume {path}"
+AGAIN = "it can be resumed: gspo resume {path}"
 STATES = [
     ("finished", None, "finished: {done}"),
     ("running", None, "still running: {done}"),
@@ -185,104 +45,9 @@ def test_each_state_is_a_sentence(state: str, reason: str | None, told: str, tmp
     assert state_sentence(run) == told.format(done=done, path=tmp_path)
 
 
-@pytest.mark.parametrize(("state", "reason", "told"), [one for one in STATES if one[0] not in ("finished", "unknown")])
-def test_where_no_step_is_done_it_is_told_how_far_the_cold_start_is(
-    state: str, reason: str | None, told: str, tmp_path: Path
-) -> None:
-    checkpoint(tmp_path, "step_000018")
-    given: dict[str, Any] = {"history": [begun(), ended(state, reason)], "state": state, "path": tmp_path}
-    cold: list[dict[str, Any]] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.23456}]
-
-    def said(**more: Any) -> str:
-        return state_sentence(run_of(more.pop("log", []), **given, **more))
-
-    of_20 = {"cold_start": {"steps": 20}}
-    done = "2 of 20 steps of the cold start, loss 1.235"
-    assert said(cold_start=cold, settings=of_20) == told.format(done=done, path=tmp_path)
-    without = said(cold_start=[*cold, {"step": 3, "loss": None}], settings=of_20)
-    assert without == told.format(done="3 of 20 steps of the cold start", path=tmp_path)
-    odd = said(cold_start=cold, settings={"cold_start": None})  # a recipe of another version
-    assert odd == told.format(done=done.replace("20", "None"), path=tmp_path)
-    beyond = said(cold_start=cold, settings=of_20, log=steps_of("x", [1]))
-    assert "1 of 6 steps" in beyond and "cold start" not in beyond
-
-
-@pytest.mark.parametrize(
-    ("names", "where"),
-    [
-        ([], "from the start: it has no checkpoint"),
-        (["unfinished_step_000004", "other"], "from the start: it has no checkpoint"),
-        (["cold/step_000200", "cold/step_000030"], "from step 200 of the cold start"),
-        (["step_000002", "cold/step_000200", "step_000001_update_2"], "from step 2"),
-        (["step_000002", "step_000010", "step_000009_batch"], "from step 10"),
-        (["step_000002_update_3", "step_000002"], "from step 3, update 3"),
-    ],
-)
-def test_it_is_told_from_where_a_run_would_go_on(names: list[str], where: str, tmp_path: Path) -> None:
-    for name in names:
-        checkpoint(tmp_path, name)
-    (tmp_path / "checkpoints" / "step_000099").mkdir(parents=True)  # removed, or not yet written: no manifest
-    run = run_of(steps_of("x", [1]), history=[begun()], state="killed", path=tmp_path)
-    told = f"it can be resumed, {where}: gspo resume {tmp_path}"
-    assert state_sentence(run) == f"killed, or crashed, after 1 of 6 steps; {told}"
-
-
-def test_the_history_is_told_line_by_line() -> None:
-    lines: list[dict[str, Any]] = [
-        {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0},
-        {"time": "t2", "event": "ended", "how": "stopped", "reason": "SIGTERM", "step": 0, "cold_start_step": 7},
-        {"time": "t3", "event": "resumed", "step": 0, "cold_start_step": 7},
-        {"time": "t4", "event": "ended", "how": "failed", "reason": "no room", "step": 4, "cold_start_step": 9},
-        {"time": "t5", "event": "resumed", "step": 4, "cold_start_step": 9},
-        {"time": "t6", "event": "ended", "how": "finished", "reason": None, "step": 6, "cold_start_step": 9},
-    ]
-    assert overview(run_of(history=lines))["history"] == [
-        "t1: started",
-        "t2: stopped at step 7 of the cold start (SIGTERM)",
-        "t3: resumed at step 7 of the cold start",
-        "t4: failed at step 4 (no room)",
-        "t5: resumed at step 4",
-        "t6: finished at step 6",
-    ]
-
-
-def test_an_end_that_there_is_no_line_of_is_told_all_the_same() -> None:
-    first: dict[str, Any] = {"time": "t1", "event": "begun", "step": 0, "cold_start_step": 0}
-    second = {"time": "t2", "event": "resumed", "step": 4}
-    killed = "killed, or crashed, some time after that"
-    end = {"time": "t3", "event": "ended", "how": "finished", "reason": None, "step": 6}
-
-    def told(*lines: dict[str, Any], state: str) -> list[str]:
-        return overview(run_of(history=lines, state=state))["history"]
-
-    assert told(first, state="running") == ["t1: started"]
-    assert told(first, state="unknown") == ["t1: started"]  # on another machine
-    assert told(first, state="killed") == ["t1: started", killed]
-    again = ["t1: started", killed, "t2: resumed at step 4"]
-    assert told(first, second, state="running") == again
-    assert told(first, second, state="killed") == [*again, killed]
-    assert told(first, second, end, state="finished") == [*again, "t3: finished at step 6"]
-    stop = {**end, "how": "stopped", "reason": "SIGTERM", "step": 4}
-    assert told(first, stop, second, state="running") == ["t1: started", "t3: stopped at step 4 (SIGTERM)", again[-1]]
-
-
 def test_the_runs_own_words_introduce_it_the_last_ones() -> None:
     history = [begun(introduction="first"), ended(), begun(introduction="a\nb", event="resumed"), ended()]
     assert overview(run_of(history=history))["introduction"] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, ["model: qwen3_moe", "queries: chain_sum"]),
-        ({"model": {"path": "m"}, "queries": {"path": "q.jsonl"}}, ["model: m", "queries: q.jsonl"]),
-        ({"model": None, "queries": None}, ["model: None", "queries: from Python"]),
-        ({"model": "m", "queries": ["x"]}, ["model: None", "queries: from Python"]),
-        ({"model": {"architecture": "x"}, "queries": {"procedural": 3}}, ["model: None", "queries: from Python"]),
-    ],
-)
-def test_for_want_of_its_own_words_its_recipe_introduces_it(settings: Mapping[str, Any], told: list[str]) -> None:
-    assert overview(run_of(settings=settings))["introduction"] == told
 
 
 def with_cuts(*cuts: float, **more: Any) -> RunFiles:
@@ -344,7 +109,6 @@ def test_the_recipes_actor_decides_and_one_of_another_version_is_read_as_the_def
         assert named_diagnoses(run_of(log, settings={"actor": actor})) == inert
 
 
-def test_an_overview_has_the_time_and_what_could_not_be_read() -> None:
+def test_an_overview_has_what_could_not_be_read() -> None:
     made = overview(replace(run_of(history=[begun(), ended()]), notes=["2 line(s) of metrics.jsonl could not be read"]))
     assert made["notes"] == ["2 line(s) of metrics.jsonl could not be read"] and made["diagnoses"] == []
-    assert made["scores"] == [("time", "1 min 40 s")]

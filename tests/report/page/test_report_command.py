@@ -35,7 +35,7 @@ def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
     assert capsys.readouterr() == ("report: compared.html\n", "")
     assert cli.main(["report", "b", "a", "--out", "both.html"]) == 0
     assert capsys.readouterr() == ("report: both.html\n", "")
-    assert data_in(Path("both.html").read_text(encoding="utf-8"))["title"] == "2 runs"
+    assert len(data_in(Path("both.html").read_text(encoding="utf-8"))["runs"]) == 2
 
 
 def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_training_leaves_its_page_and_says_where(capsys: Said) -> None:
     assert "\nreport           runs/tiny/report.html\n" in capsys.readouterr().out
     page = Path("runs/tiny/report.html").read_text(encoding="utf-8")
     (run,) = data_in(page)["runs"]
-    assert run["overview"]["state"] == "finished: 1 of 1 steps" and data_in(page)["reload_seconds"] is None
+    assert run["overview"]["state"] == "finished: 1 of 1 steps"
     assert cli.main(["report", "runs/tiny", "--out", "again.html"]) == 0
     again = Path("again.html").read_text(encoding="utf-8")
     assert data_in(again)["runs"] == [run] and samples_in(again) == samples_in(page)

@@ -14,7 +14,6 @@ from gspo.recipe.schema import Recipe
 from gspo.report.page.overview import rerun_command
 from gspo.report.page.write import document
 from gspo.report.run_files import read_run
-from gspo.run.console import Display
 
 TINY = Path(__file__).parents[2] / "tiny.yaml"
 
@@ -75,7 +74,7 @@ def test_the_command_of_the_page_runs_the_same_recipe_under_another_name(
 ) -> None:
     trained: list[tuple[Recipe, bool]] = []
 
-    def run(recipe: Recipe, display: Display, *, resume: bool) -> int:
+    def run(recipe: Recipe, display: object, *, resume: bool) -> int:
         trained.append((recipe, resume))
         return 0
 

@@ -44,12 +44,12 @@ class Watched:
         assert text.startswith("<!DOCTYPE html>") and text.rstrip().endswith("</html>")
         self.pages.append(text)
 
-    def watch(self) -> list[int | None]:
-        """After how many seconds each page that was seen is loaded again."""
+    def watch(self) -> list[bool]:
+        """Whether the run was under way on each page that was seen."""
         write.watch([self.path], note=self.notes.append, sleep=self.sleep)
         self.look()
         assert not self.changes
-        return [data_in(text)["reload_seconds"] for text in self.pages]
+        return [data_in(text)["runs"][0]["state"] == "running" for text in self.pages]
 
 
 def add(name: str, line: dict[str, Any]) -> Callable[[], object]:
@@ -94,7 +94,7 @@ def shown_numbers(watched: Watched) -> list[int]:
 )
 def test_the_page_is_written_again_when_there_is_more(more: Callable[[], object], written: list[int]) -> None:
     watched = Watched(lambda: None, more, lambda: None, add("history.jsonl", ended()))
-    assert watched.watch() == [20, 20, 20, 20, None]
+    assert watched.watch() == [True, True, True, True, False]
     assert shown_numbers(watched) == [1, 1, 2, 2, 3] and written == [1, 2, 3]
 
 
@@ -104,7 +104,7 @@ def test_a_line_that_is_not_whole_is_not_more(written: list[int]) -> None:
             file.write('{"step": 2, "reward')
 
     watched = Watched(half, add("history.jsonl", ended()))
-    assert watched.watch() == [20, 20, None] and written == [1, 2]
+    assert watched.watch() == [True, True, False] and written == [1, 2]
 
 
 def test_what_was_written_is_on_the_page() -> None:
@@ -112,7 +112,7 @@ def test_what_was_written_is_on_the_page() -> None:
     watched.watch()
     shown = [data_in(text)["runs"][0]["overview"]["state"] for text in watched.pages]
     running = "still running: {} of 6 steps so far"
-    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
+    again = "it can be resumed: gspo resume a"
     assert shown == [running.format(1), running.format(2), f"failed after 2 of 6 steps ({again}): no room"]
     assert watched.notes[1:] == [f"made: {shown[-1]}", "report: a/report.html"]
 
@@ -149,9 +149,9 @@ def test_a_run_that_is_killed_ends_the_watch_though_it_has_written_nothing_more(
     alive = [True]
     monkeypatch.setattr(run_files, "is_locked", lambda _: alive[-1])
     watched = Watched(lambda: None, lambda: alive.append(False))
-    assert watched.watch() == [20, 20, None]
+    assert watched.watch() == [True, True, False]
     assert "killed, or crashed, after 1 of 6 steps" in watched.pages[-1]
-    again = "it can be resumed, from the start: it has no checkpoint: gspo resume a"
+    again = "it can be resumed: gspo resume a"
     assert watched.notes[1:] == [f"made: killed, or crashed, after 1 of 6 steps; {again}", "report: a/report.html"]
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_has_ended_is_written_once(written: list[int]) -> None:
     write.watch([Path("a")], Path("b.html"), note=notes.append, sleep=lambda _: pytest.fail("it has ended"))
     assert written == [1]
     assert notes == ["made: finished: 6 of 6 steps", "report: b.html (written once: no run is under way)"]
-    assert data_in(Path("b.html").read_text(encoding="utf-8"))["reload_seconds"] is None
+    assert data_in(Path("b.html").read_text(encoding="utf-8"))["runs"][0]["state"] == "finished"
 
 
 def test_of_several_runs_the_last_under_way_ends_the_watch() -> None:

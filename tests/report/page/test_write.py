@@ -44,7 +44,7 @@ def test_by_default_the_page_is_in_its_run_and_that_of_several_where_one_stands_
     assert Path("b/report.html").read_bytes() == own
     assert sorted(map(str, Path().rglob("*.html"))) == ["b/report.html", "compared.html"]
     data = data_in(Path("compared.html").read_text(encoding="utf-8"))
-    assert data["title"] == "2 runs" and [run["label"] for run in data["runs"]] == ["b", "a"]
+    assert [run["label"] for run in data["runs"]] == ["b", "a"]
 
 
 @pytest.mark.parametrize("content", ["", "my notes", "<!DOCTYPE html><title>of something else – gspo</title>"])
@@ -85,7 +85,7 @@ def test_a_directory_given_twice_is_one_run_however_it_is_spelled() -> None:
     Path("link").symlink_to("a")
     write_report([Path("a"), Path("a"), Path("a/../a"), Path("a").absolute(), Path("link")], note=quiet)
     data = data_in(Path("a/report.html").read_text(encoding="utf-8"))
-    assert data["title"] == "made" and len(data["runs"]) == 1
+    assert len(data["runs"]) == 1
 
 
 def test_runs_of_one_name_are_told_apart_by_their_directories() -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from gspo.report.run_files import RunFiles
@@ -42,8 +42,7 @@ def differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
 def _label(runs: Sequence[RunFiles]) -> str:
     if len(runs) == 1:
         return runs[0].name
-    letters = takewhile(lambda column: len(set(column)) == 1, zip(*(run.name for run in runs), strict=False))
-    common = "".join(column[0] for column in letters).rstrip("-_.0123456789")
+    common = commonprefix([run.name for run in runs]).rstrip("-_.0123456789")  # noqa: RUF071 (names, not paths)
     num_seeds = len({str(run.recipe.get("seed")) for run in runs})
     count = f"{len(runs)} seeds" if num_seeds == len(runs) else f"{len(runs)} runs of {num_seeds} seed(s)"
     return f"{common or runs[0].name} ({count})"

@@ -2,30 +2,26 @@
 
 import json
 import shlex
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from gspo.metrics.numbers import is_number
-from gspo.metrics.words import WINDOW, diagnoses, measured, measures
+from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.sections import ActorConfig
 from gspo.report.run_files import RunFiles
 from gspo.report.shapes import section
-from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, position_of
+
+_OF_EVENT = ("time", "event", "how", "step", "cold_start_step", "reason")
 
 
 def overview(run: RunFiles) -> dict[str, Any]:
-    """The summary of a run, whatever of it there is so far; every entry as it is to be read."""
+    """What a run was, whatever of it there is so far."""
     return {
         "state": state_sentence(run),
-        "introduction": _introduction(run),
-        "scores": [*scores(run), ("time", duration(run_seconds(run)))],
+        "introduction": str(run.last("begun", "resumed").get("introduction") or "").splitlines(),
         "diagnoses": named_diagnoses(run),
-        "history": list(_history(run)),
+        "history": [[str(line.get(key) or "") for key in _OF_EVENT] for line in run.history],
         "notes": list(run.notes),
     }
 
@@ -33,46 +29,16 @@ def overview(run: RunFiles) -> dict[str, Any]:
 def state_sentence(run: RunFiles) -> str:
     """How far the run is, whether it is still running, and which command resumes it if it is not."""
     done = f"{run.num_steps} of {run.recipe['steps']} steps"
-    end, again, place = run.last("ended"), _resumption(run), _cold_start_place(run)
+    end, again = run.last("ended"), f"it can be resumed: gspo resume {run.path}"
     return {
         "finished": f"finished: {done}",
-        "running": f"still running: {place or done + ' so far'}",
-        "stopped": f"stopped by {end.get('reason')} after {place or done}; {again}",
-        "interrupted": f"interrupted at once after {place or done}; {again}",
-        "failed": f"failed after {place or done} ({again}): {end.get('reason')}",
-        "killed": f"killed, or crashed, after {place or done}; {again}",
+        "running": f"still running: {done} so far",
+        "stopped": f"stopped by {end.get('reason')} after {done}; {again}",
+        "interrupted": f"interrupted at once after {done}; {again}",
+        "failed": f"failed after {done} ({again}): {end.get('reason')}",
+        "killed": f"killed, or crashed, after {done}; {again}",
         "unknown": f"{done}; nothing here says whether it still runs",
     }[run.state]
-
-
-def run_seconds(run: RunFiles) -> float:
-    """What all processes of the run took: to their end, or to the last line of a process without an end."""
-    last = run.history[-1] if run.history else {}
-    seconds = float(last["seconds"]) if is_number(last.get("seconds")) else 0.0
-    if last.get("event") == "ended":
-        return seconds
-    if run.state == "running":
-        with suppress(KeyError, TypeError, ValueError, OverflowError):  # a line without a time
-            seconds += max(0.0, time.time() - datetime.fromisoformat(last["time"]).timestamp())
-    name = "time/elapsed_seconds"
-    return max([seconds, *(line[name] for line in run.lines[-1:] if is_number(line.get(name)))])
-
-
-def scores(run: RunFiles) -> list[tuple[str, str]]:
-    """pass@1 and reward of each evaluated set with their standard errors, reward, response length: first → last."""
-    rows = []
-    for measure in measures(run.lines):
-        lines = [line for line in run.lines if is_number(line.get(measure.name))]
-        texts = [measured(line, measure) for line in lines]
-        if len(lines) > 1:
-            rows.append((measure.label, f"{texts[0]} → {texts[-1]}"))
-        elif lines:
-            rows.append((measure.label, f"{texts[0]} after step {lines[0]['step']}"))
-    for about, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        known = [line[name] for line in run.steps if is_number(line.get(name))]
-        if known:
-            rows.append((about, f"{known[0]:.{digits}f} → {known[-1]:.{digits}f}"))
-    return rows
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
@@ -91,12 +57,6 @@ def named_diagnoses(run: RunFiles) -> list[str]:
     ]
 
 
-def duration(seconds: float) -> str:
-    """Such as `3 min 11 s` or `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
 def rerun_command(run: RunFiles) -> str:
     """What runs the recipe again, under another name, from the directory in which the run was started."""
     name = f"name={run.name}-again"
@@ -109,63 +69,8 @@ def rerun_command(run: RunFiles) -> str:
     return f"{go}gspo train {shlex.quote(recipe)} {shlex.quote(name)} output_dir=null"
 
 
-def _cold_start_place(run: RunFiles) -> str:
-    """Where a run is in its cold start; empty beyond that."""
-    if run.num_steps or not run.cold_start:
-        return ""
-    total, last = section(run.recipe, "cold_start").get("steps"), run.cold_start[-1]
-    loss = f", loss {last['loss']:.3f}" if is_number(last.get("loss")) else ""
-    return f"{last.get('step')} of {total} steps of the cold start{loss}"
-
-
-def _resumption(run: RunFiles) -> str:
-    of_cold_start = (run.path / COLD_START / "manifest.json").exists()
-    where = "from the end of its cold start" if of_cold_start else "from the start: it has no checkpoint"
-    for folder, phase in ((COLD_CHECKPOINTS, " of the cold start"), (CHECKPOINTS, "")):
-        positions = [position_of(path.parent.name) for path in (run.path / folder).glob("*/manifest.json")]
-        if newest := max((position for position in positions if position is not None), default=None):
-            where = f"from {newest}{phase}"
-    return f"it can be resumed, {where}: gspo resume {run.path}"
-
-
-def _history(run: RunFiles) -> Iterator[str]:
-    """A sentence for each line of the history, and for each end without a line."""
-    under_way = False
-    for line in run.history:
-        begins = line.get("event") in ("begun", "resumed")
-        if begins and under_way:
-            yield "killed, or crashed, some time after that"
-        under_way = begins
-        yield _event(line)
-    if run.state == "killed":
-        yield "killed, or crashed, some time after that"
-
-
-def _event(line: Mapping[str, Any]) -> str:
-    where = f"at step {line.get('step')}"
-    if not line.get("step"):
-        cold = line.get("cold_start_step")
-        where = f"at step {cold} of the cold start" if cold else "at the start"
-    reason = f" ({line['reason']})" if line.get("reason") else ""
-    sentence = {"begun": "started", "resumed": f"resumed {where}"}.get(str(line.get("event")))
-    ending = f"{line.get('how')} {where}{reason}"
-    return f"{line.get('time')}: {sentence or ending}"
-
-
 def _actor(recipe: Mapping[str, Any]) -> ActorConfig:
     try:
         return ActorConfig.model_validate(recipe.get("actor", {}))
     except ValidationError:  # of another version of gspo
         return ActorConfig()
-
-
-def _introduction(run: RunFiles) -> list[str]:
-    """How the run introduced itself; without that, the words of its recipe."""
-    if introduction := run.last("begun", "resumed").get("introduction"):
-        return str(introduction).splitlines()
-    model, queries = section(run.recipe, "model"), section(run.recipe, "queries")
-    architecture, task = section(model, "architecture").get("model_type"), section(queries, "procedural").get("task")
-    return [
-        f"model: {model.get('path') or architecture}",
-        f"queries: {queries.get('path') or task or 'from Python'}",
-    ]

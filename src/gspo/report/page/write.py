@@ -22,7 +22,6 @@ _COMPARED = "compared.html"  # a page of several runs does not replace a run's o
 _MARK, _MARKED = b'<meta name="generator" content="gspo report">', 1_000  # in the first bytes of a page
 _LOOK_SECONDS = 2.0  # between two looks at a run that is watched
 _REST = 10.0  # times as long as a page took to write: the cores are for training
-_RELOAD_SECONDS = 20  # after which a page of a run under way shows what there is then
 _UPLOT = "uPlot-1.6.32"
 _SCRIPTS = ("store.js", "theme.js", "charts.js", "plot.js", "tokens.js", "queries.js", "samples.js", "page.js")
 
@@ -47,27 +46,26 @@ def watch(
 
     Raises UserError as `write_report` does.
     """
-    target, seen, announced = _target(paths, out), None, False
+    target, seen = _target(paths, out), None
     while True:
         runs = [read_run(path) for path in _distinct(paths)]
         running = any(run.state == "running" for run in runs)
         now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
         started = time.monotonic()
         if now != seen or not running:
-            _replace(target, document(runs, reload_seconds=_RELOAD_SECONDS if running else None))
-            seen = now
-        if not announced and running:
-            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
-            announced = True
+            _replace(target, document(runs))
         if not running:
-            for run in runs:
-                note(f"{run.name}: {state_sentence(run)}")
-            note(f"report: {target}{'' if announced else ' (written once: no run is under way)'}")
-            return
+            break
+        if seen is None:
+            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
+        seen = now
         sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
+    for run in runs:
+        note(f"{run.name}: {state_sentence(run)}")
+    note(f"report: {target}{' (written once: no run is under way)' if seen is None else ''}")
 
 
-def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
+def document(runs: Sequence[RunFiles], *, live: bool = False) -> str:
     """The whole page. A live page has no samples in it: it fetches them, and its data again, from its server."""
     parts = {
         "title": escape(runs[0].name if len(runs) == 1 else f"{len(runs)} runs"),
@@ -76,7 +74,7 @@ def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
         "style": asset("style.css") + asset("samples.css"),
         "uplot": f"/*\n{asset('uPlot-LICENSE.txt')}*/\n{asset(f'{_UPLOT}.iife.min.js')}",
         "script": "\n".join(map(asset, _SCRIPTS)),
-        "data": page_json(runs, live=live, reload_seconds=reload_seconds),
+        "data": page_json(runs, live=live),
         "samples": '{"live":true}' if live else samples_json(runs),
     }
     # The template with each `{{name}}` replaced by its part, once: a part is left as it is.
@@ -84,9 +82,9 @@ def document(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: fl
     return text.encode(errors="replace").decode()  # half a character becomes a question mark
 
 
-def page_json(runs: Sequence[RunFiles], *, live: bool = False, reload_seconds: float | None = None) -> str:
+def page_json(runs: Sequence[RunFiles], *, live: bool = False) -> str:
     """All that the page shows but the samples, without a letter that means something to HTML."""
-    content = run_data(runs, live=live, reload_seconds=reload_seconds)
+    content = run_data(runs, live=live)
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", r"\u003c")
 
 
@@ -100,9 +98,9 @@ def _target(paths: Sequence[Path], out: Path | None) -> Path:
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
-    if _is_directory(target):
+    if os.path.isdir(target):  # noqa: PTH112 (False, not an error, where no such name can be)
         raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
-    if not _is_directory(target.parent):
+    if not os.path.isdir(target.parent):  # noqa: PTH112
         raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
     is_own = out is None and is_one  # any other file may be one of the run's
     if not is_own and os.path.lexists(target) and not _is_page(target):
@@ -120,17 +118,7 @@ def _is_page(path: Path) -> bool:
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
     """Each directory once, however it is spelled: or it would pass for two seeds."""
-    by_place: dict[str, Path] = {}
-    for path in paths:
-        by_place.setdefault(os.path.realpath(path), path)
-    return list(by_place.values())
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # no such name can be
-        return False
+    return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
 def _replace(target: Path, text: str) -> None:

@@ -1,179 +1,126 @@
-// The sections in their order: overview, curves, queries, samples, recipes, definitions; and the page's life after that.
+// The sections in their order: overview, curves, recipes, definitions; and the page's life after that.
 
-const MEASURED = ["reward/mean", "response/mean_tokens"];
-
-function listOf(texts) {
-  return element("ul", "", texts.map((text) => element("li", "", text)));
+function homeOf(section) {
+  return document.querySelector(`#${section} > div`);
 }
 
 function showOverview() {
-  const place = document.querySelector("#overview > div");
   byId("written").textContent = `gspo report of ${page.written}`;
-  place.replaceChildren(...(page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison()));
+  homeOf("overview").replaceChildren(...(page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison()));
 }
 
 function overviewOf({ overview }) {
-  const tiles = overview.scores.map(([about, value]) => element("div", "", element("dt", "", about), element("dd", "", value)));
-  const diagnoses = overview.diagnoses.length ? withAttributes(listOf(overview.diagnoses), { class: "diagnoses" }) : element("p", "", "None.");
+  const scores = [...measured(arms[0]), ["time", timeOf(arms[0].runs[0])]].filter(([, text]) => text !== "–");
+  const tiles = scores.map(([words, text]) => element("div", "", element("dt", "", words), element("dd", "", text)));
   return [
-    element("p", "state", overview.state), element("dl", "tiles", tiles), element("h3", "", "Diagnoses"), diagnoses,
+    element("p", "state", overview.state), element("dl", "tiles", tiles),
+    element("h3", "", "Diagnoses"), overview.diagnoses.length ? listOf(overview.diagnoses, "diagnoses") : element("p", "", "None."),
     ...(overview.notes.length ? [element("h3", "", "Not read"), listOf(overview.notes)] : []),
     element("h3", "", "What was trained, on what"), ...overview.introduction.map((line) => element("p", "", line)),
-    ...(overview.history.length ? [folded("history", "history", listOf(overview.history))] : []),
-  ].filter(Boolean);
+    folded("history", tableOf(["time", "event", "how", "step", "step of the cold start", "why"], overview.history)),
+  ];
 }
 
-// Of several runs a row each; of arms with seeds the first and the last numbers; and where the recipes differ.
+function timeOf({ seconds }) {
+  const last = seconds.findLast(Number.isFinite);
+  return last === undefined ? "–" : `${numberText(last / 60, { digits: 3 })} min`;
+}
+
+// A row for each run, and for each arm; and where the recipes differ.
 function comparison() {
-  const columns = [...new Set(page.runs.flatMap(({ overview }) => overview.scores.map(([about]) => about)))];
-  const rows = page.runs.map(({ label, overview }) => {
-    const scores = new Map(overview.scores);
-    return [label, overview.state, ...columns.map((column) => scores.get(column) || "–"), listOf([...overview.diagnoses, ...overview.notes])];
-  });
-  const made = [tableOf(["run", "state", ...columns, "diagnoses"], rows)];
-  if (arms.some((arm) => arm.runs.length > 1)) {
-    const names = [...page.measures.map(([label, name]) => [label, name]), ...MEASURED.map((name) => [name, name])];
-    const cells = (arm) => names.map(([, name]) => fromTo(seriesOf(arm, name)));
-    const table = tableOf(["arm", "seeds", ...names.map(([label]) => label)], arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...cells(arm)]));
-    made.push(element("h3", "", "Arms: mean ± standard deviation over their seeds"), table);
-  }
-  if (arms.length > 1) {
-    const table = tableOf(["key", ...arms.map((arm) => arm.label)], page.differences.map(([key, values]) => [element("code", "", key), ...values]));
-    made.push(withAttributes(element("h3", "", "Where the recipes differ"), { id: "differences" }), table);
-  }
-  return made;
+  const rowOf = ({ state, diagnoses, notes }) => [state, listOf([...diagnoses, ...notes])];
+  const runs = page.runs.map((run) => [run.label, timeOf(run), ...rowOf(run.overview)]);
+  const rows = arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...measured(arm).map(([, text]) => text)]);
+  const keys = page.differences.map(([key, values]) => [element("code", "", key), ...values]);
+  return [
+    tableOf(["run", "time", "state", "diagnoses"], runs),
+    element("h3", "", "Arms: first and last numbers, mean ± standard deviation over their seeds; of one seed ± standard error"),
+    tableOf(["arm", "seeds", ...measured(arms[0]).map(([words]) => words)], rows),
+    ...(keys.length ? [element("h3", "", "Where the recipes differ"), tableOf(["key", ...arms.map((arm) => arm.label)], keys)] : []),
+  ];
 }
 
-function fromTo(series) {
-  const texts = (series?.means || []).map((mean, place) => (Number.isFinite(mean) ? withSpread(mean, series.deviations[place]) : null)).filter(Boolean);
-  return texts.length > 1 ? `${texts[0]} → ${texts.at(-1)}` : texts[0] || "–";
+// Scores, reward and length in words: the first number → the last one, with what they are uncertain by.
+function measured(arm) {
+  const names = [...page.measures, ["reward/mean", "reward"], ["response/mean_tokens", "response tokens"]];
+  return names.map(([name, words, error]) => {
+    const { x = [], y = [], deviations } = pointsOf(arm, name, error, { x: arm.steps }) || {};
+    const [first, last] = [0, y.length - 1].map((place) => withSpread(y[place], deviations?.[place]));
+    return [words, y.length === 1 ? `${first} after step ${x[0]}` : y.length ? `${first} → ${last}` : "–"];
+  });
 }
 
 function showCharts() {
   const home = byId("charts"), isPhone = matchMedia("(max-width: 600px)").matches;
-  const families = Object.entries(CHARTS)
-    .map(([family, specs]) => [family, specs.map((spec) => [modelOf(spec), () => modelOf(spec)]).filter(([model]) => model)])
-    .filter(([, charts]) => charts.length);
-  const shape = JSON.stringify(families.map(([family, charts]) => [family, charts.map(([model]) => model.title)]));
+  const families = Object.entries(CHARTS).map(([family, specs]) => [family, specs.filter(modelOf)]).filter(([, specs]) => specs.length);
+  const shape = families.flat(2).map((part) => part.title || part).join();
   if (home.shape === shape) return repaintAll(); // the same charts of more steps
   home.shape = shape;
-  removePlots(home);
-  home.replaceChildren(...families.map(([family, charts], place) => {
-    const made = folded(element("h3", "", family), `family ${family}`, element("div", "charts", charts.map(([model, make]) => chartOf(model, make))));
-    made.open = remembered(`open family ${family}`) ?? (place === 0 || !isPhone);
+  destroyPlots(home);
+  home.replaceChildren(...families.map(([family, specs], place) => {
+    const charts = specs.map((spec) => element("figure", spec.wide ? "chart wide2" : "chart", chartOf(() => modelOf(spec))));
+    const made = folded(element("h3", "", family), element("div", "charts", charts));
+    made.open = place === 0 || !isPhone;
     return made;
   }));
   if (!families.length) home.append(element("p", "", "There is no line in metrics.jsonl yet: no step is done."));
-  if (page.num_drawn < page.num_steps) {
-    home.prepend(element("p", "hint", `Of ${page.num_steps.toLocaleString("en")} steps ${page.num_drawn.toLocaleString("en")}, evenly spread, are drawn; all are in metrics.jsonl.`));
-  }
 }
 
-function chartOf(model, make) {
-  const title = element("h4", "", model.metrics[0] ? linkTo(model.metrics[0], model.title) : model.title);
-  const host = element("div");
+// Its title, which leads to the metric's definition where there is one, and the place where it is drawn.
+function chartOf(make) {
+  const { title, metric } = make(), name = page.definitions.get(metric)?.[0], host = element("div", "");
   placePlot(host, make);
-  return element("figure", model.wide ? "chart wide2" : "chart", title, host);
+  return [element("h4", "", name ? element("a", { href: "#" + idOf(name) }, title) : title), host];
 }
 
-// A link to the definition, where there is one.
-function linkTo(metric, text) {
-  const name = Object.hasOwn(page.definitions.names, metric) ? page.definitions.names[metric] : null;
-  return name === null ? text : withAttributes(element("a", "", text), { href: "#metric-" + encodeURIComponent(name) });
+function idOf(metric) {
+  return "metric-" + encodeURIComponent(metric);
 }
 
 function showOther() {
-  const select = byId("other"), figure = byId("other-chart"), chosen = remembered("other") ?? "";
-  const inLists = new Set([...page.lists.values()].flat());
-  const names = [...new Set([...page.lists.keys(), ...page.runs.flatMap((run) => Object.keys(run.columns))])].filter((name) => !inLists.has(name)).sort();
-  select.replaceChildren(new Option("choose …", ""), ...names.map((name) => new Option(name, name)));
-  select.value = names.includes(chosen) ? chosen : "";
-  removePlots(figure);
-  figure.hidden = !select.value;
-  const definition = page.definitions.names[select.value];
-  byId("other-definition").replaceChildren(definition && Object.hasOwn(page.definitions.names, select.value) ? marked(page.definitions.texts[definition][0]) : "");
-  if (!select.value) return figure.replaceChildren();
-  const model = anyModel(select.value);
-  if (model) figure.replaceChildren(...chartOf(model, () => anyModel(select.value)).childNodes);
+  const select = byId("other"), figure = byId("other-chart");
+  const names = new Set(page.runs.flatMap((run) => Object.keys(run.columns)));
+  fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value);
+  const metric = select.value;
+  destroyPlots(figure);
+  figure.hidden = !metric;
+  byId("other-definition").replaceChildren(marked(page.definitions.get(metric)?.[1] || ""));
+  figure.replaceChildren(...(metric ? chartOf(() => anyModel(metric)) : []));
 }
 
 // The numbers of the charts without their pictures: a row a step, of the steps in view.
 function showTable() {
-  const specs = Object.values(CHARTS).flat().filter((spec) => !spec.cold);
-  const known = [...page.measures.map(([label, name]) => [label, name]), ...specs.flatMap((spec) => spec.lines.map(([column, words]) => [words, column, spec.scale]))]
-    .filter(([, column]) => arms.some((arm) => seriesOf(arm, column)));
-  const table = () => {
-    const [low, high] = shownRange();
-    const rows = arms.flatMap((arm) => {
-      const x = xOf(arm), lines = known.map(([, column, scale = 1]) => lineOf(seriesOf(arm, column), {}, scale));
-      return arm.steps.map((step, place) => [step, place]).filter(([, place]) => x[place] >= low && x[place] <= high).map(([step, place]) => [
-        String(step), ...(arms.length > 1 ? [arm.label] : []),
-        ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place])),
-      ]);
-    }).sort((row, next) => row[0] - next[0]);
-    const every = Math.ceil(rows.length / 300);
-    const names = known.map(([words, column]) => element("span", "", words, element("br"), element("code", "", column)));
-    return tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...names], rows.filter((_, place) => place % every === 0 || place === rows.length - 1));
-  };
-  const made = folded("Table of the steps in view", "steps");
-  byId("steps").fill = () => { if (made.open) made.replaceChildren(made.firstChild, table()); };
-  made.addEventListener("toggle", byId("steps").fill);
-  byId("steps").replaceChildren(made);
-  byId("steps").fill();
+  if (!byId("steps").open) return;
+  const specs = Object.values(CHARTS).flat().filter((spec) => !spec.cold), scores = page.measures.map(([name, words]) => [name, words]);
+  const lines = specs.flatMap((spec) => spec.lines.map(([name, words]) => [name, words, spec.scale]));
+  const columns = [...scores, ...lines].filter(([name]) => arms.some((arm) => seriesOf(arm, name)));
+  const rows = arms.flatMap((arm) => rowsInView(arm, columns)).sort((row, next) => row[0] - next[0]), every = Math.ceil(rows.length / 300);
+  const heads = columns.map(([name, words]) => element("span", "", words, element("br", ""), element("code", "", name)));
+  const kept = rows.filter((_, place) => place % every === 0 || place === rows.length - 1);
+  homeOf("steps").replaceChildren(tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...heads], kept));
 }
 
-function startView() {
-  const form = byId("view"), fields = form.elements;
-  Object.assign(view, { axis: remembered("axis") || "steps", smoothing: remembered("smoothing") || 1, log: remembered("log") || false, range: remembered("range") || null });
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", (event) => { event.preventDefault(); zoom(null); });
-  form.addEventListener("change", ({ target }) => {
-    if (target.name === "from" || target.name === "to") return zoomTyped(fields);
-    if (target.name === "axis") view.range = null;
-    Object.assign(view, { axis: fields.axis.value, smoothing: Number(fields.smoothing.value), log: fields.log.checked });
-    for (const name of ["axis", "smoothing", "log", "range"]) remember(name, view[name]);
-    repaintAll();
-    tellRange();
-  });
-  byId("other").addEventListener("change", () => { remember("other", byId("other").value); showOther(); });
+function rowsInView(arm, columns) {
+  const [low, high] = shownRange(), x = xOf(arm), lines = columns.map(([name, , scale]) => lineOf(seriesOf(arm, name), {}, scale));
+  const row = (step, place) => [
+    step, ...(arms.length > 1 ? [arm.label] : []), ...lines.map((line) => withSpread(line?.y[place], line?.deviations?.[place])),
+  ];
+  return arm.steps.map(row).filter((_, place) => x[place] >= low && x[place] <= high);
 }
 
-function zoomTyped(fields) {
-  const [low, high] = fullRange(), [from, to] = [fields.from, fields.to].map((field) => (field.value === "" ? null : field.valueAsNumber));
-  const last = to === null || to >= high ? null : to;
-  if ((from ?? low) < (last ?? high)) zoom(from === null && last === null ? null : [from, last]);
-  tellRange();
-}
-
-// What the form says is what the charts show.
-function tellRange() {
-  const fields = byId("view").elements;
-  const text = (value) => (value === null ? "" : view.axis === "steps" ? Math.round(value) : +value.toPrecision(4));
-  [fields.from.value, fields.to.value] = (view.range || [null, null]).map(text);
-  byId("steps").fill?.();
-}
-
-function showView() {
-  const fields = byId("view").elements, runs = page.runs;
-  const axes = [["steps", "steps"], ["tokens", "generated tokens"], ["seconds", "time"]].filter(([name]) => name === "steps" || runs.every((run) => run[name].some((value) => value > 0)));
-  fields.axis.replaceChildren(...axes.map(([name, words]) => new Option(words, name)));
-  if (!axes.some(([name]) => name === view.axis)) view.axis = "steps";
-  [fields.axis.value, fields.smoothing.value, fields.log.checked] = [view.axis, String(view.smoothing), view.log];
-  tellRange();
-}
-
-function copied(text) {
-  const copy = withAttributes(button("copy", () => copyText(text, copy)), { class: "copy" });
-  return element("div", "copied", copy, element("pre", "", text));
+// An x axis can be chosen that all runs have numbers of.
+function showAxes() {
+  for (const option of view.axis.options) {
+    option.hidden = option.value !== "steps" && !page.runs.every((run) => run[option.value].some((value) => value > 0));
+  }
+  if (view.axis.selectedOptions[0].hidden) view.axis.value = "steps";
 }
 
 function showRecipes() {
-  document.querySelector("#recipe > div").replaceChildren(...page.runs.map((run) => {
-    const rows = Object.entries(run.environment);
-    return element("article", "", element("h3", "", run.label), element("p", "", "Run it again:"), copied(run.rerun),
-      folded("environment", `environment ${run.path}`, rows.length ? tableOf(["environment", ""], rows) : "No environment is recorded."),
-      folded("recipe.yaml: every key with its value", `recipe ${run.path}`, copied(run.recipe)));
-  }));
+  homeOf("recipe").replaceChildren(...page.runs.map((run) => element("article", "",
+    element("h3", "", run.label), element("p", "", "Run it again:"), element("pre", "again", run.rerun),
+    folded("environment", tableOf(["environment", ""], Object.entries(run.environment))),
+    folded("recipe.yaml: every key with its value", element("pre", "again", run.recipe)))));
 }
 
 // Text with `code` in it, as Markdown has it.
@@ -182,57 +129,40 @@ function marked(text) {
 }
 
 function showDefinitions() {
-  const listed = Object.entries(page.definitions.texts).flatMap(([name, [text, healthy]]) => [
-    withAttributes(element("dt", "", element("code", "", name)), { id: "metric-" + encodeURIComponent(name) }),
-    element("dd", "", marked(text), ...(healthy ? [" ", element("em", "", "Healthy: ", marked(healthy), ".")] : [])),
+  const byName = new Map([...page.definitions.values()].map(([name, ...texts]) => [name, texts]));
+  const listed = [...byName].flatMap(([name, [text, healthy]]) => [
+    element("dt", { id: idOf(name) }, element("code", "", name)),
+    element("dd", "", marked(text), healthy ? [" ", element("em", "", "Healthy: ", marked(healthy), ".")] : []),
   ]);
-  document.querySelector("#metrics > div").replaceChildren(folded("every metric of this page", "metrics", element("dl", "", listed)));
-}
-
-function openDefinition() {
-  const target = location.hash.startsWith("#metric-") && byId(location.hash.slice(1));
-  if (!target) return;
-  target.closest("details").open = true;
-  target.scrollIntoView({ block: "center" });
-}
-
-// A page that is loaded again stays where it was.
-function startScrolling() {
-  history.scrollRestoration = "manual";
-  const before = performance.getEntriesByType("navigation")[0]?.type === "reload" ? remembered("scroll") : undefined;
-  addEventListener("pagehide", () => remember("scroll", scrollY));
-  return () => { if (before !== undefined) scrollTo(0, before); };
-}
-
-// On paper all charts are there, those of closed families too.
-function startPrinting() {
-  let closed = [];
-  addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("#charts > details:not([open])")];
-    for (const family of closed) family.open = true;
-    repaintAll();
-  });
-  addEventListener("afterprint", () => { for (const family of closed) family.open = false; });
+  homeOf("metrics").replaceChildren(element("dl", "", listed));
 }
 
 function showAll(data) {
   load(data);
-  for (const show of [showOverview, showView, showCharts, showOther, showTable, showRecipes, showDefinitions]) show();
+  for (const show of [showOverview, showAxes, showCharts, showOther, showTable, showRecipes, showDefinitions]) show();
 }
 
-function isBusy() {
-  return document.hidden || document.activeElement.closest("form") || String(getSelection());
+function startForms() {
+  const form = byId("view"), changed = () => { repaintAll(); showRange(); };
+  addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", () => setTimeout(changed)); // once its fields are as they were
+  form.addEventListener("change", ({ target }) => {
+    if (target === view.axis) view.from.value = view.to.value = "";
+    changed();
+  });
+  byId("steps").addEventListener("toggle", showTable);
+  byId("other").addEventListener("change", showOther);
 }
 
-// A page of a server asks it for what is new, and redraws what has changed; any other page of a run under way loads itself again.
-function keepUp(redraw) {
-  if (page.reload_seconds) setInterval(() => { if (!isBusy()) location.reload(); }, page.reload_seconds * 1000);
+// A page of a server asks it for what is new, and redraws what has changed.
+function keepUp() {
   if (!page.live) return;
   let last = "";
   const ask = async () => {
     const text = await fetch("data.json", { cache: "no-cache" }).then((answer) => (answer.ok ? answer.text() : null), () => null);
     if (text === null) byId("written").textContent = `The server has ended; this is what there was at ${page.written}.`;
-    else await redraw(text === last ? null : JSON.parse(text));
+    else if (text !== last) showAll(JSON.parse(text));
+    if (text !== null && await source.refresh()) { drawQueries(); await refreshSamples(); }
     last = text;
     setTimeout(ask, text === null ? 15000 : 3000);
   };
@@ -240,26 +170,20 @@ function keepUp(redraw) {
 }
 
 async function start() {
+  const { dataset } = document.documentElement;
   startTheme();
-  startView();
-  startPrinting();
-  const scrollBack = startScrolling();
-  addEventListener("hashchange", openDefinition);
+  startForms();
   showAll(JSON.parse(byId("data").textContent));
   const first = document.querySelector("#charts .plot");
   if (first) drawPlot(first);
   await new Promise(requestAnimationFrame);
-  document.documentElement.dataset.firstChart = Math.round(performance.now()); // milliseconds
-  repaints.push(repaintAll);
+  dataset.firstChart = Math.round(performance.now()); // milliseconds
   if (document.readyState === "loading") await new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
-  const source = await makeSource();
-  const [queries, samples] = ["#queries > div", "#samples > div"].map((place) => document.querySelector(place));
-  const showRest = async () => { await showQueries(queries, page, source); await showSamples(samples, page, source); };
-  await showRest();
-  openDefinition();
-  scrollBack();
-  keepUp(async (data) => { if (data) showAll(data); await source.refresh(); if (data) await showRest(); });
-  document.documentElement.dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
+  await openSource();
+  startQueries();
+  await startSamples();
+  keepUp();
+  dataset.ready = Math.round(performance.now()); // milliseconds to everything being there
 }
 
 start().catch((error) => {

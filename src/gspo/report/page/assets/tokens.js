@@ -1,7 +1,10 @@
 // A response's text, each token in the colour of its number, which a key or a tap shows. Texts are only ever set as text.
 
 const LEVELS = { ratio: [0.001, 0.01, 0.1, 0.5], advantage: [0.01, 0.5, 1, 2] }; // at which colours get stronger: in every view the same
-const MEANINGS = { ratio: ["less likely than before the step", "more likely", "log ratio"], advantage: ["worse than its group", "better", "advantage"] };
+const MEANINGS = {
+  ratio: ["less likely than before the step", "more likely", "log ratio"],
+  advantage: ["worse than its group", "better", "advantage"],
+};
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 
 // Control and direction characters, which would hide or reorder what is around them, are written out.
@@ -47,7 +50,7 @@ function colouredText(sample, colour) {
   let chosen = -1;
   const choose = (place) => {
     text.children[chosen]?.classList.remove("chosen");
-    chosen = Math.max(0, Math.min(place, tokens.length - 1));
+    chosen = place;
     text.children[chosen].classList.add("chosen");
     text.children[chosen].scrollIntoView({ block: "nearest" });
     numbers.textContent = numbersOf(tokens[chosen], chosen, tokens.length);
@@ -57,16 +60,15 @@ function colouredText(sample, colour) {
     if (token && !String(getSelection())) choose([...text.children].indexOf(token));
   });
   text.addEventListener("keydown", (event) => {
-    const place = { ArrowRight: chosen + 1, ArrowLeft: chosen - 1, Home: 0, End: tokens.length - 1 }[event.key];
-    if (place === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
-    event.preventDefault();
-    choose(place);
+    const place = placeByKey(event, chosen, tokens.length);
+    if (place !== null) choose(place);
   });
   return [text, numbers];
 }
 
 function numbersOf([text, ratio, advantage], place, count) {
-  const change = ratio === null || ratio === undefined ? "no log ratio: not trained" : `log ratio ${signed(ratio)}, ratio ${Math.exp(ratio).toPrecision(5)}`;
+  const isTrained = ratio !== null && ratio !== undefined;
+  const change = isTrained ? `log ratio ${signed(ratio)}, ratio ${Math.exp(ratio).toPrecision(5)}` : "no log ratio: not trained";
   return `token ${place + 1} of ${count}, “${visible(text) || "end of the text"}”: ${change}; advantage ${signed(advantage)}`;
 }
 
@@ -78,6 +80,7 @@ function signed(number) {
 function legendOf(colour) {
   const [less, more, what] = MEANINGS[colour], levels = LEVELS[colour];
   const marks = [...levels.map((_, place) => -levels.length + place), ...levels.map((_, place) => place + 1)];
-  const swatches = marks.map((level) => paint(element("span", "swatch", `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`), level));
+  const textOf = (level) => `${level < 0 ? "−" : "+"}${levels[Math.abs(level) - 1]}`;
+  const swatches = marks.map((level) => paint(element("span", "swatch", textOf(level)), level));
   return element("p", "legend", `${what} of a token: ${less} `, ...swatches, ` ${more}`);
 }
