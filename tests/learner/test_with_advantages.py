@@ -193,10 +193,10 @@ def test_the_gradient_with_masked_responses_is_that_of_a_loss_written_by_hand(
 def test_rewards_that_the_mask_takes_out_of_the_loss_are_no_signal(groups: list[Group]) -> None:
     masking, lone = RolloutConfig(overlong="mask"), group_with(groups[0], [1.0, 0.0, 0.0])
     cut_off = Group(samples=tuple(dataclasses.replace(sample, finish_reason="length") for sample in lone.samples))
-    assert rewards_differ(lone, masking)
-    assert not rewards_differ(cut_off, masking)
-    assert rewards_differ(cut_off)
-    assert not rewards_differ(group_with(groups[0], [0.5] * 3))
+    assert rewards_differ([lone], masking) == [True]
+    assert rewards_differ([cut_off], masking) == [False]
+    assert rewards_differ([cut_off]) == [True]
+    assert rewards_differ([group_with(groups[0], [0.5] * 3)]) == [False]
 
 
 def group_with(group: Group, scores: Sequence[Any]) -> Group:
@@ -211,7 +211,7 @@ def test_a_penalty_for_length_alone_is_no_signal_and_is_not_blown_up(groups: lis
     """Eight right answers, one of them a token into the margin: it had an advantage of -2.475 (DAPO, Eq. 11)."""
     lone = Group(samples=groups[0].samples[:1] * 8)
     right = penalised([1.0] * 8, [0.0] * 7 + [-0.005])
-    assert not rewards_differ(group_with(lone, right))
+    assert rewards_differ([group_with(lone, right)]) == [False]
     for kind in ("group", "batch"):
         assert advantages_of(advantaged([lone], right, actor_of(advantage=kind))) == [0.0] * 8
     apart = advantages_of(advantaged([lone], right, actor_of(advantage="group_mean")))  # in the penalty's own units
@@ -220,13 +220,13 @@ def test_a_penalty_for_length_alone_is_no_signal_and_is_not_blown_up(groups: lis
 
 def test_where_answers_differ_the_penalty_counts(groups: list[Group], actor_of: Any) -> None:
     lone, scores = groups[0], penalised([1.0, 1.0, 0.0], [-0.5, 0.0, 0.0])
-    assert rewards_differ(group_with(lone, scores))
+    assert rewards_differ([group_with(lone, scores)]) == [True]
     expected = group_advantages(torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64), torch.zeros(3, dtype=torch.long))
     assert advantages_of(advantaged([lone], scores, actor_of())) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_penalty_that_makes_unequal_answers_equal_does_not_hide_them(groups: list[Group]) -> None:
-    assert rewards_differ(group_with(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0])))
+    assert rewards_differ([group_with(groups[0], penalised([1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]))]) == [True]
 
 
 def test_rewards_of_segments_are_discounted_and_compared_segment_by_segment(groups: Any, actor_of: Any) -> None:

@@ -1,5 +1,6 @@
 """From scores to advantages, and who takes part in the loss."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,18 +28,20 @@ def with_advantages(
     return _with_gae(batch, critic or CriticConfig(), actor) if actor.advantage == "gae" else _compared(batch, actor)
 
 
-def rewards_differ(group: Group, sampling: RolloutConfig | None = None) -> bool:
-    """Whether a group's samples can be told apart by what the reward functions gave them, at their ends or before.
+def rewards_differ(groups: Sequence[Group], sampling: RolloutConfig | None = None) -> list[bool]:
+    """Whether what the reward functions gave the samples of a group, at their ends or before, differs; for each group.
 
     A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
     `sampling`, only the samples that it keeps in the loss count.
     """
-    batch = with_advantages(Batch(groups=(_without_penalties(group),)), sampling=sampling)
-    return any(sample.has_advantage for sample in batch.samples)
+    if not groups:
+        return []
+    batch = with_advantages(Batch(groups=tuple(map(_without_penalties, groups))), sampling=sampling)
+    return [any(sample.has_advantage for sample in group.samples) for group in batch.groups]
 
 
 def _penalty_alone_differs(group: Group) -> bool:
-    return any(s.score and s.score.penalty for s in group.samples) and not rewards_differ(group)
+    return any(s.score and s.score.penalty for s in group.samples) and not any(rewards_differ([group]))
 
 
 def _without_penalties(group: Group) -> Group:

@@ -34,7 +34,7 @@ def step_metrics(
     return {
         **_reward_metrics(sampled),
         "group/sampled": float(len(groups)),
-        "group/zero_variance_fraction": 1 - sum(map(rewards_differ, groups)) / len(groups),
+        "group/zero_variance_fraction": 1 - sum(rewards_differ(groups)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
         "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
         "response/masked_fraction": sum(sample.masked for sample in samples) / len(samples),

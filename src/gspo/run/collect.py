@@ -23,6 +23,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
     parts.engine.publish(parts.policy, policy_version)
     rounds: list[Batch] = []
     groups: list[Group] = []
+    has_signal: list[bool] = []  # for each group; without dynamic sampling every group is taken
     num_missing = sampling.queries_per_step  # groups with something to learn from that the batch still lacks
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         queries = _queries(run, progress.steps + progress.extra_rounds + len(rounds), groups)[:num_missing]
@@ -31,10 +32,12 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
         with run.clock.stage("reward"):
             scored = score(sampled, parts.functions, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))
-        groups += rounds[-1].groups
-        num_missing = sampling.queries_per_step - sum(rewards_differ(group, sampling) for group in groups)
+        new = rounds[-1].groups
+        groups += new
+        has_signal += rewards_differ(new, sampling) if sampling.dynamic_sampling else [True] * len(new)
+        num_missing = sampling.queries_per_step - sum(has_signal)
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
-    order = sorted(range(len(groups)), key=lambda number: not rewards_differ(groups[number], sampling))  # stable
+    order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable
     chosen = sorted(order[: sampling.queries_per_step])
     batch = Batch(
         groups=tuple(groups[number] for number in chosen),
