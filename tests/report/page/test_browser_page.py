@@ -73,6 +73,8 @@ def test_all_of_the_page_is_there_and_nothing_was_asked_for(page: Tab) -> None:
         "finished: 6 of 6 steps",
         "pass@1 (held_out)",
         "0.25 ± 0.02 → 0.31 ± 0.08",
+        "0.220 → 0.250",  # as the summary of the terminal has it
+        "reward, first → last 3 steps, means",
         "made: Qwen3MoeForCausalLM",
         "None.",
     ):
@@ -350,11 +352,28 @@ def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path
         tab.wait_until_ready()
         shown(tab, "Entropy")
         tab.set("#view [name=from]", 1)
-        tab.run("window.same = true")
+        tab.set("#other", "reward/std")
+        tab.find("#which [name=text]").send_keys("half a wo")
+        tab.run(
+            "window.same = true; document.querySelector('#steps').open = true;"
+            "document.querySelectorAll('#overview details, #recipe details').forEach((one) => { one.open = true; });"
+            "document.querySelector('#view [name=to]').value = '9';"
+            "document.querySelector('#overview summary').focus();"
+            "getSelection().selectAllChildren(document.querySelector('#metrics dd'))"
+        )
         write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
         tab.wait(f"{PLOT} return chart.chart?.data[0].length === 7", "Entropy")
         assert shown(tab, "Entropy")["x"] == [1, 6] and tab.run("return window.same")
         assert "finished: 6 of 6 steps" in tab.find("#overview").text
+        kept = tab.run(
+            "const value = (selector) => document.querySelector(selector).value;"
+            "return [value('#which [name=text]'), value('#view [name=to]'), value('#other'),"
+            "String(getSelection()).length > 9,"
+            "document.querySelectorAll('#overview [open], #recipe [open], #steps[open]').length,"
+            "document.querySelectorAll('#steps tbody tr').length,"
+            "document.activeElement === document.querySelector('#overview summary')]"
+        )
+        assert kept == ["half a wo", "9", "reward/std", True, 4, 6, True]
     finally:
         server.shutdown()
         server.server_close()
