@@ -160,6 +160,8 @@ def test_a_filter_leaves_what_it_says_and_an_order_orders(page: Tab) -> None:
 
 def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
     assert texts(page, scope="query") == ["right", "wrong", "long", "late"]
+    page.run("document.querySelector('#samples .curve').scrollIntoView()")
+    page.wait("return document.querySelector('#samples .curve').chart")
     chart = page.run("return document.querySelector('#samples .curve').chart.data.map((one) => [...one])")
     assert chart == [[1, 2], [0.8, 1], [0.8, 1]]
     choose(page, scope="group")
@@ -254,7 +256,7 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
         tab.wait("return document.querySelector('#samples .failure')")
         assert tab.find("#samples .failure").text == "These samples could not be read: no longer there"
         assert tab.run("return window.same")
-    tab.wait("return document.querySelector('#written').textContent.startsWith('The server has ended')")
+    tab.wait("return document.querySelector('#written').textContent.endsWith('the server has ended.')")
     tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", hasty)
     monkeypatch.undo()
     tab.open(run)
@@ -290,6 +292,12 @@ def test_on_a_phone_a_response_is_on_the_first_screen_and_fingers_hit_what_they_
         assert page.run(f"return {top}", "#samples article") - page.run(f"return {top}", "#samples") < 844
         assert page.run("return document.documentElement.scrollWidth") == 390
         assert page.find("#samples .count").text == "5 of 5 samples"
+        places = "return ['step', 'query'].map((name) => document.querySelector(`#samples [name=${name}]`)"
+        assert len(set(page.run(f"{places}.getBoundingClientRect().top)"))) == 1  # in one row
+        over = page.run(
+            "const wide = document.querySelector('.queries .wide'); return wide.scrollWidth - wide.clientWidth"
+        )
+        assert over == 0
         small = """const targets = ":is(#queries, #samples) :is(button, select, summary, input:not([type=checkbox]))";
             return [...document.querySelectorAll(targets)].filter((one) => one.offsetParent)
             .filter((one) => one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"""
