@@ -18,6 +18,17 @@ def test_by_default_it_is_the_last_steps_first_query() -> None:
     assert "step 3 of 5 · query a\n" in shown(3, "a")
 
 
+def test_without_a_name_it_is_the_last_group_of_different_rewards_that_a_later_mini_batch_trained() -> None:
+    def group(query: str, *rewards: float, **changes: Any) -> list[dict[str, Any]]:
+        return [sample(query, reward=reward, **changes) for reward in rewards]
+
+    first = {"mini_batch": 0, "sequence_ratio": 1.0}
+    write(s1=group("moved", 0.0, 1.0), s2=group("first", 0.0, 1.0, **first) + group("equal", 1.0, 1.0))
+    assert "step 1 of 5 · query moved\n" in shown() and "query first\n" in shown(2)
+    write(s3=group("early", 0.0, 1.0, mini_batch=1) + group("late", 0.0, 1.0, mini_batch=3), s4=group("e", 1.0, 1.0))
+    assert "step 3 of 5 · query late\n" in shown() and "query e\n" in shown(4)
+
+
 def test_a_query_alone_is_shown_as_the_last_step_has_it() -> None:
     write(s1=[sample("a")], s2=[sample("b"), sample("a")], s3=[sample("b")])
     assert "step 2 of 5 · query a\n" in shown(query="a")

@@ -32,8 +32,8 @@ def test_the_index_has_what_each_query_got_in_each_step(tmp_path: Path) -> None:
     assert [query for query, _ in index["queries"]] == ["a", "b", "c"]
     assert index["queries"][1][1] == "other prompt"
     assert index["steps"] == [
-        {"step": 3, "groups": [[0, 2, 1, 0.5, 0], [1, 1, 0, 0.5, 1]]},
-        {"step": 7, "groups": [[1, 1, 0, None, 0], [2, 1, 1, 1.0, 1]]},
+        {"step": 3, "groups": [[0, 2, 1, 0.5, 0, 1], [1, 1, 0, 0.5, 1, 0]]},
+        {"step": 7, "groups": [[1, 1, 0, None, 0, 0], [2, 1, 1, 1.0, 1, 0]]},
     ]
 
 
@@ -74,7 +74,7 @@ def test_a_long_runs_files_are_read_bit_by_bit_the_last_steps_first(tmp_path: Pa
         assert samples.look(seconds=-1) == left
         index = samples.index(left=left)
         assert [one["step"] for one in index["steps"]] == steps
-        assert (f"{left} files of steps are still to be read" in index["told"]) == bool(left)
+        assert (f"{left} files of steps are still to be read" in index["coverage"]) == bool(left)
 
 
 def test_steps_that_a_resumed_run_takes_back_go_and_a_half_line_waits(tmp_path: Path) -> None:

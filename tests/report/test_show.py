@@ -114,7 +114,11 @@ def test_tokens_are_blue_where_less_likely_and_orange_where_more_on_a_scale_that
 
 def test_where_every_log_ratio_is_0_nothing_is_coloured() -> None:
     write(s1=[sample(token_log_ratios=[0.0] * 4)])
-    assert "48;2" not in coloured() and "every token's log ratio is 0" in coloured()
+    assert "48;2" not in coloured() and "no token is coloured: none reaches 0.001" in coloured()
+    write(s1=[sample(token_log_ratios=[0.0] * 4, mini_batch=0)])
+    assert "in the first mini-batch the policy had not changed yet" in coloured()
+    write(s1=[sample(token_log_ratios=None)])
+    assert "the run kept none (report.tokens: false)" in coloured()
 
 
 def test_equal_responses_are_shown_once_by_the_one_that_changed_most() -> None:
@@ -210,7 +214,8 @@ def test_json_is_the_files_lines_and_their_step() -> None:
     assert json_lines(said) == [{"step": 3, **samples[0]}, {"step": 3, **samples[2]}]
     assert said.isascii() and "\x1b" not in said and len(said.split("\n")) == 3
     assert json_lines(shown(as_json=True, force_terminal=True, color_system="truecolor")) == [
-        {"step": 4, **sample("b")}
+        {"step": 3, **samples[0]},
+        {"step": 3, **samples[2]},
     ]
 
 

@@ -100,7 +100,7 @@ def test_what_has_not_changed_is_not_sent_again_and_what_has_is(asked: Asked, ru
 
 def test_every_sample_is_read_when_it_is_asked_for(asked: Asked) -> None:
     training, evaluation = asked.json("samples.json")
-    assert evaluation["told"] == "There are no samples yet." and evaluation["kind"] == "evaluation"
+    assert evaluation["coverage"] == "There are no samples yet." and evaluation["kind"] == "evaluation"
     for step in training["steps"]:
         read = [asked.json(f"samples/0/{step['step']}/{group[4]}.json") for group in step["groups"]]
         texts = [one["completion"] for group in read for one in group["samples"]]
@@ -114,6 +114,12 @@ def test_a_file_that_is_removed_while_it_is_served_is_said_to_be_gone(asked: Ask
     assert gone.status == 404 and "samples of step 1 are no longer there" in gone.text
     (run / "recipe.yaml").unlink()
     assert asked.get("data.json").status == 404 and "this is not a run's directory" in asked.get("").text
+
+
+def test_a_run_that_is_named_twice_is_one_run(run: Path) -> None:
+    viewer = view_module.Viewer([run, run, run / "rollouts" / ".."])
+    assert len(json.loads(viewer.answer("data.json")[1])["runs"]) == 1
+    assert len(json.loads(viewer.answer("samples.json")[1])) == 2  # of training and of evaluations
 
 
 def test_a_run_without_a_step_is_served_and_grows(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ from pathlib import Path
 
 from gspo.errors import UserError, visible
 from gspo.report.run_files import RunFiles
-from gspo.report.samples import Sample, read_groups
+from gspo.report.samples import Sample, interest, read_groups
 from gspo.report.shapes import section
 from gspo.run.plain_files import content_of
 
 _NAMED = 5  # queries, where there are too many to name them all
+_LOOKED_THROUGH = 10  # steps, for a group that shows something
 _COMPARED = 10_000  # queries with one that is nowhere, from the last step backwards
 _ID = re.compile(rb'^\{"query": ?("(?:[^"\\]|\\.)*")', re.MULTILINE)  # a line begins with it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Group:
     """The responses to a query of a step, among those to the step's other queries."""
 
     step: int
@@ -30,8 +31,8 @@ class Found:
     groups: Mapping[str, Sequence[Sample]]
 
 
-def find_group(run: RunFiles, step: int | None, query: str | None) -> Found:
-    """The step, by default the last step that has the query, and its query, by default its first one.
+def find_group(run: RunFiles, step: int | None, query: str | None) -> Group:
+    """The step, by default the last one that has the query, and its query, by default one that shows most of learning.
 
     The end of a query's id names it, such as `3` for `prompts.jsonl:3`, where one id of the step alone ends so.
     Raises UserError where there is no such group.
@@ -41,11 +42,13 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Found:
         nearest = sorted(sorted(files, key=lambda other: abs(other - step))[:2])
         fix = f"name one that has, the nearest: {', '.join(map(str, nearest))}"
         raise UserError(f"step {step} has no rollouts", where=str(run.path / "rollouts"), fix=fix)
-    for number in reversed(files) if step is None else [step]:
+    steps = list(reversed(files)) if step is None else [step]
+    if query is None and (best := _most_to_see(files, steps)):
+        return best
+    for number in steps:
         meant = None if query is None else _meant(query, queries_in(files[number]), where=files[number])
-        groups = read_groups(files[number]) if query is None or meant else {}
-        if groups:
-            return Found(step=number, query=meant or next(iter(groups)), groups=groups)
+        if meant and (groups := read_groups(files[number])):
+            return Group(step=number, query=meant, groups=groups)
     if query is None or (step is not None and not queries_in(files[step])):
         fix = (
             "wait for the end of the step" if run.state in ("running", "unknown") else "name another step, if there is"
@@ -55,12 +58,25 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Found:
     raise _no_query(run, files, step, query)
 
 
+def _most_to_see(files: Mapping[int, Path], steps: Sequence[int]) -> Group | None:
+    """Of the first few of these steps that have responses, the first group that shows most."""
+    best, most = None, -1
+    there = ((step, groups) for step in steps if (groups := read_groups(files[step])))
+    for step, groups in islice(there, _LOOKED_THROUGH):
+        query = max(groups, key=lambda name: interest(groups[name]))
+        if (worth := min(2, interest(groups[query]))) > most:
+            best, most = Group(step=step, query=query, groups=groups), worth
+        if most == 2:
+            break
+    return best
+
+
 def _meant(query: str, ids: Sequence[str], where: Path) -> str | None:
     """The id that a name stands for; None where there is none, UserError where there are several."""
     named = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
     if len(named) > 1:
         raise UserError(
-            f"several queries end with {visible(query)}", where=str(where), fix=f"name one of {some(named)}"
+            f"several queries end with {visible(query)}", where=str(where), fix=f"name one of {first_of(named)}"
         )
     return named[0] if named else None
 
@@ -69,7 +85,7 @@ def _no_query(run: RunFiles, files: Mapping[int, Path], step: int | None, query:
     searched = list(files.values())[::-1] if step is None else [files[step]]
     ids = list(islice(dict.fromkeys(name for path in searched for name in queries_in(path)), _COMPARED))
     near = get_close_matches(query, ids, n=_NAMED)
-    fix = f"name one of {some([*near, *(other for other in ids if other not in near)])}" if ids else None
+    fix = f"name one of {first_of([*near, *(other for other in ids if other not in near)])}" if ids else None
     if step is None:
         return UserError(f"no step has the query {visible(query)}", where=str(run.path / "rollouts"), fix=fix)
     if steps := steps_with(run, query):
@@ -89,7 +105,7 @@ def _files(run: RunFiles) -> dict[int, Path]:
     raise UserError("this run has no rollouts yet", where=str(run.path), fix=fix)
 
 
-def some(ids: Sequence[str]) -> str:
+def first_of(ids: Sequence[str]) -> str:
     """The first five."""
     return ", ".join([*map(visible, ids[:_NAMED]), *(["…"] if len(ids) > _NAMED else [])])
 

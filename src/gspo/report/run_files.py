@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo.errors import UserError
+from gspo.errors import UserError, listed
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
 from gspo.report.shapes import event, is_step, section
@@ -93,7 +93,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     file = path / "recipe.yaml"
     if not os.path.lexists(path):  # False, not an error, where no such name can be
         near = _runs_in(path.parent)
-        fix = f"there are: {', '.join(near)}" if near else _NAME_A_RUN
+        fix = f"there are: {listed(near)}" if near else _NAME_A_RUN
         raise UserError("no such directory", where=str(path), fix=fix)
     if (path / "manifest.json").is_file():
         raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {path.parent.parent}")
@@ -105,7 +105,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:
         runs = _runs_in(path)
-        fix = f"name the runs in it: {' '.join(runs)}" if runs else _NAME_A_RUN
+        fix = f"name the runs in it: {listed(runs)}" if runs else _NAME_A_RUN
         raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError, UserError) as error:
         why = error.what if isinstance(error, UserError) else " ".join(str(error).split())
@@ -116,8 +116,7 @@ def _recipe(path: Path) -> Mapping[str, Any]:
 
 
 def _runs_in(path: Path) -> list[str]:
-    """The first eight."""
-    return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml"))[:8] if os.path.lexists(path) else []
+    return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml")) if os.path.lexists(path) else []
 
 
 def state_of(path: Path, history: Sequence[Mapping[str, Any]]) -> State:

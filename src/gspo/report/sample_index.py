@@ -12,7 +12,7 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles
-from gspo.report.samples import Sample, cut_into_tokens, pass_threshold, passes
+from gspo.report.samples import Sample, cut_into_tokens, interest, pass_threshold, passes
 from gspo.report.shapes import sample as sample_of
 from gspo.report.shapes import section
 from gspo.run.plain_files import EVALUATION, FOLDERS, for_reading, parsed, rollout_files
@@ -24,6 +24,7 @@ _UNKNOWN: Sample = {
     **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
     **{"completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
+_KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
 _OF_GROUP = ("query", "prompt", "columns")
 
 
@@ -35,6 +36,7 @@ class Place:
     spans: Sequence[tuple[int, int]]  # of lines: the first byte, and how many
     passed: int
     mean: float | None  # reward
+    interest: int
 
 
 class SampleSet:
@@ -93,25 +95,26 @@ class SampleSet:
     def index(
         self, kept: Collection[str] | None = None, places: Mapping[tuple[int, int], int] | None = None, left: int = 0
     ) -> dict[str, Any]:
-        """The queries, and what each got in each step: [number of the query, responses, passed, mean reward, place].
+        """The queries, and what each got in each step.
 
+        A group is [number of its query, responses, passed, mean reward, place, interest].
         A page has the queries that are `kept`, and of their groups those that have a place in `places`.
         """
         named = dict.fromkeys(place.query for step in sorted(self.steps) for place in self.steps[step])
         shown = [query for query in named if kept is None or query in kept]
         numbers = {query: number for number, query in enumerate(shown)}
         steps = []
-        for step, found in sorted(self.steps.items()):
-            own = [number if places is None else places.get((step, number)) for number in range(len(found))]
+        for step, groups_of_step in sorted(self.steps.items()):
+            own = [number if places is None else places.get((step, number)) for number in range(len(groups_of_step))]
             groups = [
-                [numbers[place.query], len(place.spans), place.passed, place.mean, number]
-                for place, number in zip(found, own, strict=True)
+                [numbers[place.query], len(place.spans), place.passed, place.mean, number, place.interest]
+                for place, number in zip(groups_of_step, own, strict=True)
                 if place.query in numbers
             ]
             steps.append({"step": step, "groups": groups})
-        told = self._told(places, len(named) - len(shown), left)
+        coverage = self._coverage(places, len(named) - len(shown), left)
         queries = [[query, self._prompts[query]] for query in shown]
-        about = {"name": self.name, "kind": self.kind, "told": told}
+        about = {"name": self.name, "kind": self.kind, "coverage": coverage}
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
     def _read(self, step: int, path: Path) -> None:
@@ -125,19 +128,20 @@ class SampleSet:
                     query, reward = str(sample.get("query")), sample.get("reward")
                     self._prompts.setdefault(query, str(sample.get("prompt", ""))[-_PROMPT:])
                     rewards[reward if reward is None else _short(reward)] += 1
-                    few = {name: sample.get(name) for name in ("reward", "rewards", "failure")}
+                    few = {name: sample.get(name) for name in _KEPT}
                     groups.setdefault(query, []).append((start, len(line), few))
                 start += len(line)
         self._rewards[step] = rewards
-        self.steps[step] = [self._place(query, found) for query, found in groups.items()]
+        self.steps[step] = [self._place(query, responses) for query, responses in groups.items()]
 
-    def _place(self, query: str, found: Sequence[tuple[int, int, Sample]]) -> Place:
-        rewards = [sample["reward"] for _, _, sample in found if sample["reward"] is not None]
+    def _place(self, query: str, responses: Sequence[tuple[int, int, Sample]]) -> Place:
+        rewards = [sample["reward"] for _, _, sample in responses if sample["reward"] is not None]
         return Place(
             query=query,
-            spans=tuple((start, size) for start, size, _ in found),
-            passed=sum(passes(sample, self._threshold) is True for _, _, sample in found),
+            spans=tuple((start, size) for start, size, _ in responses),
+            passed=sum(passes(sample, self._threshold) is True for _, _, sample in responses),
             mean=_short(fmean(rewards)) if rewards else None,
+            interest=interest([sample for _, _, sample in responses]),
         )
 
     def _shown(self, sample: Sample) -> dict[str, Any]:
@@ -168,7 +172,7 @@ class SampleSet:
         rows = [(label, [*map(_short, row)]) for label, row in zip([*labels, "none"], table, strict=True) if any(row)]
         return {"steps": steps, "labels": [f"reward {label}" for label, _ in rows], "shares": [row for _, row in rows]}
 
-    def _told(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
+    def _coverage(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
         if not self.steps and not left:
             why = "The recipe has report.rollouts: false: no samples were kept."
             return why if self._off else "There are no samples yet."

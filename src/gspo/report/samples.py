@@ -42,6 +42,13 @@ def passes(sample: Sample, threshold: float) -> bool | None:
     return None
 
 
+def interest(group: Sequence[Sample]) -> int:
+    """How much a group shows: 0 of equal rewards; 2 or more where a mini-batch after the first trained it; else 1."""
+    rewards = {sample.get("reward") for sample in group} - {None}
+    moved = [sample.get("mini_batch") or 0 for sample in group if sample.get("sequence_ratio") not in (None, 1.0)]
+    return 0 if len(rewards) < 2 else 2 + int(max(moved)) if any(moved) else 1
+
+
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
     """The text that each token of a response makes; None where the file does not say."""
     lengths = sample.get("token_characters")

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gspo.errors import visible
-from gspo.report.find_group import Found, find_group, in_words, some, steps_with
+from gspo.report.find_group import Group, find_group, first_of, in_words, steps_with
 from gspo.report.run_files import RunFiles, read_run
 from gspo.report.samples import LEVELS, Sample, cut_into_tokens, pass_threshold, passes
 from gspo.run.plain_files import content_of
@@ -27,13 +27,13 @@ def show(path: Path, *, step: int | None, query: str | None, as_json: bool, cons
     """Print the responses to a query of a step, as `find_group` finds them; UserError where there are none."""
     console = console or Console(highlight=False)
     run = read_run(path)
-    found = find_group(run, step, query)
+    chosen = find_group(run, step, query)
     if as_json:  # in ASCII: no terminal takes any of it for a command
-        lines = (json.dumps({"step": found.step, **sample}) for sample in found.groups[found.query])
+        lines = (json.dumps({"step": chosen.step, **sample}) for sample in chosen.groups[chosen.query])
         text = "".join(f"{line}\n" for line in lines)
     else:
         with console.capture() as captured:
-            for line in _page(run, found, colours=console.color_system is not None and not console.no_color):
+            for line in _page(run, chosen, colours=console.color_system is not None and not console.no_color):
                 console.print(line, soft_wrap=True)
         text = captured.get()
     # Not by rich, which would end the program itself where the reader has enough.
@@ -41,11 +41,11 @@ def show(path: Path, *, step: int | None, query: str | None, as_json: bool, cons
     console.file.flush()
 
 
-def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
-    group = found.groups[found.query]
-    title = f"{run.name} · step {found.step} of {run.recipe['steps']} · query {found.query}"
+def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
+    group = chosen.groups[chosen.query]
+    title = f"{run.name} · step {chosen.step} of {run.recipe['steps']} · query {chosen.query}"
     yield Text(visible(title), style="bold")
-    if not content_of(run.rollout_files[found.step]).endswith(b"\n"):
+    if not content_of(run.rollout_files[chosen.step]).endswith(b"\n"):
         yield Text("the step's file is not written to its end: this is what there is so far")
     yield _quoted([(str(group[0].get("prompt", "")), "")])
     columns = group[0].get("columns")
@@ -65,7 +65,7 @@ def _page(run: RunFiles, found: Found, *, colours: bool) -> Iterator[Text]:
             yield Text(f"not trained: {_why_not(sample)}")
         yield _quoted(_coloured(sample))
     yield Text()
-    yield from _elsewhere(run, found)
+    yield from _elsewhere(run, chosen)
 
 
 def _distinct(group: Sequence[Sample]) -> list[tuple[list[int], Sample]]:
@@ -89,9 +89,13 @@ def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
 def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
     largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
     if largest is None:
-        return Text("no token has a log ratio here: none was trained, or the file has none (report.tokens)")
-    if largest == 0:
-        return Text("every token's log ratio is 0: the policy still was the one before the step")
+        is_trained = any(sample.get("mini_batch") is not None for sample in group)
+        why = "the run kept none (report.tokens: false)" if is_trained else "none was trained (advantage 0)"
+        return Text(f"no token has a log ratio here: {why}")
+    if largest < LEVELS[0]:
+        first = all(not sample.get("mini_batch") for sample in group)
+        why = "in the first mini-batch the policy had not changed yet" if first else f"none reaches {LEVELS[0]:g}"
+        return Text(f"no token is coloured: {why}")
     text = f"log ratio of each token, the largest ±{largest:.3g}"
     if not colours:
         return Text(f"{text}: not shown without colours; --json has the numbers")
@@ -160,14 +164,14 @@ def _quoted(pieces: Sequence[tuple[str, Style | str]]) -> Text:
     return text
 
 
-def _elsewhere(run: RunFiles, found: Found) -> Iterator[Text]:
+def _elsewhere(run: RunFiles, chosen: Group) -> Iterator[Text]:
     command = f"  gspo show {shlex.quote(str(run.path))} --step"
-    others = [other for other in found.groups if other != found.query]
+    others = [other for other in chosen.groups if other != chosen.query]
     if others:
         named = "1 more query" if len(others) == 1 else f"{len(others)} more queries"
-        yield Text(f"{named} in this step: {some(others)}")
-        yield Text(visible(f"{command} {found.step} --query {shlex.quote(others[0])}"))
-    steps = [step for step in steps_with(run, found.query) if step != found.step]
+        yield Text(f"{named} in this step: {first_of(others)}")
+        yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
+    steps = [step for step in steps_with(run, chosen.query) if step != chosen.step]
     yield Text(f"{in_words(steps)} this query too" if steps else "no other step has this query")
     if steps:
-        yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(found.query)}"))
+        yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(chosen.query)}"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from gspo.errors import UserError
-from gspo.report.page.write import document, page_json
+from gspo.report.page.write import distinct, document, page_json
 from gspo.report.run_files import read_run
 from gspo.report.sample_index import sample_sets
 from gspo.run.lock import is_locked
@@ -30,8 +30,8 @@ class Viewer:
     """What is answered to the page of some runs; UserError where that cannot be read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths, self._lock = paths, threading.Lock()
-        self._sets = sample_sets([read_run(path) for path in paths], live=True)
+        self._paths, self._lock = distinct(paths), threading.Lock()
+        self._sets = sample_sets([read_run(path) for path in self._paths], live=True)
         self._answers: dict[str, tuple[Hashable, str]] = {}  # what was answered last, and in what state of the files
 
     def answer(self, name: str) -> tuple[str, str]:
@@ -59,7 +59,7 @@ class Viewer:
         return page_json([read_run(path) for path in self._paths], live=True)
 
     def _indices(self, left: Sequence[int]) -> str:
-        return json.dumps([samples.index(left=one) for samples, one in zip(self._sets, left, strict=True)])
+        return json.dumps([samples.index(left=num_left) for samples, num_left in zip(self._sets, left, strict=True)])
 
     def _state(self) -> Hashable:
         """What changes when a run does."""

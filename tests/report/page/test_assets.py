@@ -53,3 +53,18 @@ def test_the_list_of_charts_names_metrics_that_are_defined() -> None:
         asset("charts.js"),
     )
     assert len(named) > 15 and [name for name in named if definition_of(name) is None] == []
+
+
+def test_texts_contrast_with_what_is_behind_them_in_both_themes() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    sheets = [re.findall(r":root \{([^}]*)\}", asset(name)) for name in ("style.css", "samples.css")]
+    for light_or_dark in zip(*sheets, strict=True):
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", "".join(light_or_dark)))
+        for text in ("ink", "quiet", "link", "warn", "right", "wrong"):
+            for behind in ("paper", "soft"):
+                low, high = sorted((luminance(colours[text]), luminance(colours[behind])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, behind, colours)

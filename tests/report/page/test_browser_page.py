@@ -73,6 +73,8 @@ def test_all_of_the_page_is_there_and_nothing_was_asked_for(page: Tab) -> None:
         "finished: 6 of 6 steps",
         "pass@1 (held_out)",
         "0.25 ± 0.02 → 0.31 ± 0.08",
+        "0.220 → 0.250",  # as the summary of the terminal has it
+        "reward, first → last 3 steps, means",
         "made: Qwen3MoeForCausalLM",
         "None.",
     ):
@@ -273,6 +275,41 @@ def test_the_colours_are_those_of_the_theme_and_on_paper_light(page: Tab) -> Non
     page.wait(f"return {BACKGROUND} === 'rgb(255, 255, 255)'")
 
 
+def test_on_paper_what_is_operated_is_hidden_and_what_is_read_is_whole(page: Tab) -> None:
+    shown_of = "return document.querySelector(arguments[0]).checkVisibility()"
+    hidden = ("body > nav", "#view", "#which", "#choice", "#filter", "#metrics", "#other", "#steps")
+    with page.media("print"):
+        assert [selector for selector in hidden if page.run(shown_of, selector)] == []
+        assert (
+            page.run(shown_of, "#samples article") and page.run(shown_of, "#overview") and page.run(shown_of, "#charts")
+        )
+        height = "return getComputedStyle(document.querySelector(arguments[0])).maxHeight"
+        assert page.run(height, ".completion") == page.run(height, "#queries .wide") == "none"
+        assert page.run("return getComputedStyle(document.querySelector('.card')).breakInside") == "avoid"
+    with page.media("print", prefers_color_scheme="dark"):
+        assert page.run(f"return {BACKGROUND}") == "rgb(255, 255, 255)"
+    assert all(page.run(shown_of, selector) for selector in hidden)
+
+
+def test_whatever_is_operated_has_a_name_and_is_reached_by_tab(page: Tab) -> None:
+    page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = ("button", "combobox", "spinbutton", "searchbox", "checkbox", "link", "DisclosureTriangle")
+    operated = [node for node in nodes if not node["ignored"] and node["role"]["value"] in roles]
+    assert {node["role"]["value"] for node in operated} == set(roles)
+    assert [node for node in operated if not node.get("name", {}).get("value")] == []
+    page.run("document.querySelectorAll('details').forEach((one) => { one.open = false; })")
+    page.run("document.querySelector('.skip').focus()")
+    reached = set()
+    for _ in range(150):
+        page.press(Keys.TAB)
+        reached.add(page.run("return document.activeElement.name || document.activeElement.id"))
+        if "recipe" in page.run("return document.activeElement.closest('section')?.id ?? ''"):
+            break
+    assert {"axis", "from", "to", "log", "other", "text", "outcome", "scope", "step", "query"} <= reached
+    page.run("document.querySelectorAll('#charts details').forEach((one) => { one.open = true; })")
+
+
 def test_on_a_phone_nothing_overflows_and_fingers_find_what_they_want(tab: Tab, run: Path) -> None:
     phone: dict[str, Any] = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     with tab.emulated(
@@ -295,6 +332,14 @@ def test_on_a_phone_nothing_overflows_and_fingers_find_what_they_want(tab: Tab, 
             ".filter((one) => one.offsetHeight && one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"
         )
         assert small == []
+
+
+def test_a_finger_that_scrolls_over_a_chart_does_not_zoom(tab: Tab, run: Path) -> None:
+    with tab.emulated("Emulation.setTouchEmulationEnabled", {"enabled": False}, enabled=True, maxTouchPoints=1):
+        tab.open(run)
+        assert tab.run("return matchMedia('(pointer: coarse)').matches")
+        shown(tab, "Response length")
+        assert tab.run(f"{PLOT} return chart.chart.cursor.drag.x", "Response length") is False
 
 
 def test_seeds_are_one_line_with_a_band_and_arms_have_colours(tab: Tab, tmp_path: Path) -> None:
@@ -350,11 +395,28 @@ def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path
         tab.wait_until_ready()
         shown(tab, "Entropy")
         tab.set("#view [name=from]", 1)
-        tab.run("window.same = true")
+        tab.set("#other", "reward/std")
+        tab.find("#which [name=text]").send_keys("half a wo")
+        tab.run(
+            "window.same = true; document.querySelector('#steps').open = true;"
+            "document.querySelectorAll('#overview details, #recipe details').forEach((one) => { one.open = true; });"
+            "document.querySelector('#view [name=to]').value = '9';"
+            "document.querySelector('#overview summary').focus();"
+            "getSelection().selectAllChildren(document.querySelector('#metrics dd'))"
+        )
         write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
         tab.wait(f"{PLOT} return chart.chart?.data[0].length === 7", "Entropy")
         assert shown(tab, "Entropy")["x"] == [1, 6] and tab.run("return window.same")
         assert "finished: 6 of 6 steps" in tab.find("#overview").text
+        kept = tab.run(
+            "const value = (selector) => document.querySelector(selector).value;"
+            "return [value('#which [name=text]'), value('#view [name=to]'), value('#other'),"
+            "String(getSelection()).length > 9,"
+            "document.querySelectorAll('#overview [open], #recipe [open], #steps[open]').length,"
+            "document.querySelectorAll('#steps tbody tr').length,"
+            "document.activeElement === document.querySelector('#overview summary')]"
+        )
+        assert kept == ["half a wo", "9", "reward/std", True, 4, 6, True]
     finally:
         server.shutdown()
         server.server_close()

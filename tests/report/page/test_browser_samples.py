@@ -65,7 +65,7 @@ def page(tab: Tab, sampled: Path) -> Iterator[Tab]:
     """The page, loaded once for all tests; each begins with the group of step 1 and q:1."""
     tab.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     tab.show(sampled)
-    choose(tab, set=0, scope="group", step=1, query=0, beside="", colour="ratio")
+    choose(tab, set=0, scope="group", step=1, query="q:1", beside="", colour="ratio")
     yield tab
     tab.run("document.querySelectorAll('#filter, #which').forEach((one) => one.reset())")
     tab.click("#samples details summary") if tab.run("return document.querySelector('.filters').open") else None
@@ -96,7 +96,7 @@ def test_right_and_wrong_tell_apart_by_sign_word_and_edge_and_clipped_is_neither
     assert wrong["notes"] == ["clipped: no gradient from it"]
     assert long["notes"] == ["clipped: no gradient from 25 % of its tokens"]
     assert (long["facts"]["ended"], long["facts"]["sampled after"]) == ("cut off at the limit", "2 updates")
-    untrained, other, unscored = choose(page, query=1)  # one text with two rewards is two cards
+    untrained, other, unscored = choose(page, query="q:2")  # one text with two rewards is two cards
     assert untrained["notes"] == ["not trained: advantage 0"] and other["facts"]["reward"] == "0.250"
     assert unscored["verdict"] == "✗ wrong"
     assert choose(page, set=1)[0]["notes"] == []  # an evaluation trains nothing
@@ -160,6 +160,8 @@ def test_a_filter_leaves_what_it_says_and_an_order_orders(page: Tab) -> None:
 
 def test_a_query_is_followed_through_its_steps(page: Tab) -> None:
     assert texts(page, scope="query") == ["right", "wrong", "long", "late"]
+    page.run("document.querySelector('#samples .curve').scrollIntoView()")
+    page.wait("return document.querySelector('#samples .curve').chart")
     chart = page.run("return document.querySelector('#samples .curve').chart.data.map((one) => [...one])")
     assert chart == [[1, 2], [0.8, 1], [0.8, 1]]
     choose(page, scope="group")
@@ -172,7 +174,7 @@ def test_two_steps_or_sets_are_shown_side_by_side(page: Tab) -> None:
     sides = [side.text for side in page.find_all("#samples .side")]
     assert len(sides) == 2 and [card["verdict"] for card in cards(page)] == ["✗ wrong", "✓ right"]
     assert "step 0, query held:1: 0 of 1 right" in sides[0] and "step 2, query held:1: 1 of 1 right" in sides[1]
-    choose(page, set=0, step=1, query=0, beside=1)
+    choose(page, set=0, step=1, query="q:1", beside=1)
     assert "no such sample of this query" in page.find_all("#samples .side")[1].text
 
 
@@ -198,16 +200,27 @@ def test_the_table_of_queries_is_sorted_filtered_and_leads_to_the_samples(page: 
             page.set(f"#queries [name={name}]", value)
         assert ids() == expected
     page.click("#queries td button")
-    assert texts(page) == ["other"] and page.find("#samples [name=query]").get_property("value") == "2"
+    assert texts(page) == ["other"] and page.find("#samples [name=query]").get_property("value") == "q:3"
     shares = page.run("return document.querySelector('#queries figure').chart.model.series.map((one) => one.label)")
     assert shares == ["reward 0", "reward 0.25", "reward 1", "reward none"]
 
 
 def test_what_others_wrote_is_text_and_its_hidden_letters_are_seen(page: Tab) -> None:
-    choose(page, query=1)
+    choose(page, query="q:2")
     shown = page.find("#samples article:last-child .completion").text
     assert shown.startswith("<img src=x onerror=alert(1)></script>␛[2J\\u202e\\u2028")
     assert page.find_all("#samples article :is(img, b)") == []
+
+
+def test_where_no_token_is_coloured_a_line_says_why(page: Tab) -> None:
+    def reasons() -> list[str]:
+        return [one.text for one in page.find_all("#samples article .about")]
+
+    assert reasons() == ["No token is coloured: no log ratio reaches ±0.001."]
+    choose(page, query="q:2")
+    assert reasons()[0] == "No token is coloured: the response was not trained (advantage 0)."
+    choose(page, colour="")
+    assert reasons() == []
 
 
 def refused(*_: object) -> None:
@@ -231,6 +244,11 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
         add_step(run, 2, [trained("q:1", "second", 0.0, 0.1)])
         tab.wait("return document.querySelectorAll('#samples [name=step] option').length === 2")
         assert texts(tab) == ["first"]  # the reader is not led away
+        add_step(run, 0, [trained("q:0", "other", 1.0, 0.1)])  # a query that comes before those that are there
+        tab.wait("return document.querySelectorAll('#samples [name=step] option').length === 3")
+        assert tab.run("return document.querySelector('#samples [name=query]').value") == "q:1"
+        assert texts(tab, colour="ratio") == ["first"]
+        assert tab.run("return document.querySelectorAll('#queries td:first-child').length") == 2
         choose(tab, step=2)
         tab.wait("return document.querySelector('#samples .completion').textContent.startsWith('second')")
         monkeypatch.setattr(SampleSet, "group", refused)  # the file is removed between two looks at it
@@ -238,7 +256,7 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
         tab.wait("return document.querySelector('#samples .failure')")
         assert tab.find("#samples .failure").text == "These samples could not be read: no longer there"
         assert tab.run("return window.same")
-    tab.wait("return document.querySelector('#written').textContent.startsWith('The server has ended')")
+    tab.wait("return document.querySelector('#written').textContent.endsWith('the server has ended.')")
     tab.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", hasty)
     monkeypatch.undo()
     tab.open(run)
@@ -274,6 +292,12 @@ def test_on_a_phone_a_response_is_on_the_first_screen_and_fingers_hit_what_they_
         assert page.run(f"return {top}", "#samples article") - page.run(f"return {top}", "#samples") < 844
         assert page.run("return document.documentElement.scrollWidth") == 390
         assert page.find("#samples .count").text == "5 of 5 samples"
+        places = "return ['step', 'query'].map((name) => document.querySelector(`#samples [name=${name}]`)"
+        assert len(set(page.run(f"{places}.getBoundingClientRect().top)"))) == 1  # in one row
+        over = page.run(
+            "const wide = document.querySelector('.queries .wide'); return wide.scrollWidth - wide.clientWidth"
+        )
+        assert over == 0
         small = """const targets = ":is(#queries, #samples) :is(button, select, summary, input:not([type=checkbox]))";
             return [...document.querySelectorAll(targets)].filter((one) => one.offsetParent)
             .filter((one) => one.getBoundingClientRect().height < 40).map((one) => one.outerHTML)"""

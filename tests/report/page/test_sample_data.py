@@ -43,7 +43,7 @@ def shown_of(line: Line, path: Path) -> dict[str, Any]:
 def test_where_all_fits_all_is_carried_and_said_to_be(tmp_path: Path) -> None:
     lines = {step: rollouts(step) for step in (1, 2, 3)}
     (page,) = carried(written(tmp_path, lines))
-    assert page["told"] == "All samples of all 3 steps."
+    assert page["coverage"] == "All samples of all 3 steps."
     for step, groups in page["contents"].items():
         read = [
             {**shown, "query": group["query"], "prompt": group["prompt"]}
@@ -80,8 +80,8 @@ def test_where_not_all_fits_the_same_queries_of_every_step_are_carried_and_count
     (page,) = carried(run)
     kept = {step: [group["query"] for group in groups] for step, groups in page["contents"].items()}
     assert len({tuple(queries) for queries in kept.values()}) == 1 and len(kept[1]) == 2
-    assert page["told"].startswith("This page carries 40 of 160 groups, from 20 of 20 steps, chosen by a hash")
-    assert f"gspo view {run.path} shows all" in page["told"]
+    assert page["coverage"].startswith("This page carries 40 of 160 groups, from 20 of 20 steps, chosen by a hash")
+    assert f"gspo view {run.path} shows all" in page["coverage"]
     for one in page["steps"]:  # each group says where in the page it is; the others that it is not there
         places = {page["queries"][group[0]][0]: group[4] for group in one["groups"]}
         assert [query for query, place in sorted(places.items()) if place is not None] == sorted(kept[one["step"]])
@@ -102,7 +102,7 @@ def test_a_table_of_very_many_queries_is_cut_and_says_so(tmp_path: Path, monkeyp
     run = random_run(tmp_path, 5, 5)
     (page,) = carried(run)
     assert len(page["queries"]) == 3 and [len(one["groups"]) for one in page["steps"]] == [3, 3]
-    assert page["told"].endswith("The table leaves out 2 queries.")
+    assert page["coverage"].endswith("The table leaves out 2 queries.")
     (whole,) = sample_sets([run])
     whole.look()
     assert len(whole.index()["queries"]) == 5  # gspo view has all
@@ -124,12 +124,12 @@ def test_runs_that_share_a_name_are_told_apart_by_their_path(tmp_path: Path) -> 
 
 
 def test_without_samples_it_is_said_why(tmp_path: Path) -> None:
-    assert carried(written(tmp_path / "a", None))[0]["told"] == "There are no samples yet."
+    assert carried(written(tmp_path / "a", None))[0]["coverage"] == "There are no samples yet."
     off = carried(written(tmp_path / "b", None, report={"rollouts": False}))[0]
-    assert off["told"] == "The recipe has report.rollouts: false: no samples were kept." and not off["steps"]
+    assert off["coverage"] == "The recipe has report.rollouts: false: no samples were kept." and not off["steps"]
     odd: list[Any] = [None, "none", [], {}]
     for report in odd:
-        assert carried(written(tmp_path / "c", None, report=report))[0]["told"] == "There are no samples yet."
+        assert carried(written(tmp_path / "c", None, report=report))[0]["coverage"] == "There are no samples yet."
 
 
 def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:

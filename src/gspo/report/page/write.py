@@ -34,7 +34,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, note: Note) 
     Raises UserError where a directory is no run, or the file cannot be written.
     """
     target = _target(paths, out)
-    _replace(target, document([read_run(path) for path in _distinct(paths)]))
+    _replace(target, document([read_run(path) for path in distinct(paths)]))
     note(f"report: {target}")
     return target
 
@@ -48,7 +48,7 @@ def watch(
     """
     target, seen = _target(paths, out), None
     while True:
-        runs = [read_run(path) for path in _distinct(paths)]
+        runs = [read_run(path) for path in distinct(paths)]
         running = any(run.state == "running" for run in runs)
         now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
         started = time.monotonic()
@@ -94,7 +94,7 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    is_one = len(_distinct(paths)) == 1
+    is_one = len(distinct(paths)) == 1
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
@@ -116,7 +116,7 @@ def _is_page(path: Path) -> bool:
         return False
 
 
-def _distinct(paths: Sequence[Path]) -> list[Path]:
+def distinct(paths: Sequence[Path]) -> list[Path]:
     """Each directory once, however it is spelled: or it would pass for two seeds."""
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 

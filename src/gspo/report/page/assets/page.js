@@ -6,7 +6,7 @@ function homeOf(section) {
 
 function showOverview() {
   byId("written").textContent = `gspo report of ${page.written}`;
-  homeOf("overview").replaceChildren(...(page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison()));
+  renew(homeOf("overview"), page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison());
 }
 
 function overviewOf({ overview }) {
@@ -40,24 +40,35 @@ function comparison() {
   ];
 }
 
-// Scores, reward and length in words: the first number → the last one, with what they are uncertain by.
+// Scores in words: the first → the last one, with what they are uncertain by; reward and length as the terminal has them.
 function measured(arm) {
-  const names = [...page.measures, ["reward/mean", "reward"], ["response/mean_tokens", "response tokens"]];
-  return names.map(([name, words, error]) => {
+  const scores = page.measures.map(([name, words, error]) => {
     const { x = [], y = [], deviations } = pointsOf(arm, name, error, { x: arm.steps }) || {};
     const [first, last] = [0, y.length - 1].map((place) => withSpread(y[place], deviations?.[place]));
     return [words, y.length === 1 ? `${first} after step ${x[0]}` : y.length ? `${first} → ${last}` : "–"];
   });
+  return [...scores, meansOf(arm, "reward/mean", "reward", 3), meansOf(arm, "response/mean_tokens", "response tokens", 1)];
+}
+
+// Means of the first and of the last few steps of training: a single step is noise. run/summary.py has the same.
+function meansOf(arm, name, words, digits) {
+  const trained = (run) => (run.columns.get(name) || []).filter((_, place) => run.steps[place] > 0);
+  const few = Math.max(1, Math.min(5, ...arm.runs.map((run) => trained(run).length >> 1)));
+  const texts = [[0, few], [-few]].map((ends) => {
+    const values = arm.runs.map((run) => meanOf(trained(run).slice(...ends).filter(Number.isFinite))).filter(Number.isFinite);
+    return [meanOf(values), deviationOf(values)].filter(Number.isFinite).map((value) => value.toFixed(digits)).join(" ± ");
+  });
+  return [`${words}, first → last${few > 1 ? ` ${few} steps, means` : " step"}`, texts[0] ? texts.join(" → ") : "–"];
 }
 
 function showCharts() {
   const home = byId("charts"), isPhone = matchMedia("(max-width: 600px)").matches;
   const families = Object.entries(CHARTS).map(([family, specs]) => [family, specs.filter(modelOf)]).filter(([, specs]) => specs.length);
   const shape = families.flat(2).map((part) => part.title || part).join();
-  if (home.shape === shape) return repaintAll(); // the same charts of more steps
+  if (home.shape === shape) return; // the same charts of more steps
   home.shape = shape;
   destroyPlots(home);
-  home.replaceChildren(...families.map(([family, specs], place) => {
+  renew(home, families.map(([family, specs], place) => {
     const charts = specs.map((spec) => element("figure", spec.wide ? "chart wide2" : "chart", chartOf(() => modelOf(spec))));
     const made = folded(element("h3", "", family), element("div", "charts", charts));
     made.open = place === 0 || !isPhone;
@@ -82,6 +93,8 @@ function showOther() {
   const names = new Set(page.runs.flatMap((run) => Object.keys(run.columns)));
   fill(select, [["", "choose …"], ...[...names].sort().map((name) => [name, name])], select.value);
   const metric = select.value;
+  if (figure.metric === metric) return;
+  figure.metric = metric;
   destroyPlots(figure);
   figure.hidden = !metric;
   byId("other-definition").replaceChildren(marked(page.definitions.get(metric)?.[1] || ""));
@@ -97,7 +110,7 @@ function showTable() {
   const rows = arms.flatMap((arm) => rowsInView(arm, columns)).sort((row, next) => row[0] - next[0]), every = Math.ceil(rows.length / 300);
   const heads = columns.map(([name, words]) => element("span", "", words, element("br", ""), element("code", "", name)));
   const kept = rows.filter((_, place) => place % every === 0 || place === rows.length - 1);
-  homeOf("steps").replaceChildren(tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...heads], kept));
+  renew(homeOf("steps"), tableOf(["step", ...(arms.length > 1 ? ["arm"] : []), ...heads], kept));
 }
 
 function rowsInView(arm, columns) {
@@ -117,7 +130,7 @@ function showAxes() {
 }
 
 function showRecipes() {
-  homeOf("recipe").replaceChildren(...page.runs.map((run) => element("article", "",
+  renew(homeOf("recipe"), page.runs.map((run) => element("article", "",
     element("h3", "", run.label), element("p", "", "Run it again:"), element("pre", "again", run.rerun),
     folded("environment", tableOf(["environment", ""], Object.entries(run.environment))),
     folded("recipe.yaml: every key with its value", element("pre", "again", run.recipe)))));
@@ -134,12 +147,12 @@ function showDefinitions() {
     element("dt", { id: idOf(name) }, element("code", "", name)),
     element("dd", "", marked(text), healthy ? [" ", element("em", "", "Healthy: ", marked(healthy), ".")] : []),
   ]);
-  homeOf("metrics").replaceChildren(element("dl", "", listed));
+  renew(homeOf("metrics"), element("dl", "", listed));
 }
 
 function showAll(data) {
   load(data);
-  for (const show of [showOverview, showAxes, showCharts, showOther, showTable, showRecipes, showDefinitions]) show();
+  for (const show of [showOverview, showAxes, showCharts, showOther, showTable, showRecipes, showDefinitions, repaintAll]) show();
 }
 
 function startForms() {
@@ -158,13 +171,19 @@ function startForms() {
 function keepUp() {
   if (!page.live) return;
   let last = "";
-  const ask = async () => {
-    const text = await fetch("data.json", { cache: "no-cache" }).then((answer) => (answer.ok ? answer.text() : null), () => null);
-    if (text === null) byId("written").textContent = `The server has ended; this is what there was at ${page.written}.`;
-    else if (text !== last) showAll(JSON.parse(text));
-    if (text !== null && await source.refresh()) { drawQueries(); await refreshSamples(); }
+  const renewAll = async () => {
+    const answer = await fetch("data.json", { cache: "no-cache" }).catch(() => { throw new Error("the server has ended"); });
+    const text = await answer.text();
+    if (!answer.ok) throw new Error(text);
+    if (text !== last) showAll(JSON.parse(text));
+    if (await source.refresh()) { drawQueries(); await refreshSamples(); }
     last = text;
-    setTimeout(ask, text === null ? 15000 : 3000);
+  };
+  const ask = async () => {
+    const failure = await renewAll().then(() => null, (error) => error);
+    if (failure) byId("written").textContent = `This is what there was at ${page.written}: ${failure.message}.`;
+    if (failure) last = ""; // then all of it is drawn again
+    setTimeout(ask, failure ? 15000 : 3000);
   };
   setTimeout(ask, 3000);
 }

@@ -122,8 +122,8 @@ function optionsOf(host, model, columns, key) {
     },
     hooks: {
       draw: [(chart) => drawExtras(chart, model)],
-      setCursor: [(chart) => tellKey(chart, model, key)],
-      ready: [(chart) => tellKey(chart, model, key)],
+      setCursor: [(chart) => fillKey(chart, model, key)],
+      ready: [(chart) => fillKey(chart, model, key)],
       setSelect: [(chart) => {
         const { left, width } = chart.select;
         if (width > 3) zoom(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
@@ -199,7 +199,7 @@ function shownText(curve, model, limit) {
 }
 
 // Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.
-function tellKey(chart, model, key) {
+function fillKey(chart, model, key) {
   const xs = chart.data[0], limit = xs[chart.cursor.idx ?? upTo(xs, xs, chart.scales.x.max ?? Infinity)] ?? 0;
   if (key.limit === limit && key.children.length) return;
   key.limit = limit;

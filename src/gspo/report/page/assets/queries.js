@@ -2,7 +2,7 @@
 
 const MOST_ROWS = 200; // of the table: a filter finds the others
 const QUERY_COLUMNS = [
-  ["id", "query"], ["prompt", "prompt"], ["rate", "right"], ["mean", "mean reward"], ["count", "responses"], ["steps", "steps"],
+  ["query", "query"], ["prompt", "prompt"], ["rate", "right"], ["mean", "mean reward"], ["count", "responses"], ["steps", "steps"],
   ["last", "last step"],
 ];
 const which = byId("which").elements;
@@ -31,7 +31,7 @@ function servedSource() {
     return answer.text();
   };
   const refresh = async () => { // whether there is anything new
-    const text = await ask("samples.json").catch(() => last); // the server has ended
+    const text = await ask("samples.json");
     if (text === last) return false;
     source.sets = JSON.parse(last = text).map(counted);
     return true;
@@ -40,15 +40,16 @@ function servedSource() {
   return { group, refresh };
 }
 
-// A set with what each query got in each step: `byQuery` and `bySteps` hold {query, step, count, passed, mean, place}.
+// A set with what each query got in each step: `byQuery` and `bySteps` hold the rows, by the query's id and by step.
 function counted(set, number) {
-  const byQuery = set.queries.map(() => []), bySteps = new Map();
+  const byQuery = new Map(set.queries.map(([query]) => [query, []])), bySteps = new Map();
   for (const { step, groups } of set.steps) {
-    const rows = groups.map(([query, count, passed, mean, place]) => ({ query, step, count, passed, mean, place }));
+    const rows = groups.map(([number, count, passed, mean, place, interest]) =>
+      ({ query: set.queries[number][0], step, count, passed, mean, interest, place }));
     bySteps.set(step, rows);
-    for (const row of rows) byQuery[row.query].push(row);
+    for (const row of rows) byQuery.get(row.query).push(row);
   }
-  const table = set.queries.map(([id, prompt], query) => ({ query, id, prompt, ...totalOf(byQuery[query]) }));
+  const table = set.queries.map(([query, prompt]) => ({ query, prompt, ...totalOf(byQuery.get(query)) }));
   return { ...set, number, byQuery, bySteps, table, title: `${set.name} · ${set.kind}` };
 }
 
@@ -72,14 +73,14 @@ function startQueries() {
 function drawQueries() {
   const set = source.sets[which.set.value], rows = chosenRows(set), [ordered, sign] = queryOrder;
   byId("num-queries").textContent =
-    `${rows.length.toLocaleString("en")} of ${set.table.length.toLocaleString("en")} queries; a click shows one’s samples. ${set.told}`;
+    `${[rows, set.table].map(({ length }) => length.toLocaleString("en")).join(" of ")} queries; a click shows samples. ${set.coverage}`;
   const heads = QUERY_COLUMNS.map(([name, title]) =>
     button(title, () => { queryOrder = [name, name === ordered ? -sign : 1]; drawQueries(); }));
   const table = tableOf(heads, rows.slice(0, MOST_ROWS).map((row) => cellsOf(set, row)));
   table.querySelectorAll("th").forEach((head, place) => {
     head.ariaSort = QUERY_COLUMNS[place][0] !== ordered ? "none" : sign > 0 ? "ascending" : "descending";
   });
-  document.querySelector(".queries").replaceChildren(table);
+  renew(document.querySelector(".queries"), table);
   drawRewards(set.rewards);
 }
 
@@ -96,14 +97,14 @@ function chosenRows(set) {
   const outcomeOf = (row) => (row.passed === 0 ? "never" : row.passed === row.count ? "always" : "some");
   const compare = (one, other) => typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
   return set.table
-    .filter((row) => `${row.id}\n${row.prompt}`.toLowerCase().includes(text))
+    .filter((row) => `${row.query}\n${row.prompt}`.toLowerCase().includes(text))
     .filter((row) => 100 * row.rate >= Number(which.least.value) && 100 * row.rate <= most)
     .filter((row) => ["", outcomeOf(row)].includes(which.outcome.value))
     .sort((one, other) => sign * compare(worth(one), worth(other)));
 }
 
 function cellsOf(set, row) {
-  const open = button(visible(row.id), () => openSamples(set.number, row.last, row.query));
+  const open = button(visible(row.query), () => openSamples(set.number, row.last, row.query));
   const rate = element("span", "rate", element("meter", { value: row.rate }), ` ${Math.round(100 * row.rate)} %`);
   return [open, visible(row.prompt), rate, row.mean === null ? "–" : row.mean.toPrecision(3), row.count, row.steps, row.last];
 }

@@ -44,7 +44,7 @@ async function openSamples(set, step, query) {
 // When more has come in the lists have it; what somebody reads stays.
 function refreshSamples() {
   if (!shown.total) return drawSamples();
-  part("told").textContent = fillPlaces().told;
+  part("coverage").textContent = fillPlaces().coverage;
 }
 
 function activeFilters() {
@@ -56,7 +56,7 @@ async function drawSamples() {
   const total = sum(places, "count"), missing = sum(all, "count") - total, num = activeFilters().length;
   shown = { set, places, total, missing, waiting: [], looked: 0, matched: 0, isNew: true };
   byId("filter").querySelector("summary").textContent = num ? `Filter and order (${num} in force)` : "Filter and order";
-  part("told").textContent = set.told;
+  part("coverage").textContent = set.coverage;
   part("legend").replaceChildren(...(choice.colour.value ? [legendOf(choice.colour.value)] : []));
   drawCurve(set);
   part("cards").ariaBusy = true;
@@ -65,8 +65,8 @@ async function drawSamples() {
 
 async function showNext(mine) {
   const isBeside = choice.scope.value === "group" && choice.beside.value !== "";
-  const tell = (error) => showCards(mine, [element("p", "failure", `These samples could not be read: ${error.message}`)], "cards");
-  await (isBeside ? showSides(mine) : showMore(mine)).catch(tell);
+  const showFailure = (error) => showCards(mine, [element("p", "failure", `These samples could not be read: ${error.message}`)], "cards");
+  await (isBeside ? showSides(mine) : showMore(mine)).catch(showFailure);
 }
 
 // Fill the lists of steps and queries with what the set has, and keep what was chosen; the set.
@@ -75,44 +75,45 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   fill(choice.set, titles);
   fill(choice.beside, [["", "nothing"], ...titles]);
   const set = source.sets[choice.set.value], steps = [...set.bySteps.keys()];
-  fill(choice.step, steps.map((number) => [number, number]), step, steps.at(-1));
+  const best = (rows, worth) => rows.filter((row) => row.place !== null).reduce((top, row) => (worth(row) >= worth(top) ? row : top), {});
+  const lastGood = best([...set.bySteps.values()].flat(), ({ interest = -1 }) => Math.min(interest, 2));
+  fill(choice.step, steps.map((number) => [number, number]), step, lastGood.step ?? steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
   const rewardIn = ({ mean }) => (mean === null ? "no reward" : `reward ${mean.toFixed(2)}`);
-  const textOf = (row) => `${visible(set.queries[row.query][0])} (${rewardIn(row)})`;
-  const mixed = rows.find((row) => row.place !== null && row.passed > 0 && row.passed < row.count); // there is most to see
-  fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, mixed?.query);
-  const there = twins(set).map((row) => [row.step, row.step]);
+  const textOf = (row) => `${visible(row.query)} (${rewardIn(row)})`;
+  fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, best([...rows].reverse(), ({ interest = -1 }) => interest).query);
+  const there = twins().map((row) => [row.step, row.step]);
   fill(choice.beside_step, there);
   Object.assign(byId("choice").dataset, { scope, sets: source.sets.length, twins: there.length }); // the style hides by them
   return set;
 }
 
 function fill(select, options, wanted = select.value, otherwise = options[0]?.[0]) {
-  select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+  select.length = options.length; // in place, so that a list that is open stays
+  options.forEach(([value, text], place) => Object.assign(select.options[place], { value, text }));
   select.value = wanted;
   if (select.selectedIndex < 0) select.value = otherwise ?? "";
 }
 
 // What the chosen query got in the set that is shown beside.
-function twins(set) {
-  const other = source.sets[choice.beside.value], id = set.queries[choice.query.value]?.[0];
-  return (other && other.byQuery[other.queries.findIndex(([name]) => name === id)]) || [];
+function twins() {
+  return source.sets[choice.beside.value]?.byQuery.get(choice.query.value) || [];
 }
 
 function chosenPlaces(set) {
-  const scope = choice.scope.value, query = Number(choice.query.value);
+  const scope = choice.scope.value, query = choice.query.value;
   if (scope === "run") return [...set.bySteps.values()].flat();
-  if (scope === "query") return [...(set.byQuery[query] || [])];
+  if (scope === "query") return [...(set.byQuery.get(query) || [])];
   return (set.bySteps.get(Number(choice.step.value)) || []).filter((row) => scope === "step" || row.query === query);
 }
 
 // How the rewards of the query changed over the steps that have it.
 function drawCurve(set) {
-  const query = choice.query.value, rows = (["group", "query"].includes(choice.scope.value) && set.byQuery[query]) || [];
+  const query = choice.query.value, rows = (["group", "query"].includes(choice.scope.value) && set.byQuery.get(query)) || [];
   part("curve").hidden = rows.length < 2;
   if (rows.length < 2) return;
   const series = { "mean reward": rows.map((row) => row.mean), "share right": rows.map((row) => row.passed / row.count) };
-  const title = `rewards of ${visible(set.queries[query][0])}`;
+  const title = `rewards of ${visible(query)}`;
   drawSeries(part("curve"), { title, unit: "reward", x: rows.map((row) => row.step), series });
 }
 
@@ -133,7 +134,7 @@ async function showMore(mine) {
 
 // The same query of two sets or steps, one beside the other.
 async function showSides(mine) {
-  const twin = twins(mine.set).find((row) => String(row.step) === choice.beside_step.value), sides = [];
+  const twin = twins().find((row) => String(row.step) === choice.beside_step.value), sides = [];
   for (const [set, place] of [[mine.set, mine.places.shift()], [source.sets[choice.beside.value], twin]]) {
     const entries = place && place.place !== null ? await entriesAt(mine, set, place) : [];
     const head = entries.length ? headOf(entries[0]) : element("p", "about", "no such sample of this query");
@@ -219,5 +220,5 @@ function cardOf({ copies, lead, isTraining }) {
     element("div", "verdicts", element("strong", `verdict ${kind}`, verdict), notes.map((note) => element("span", "note", note))),
     element("dl", "facts", facts),
     failures.map((text) => element("p", "failure", visible(text))),
-    colouredText(lead, choice.colour.value));
+    colouredText(lead, choice.colour.value, isTraining));
 }

@@ -31,6 +31,19 @@ function folded(summary, ...content) {
   return element("details", "", element("summary", "", summary), ...content);
 }
 
+// Put other content in a place; open folds, scrolling and focus stay. What has not changed is left as it is.
+function renew(home, ...content) {
+  const made = element("div", "", ...content), parts = () => [...home.querySelectorAll("details, summary, button, .wide, pre, dl")];
+  if (home.made?.isEqualNode(made)) return;
+  const states = parts().map(({ open, scrollTop, scrollLeft }) => ({ open, scrollTop, scrollLeft }));
+  const active = document.activeElement, place = parts().indexOf(active);
+  home.made = made.cloneNode(true);
+  home.replaceChildren(...made.childNodes);
+  parts().forEach((part, number) => Object.assign(part, states[number]));
+  const isAlike = (part) => part.tagName === active.tagName && part.textContent === active.textContent;
+  if (place >= 0) (parts().find(isAlike) || parts()[place])?.focus({ preventScroll: true });
+}
+
 // Where a key leads in a row of things; before the first step to the left, the last one.
 function placeByKey(event, now, count) {
   const to = { ArrowRight: now + 1, ArrowLeft: now < 0 ? count - 1 : now - 1, Home: 0, End: count - 1 }[event.key];

@@ -38,7 +38,7 @@ function paint(made, level) {
 }
 
 // The text and, below it, the numbers of the token that is chosen by mouse, finger or arrow keys.
-function colouredText(sample, colour) {
+function colouredText(sample, colour, isTraining) {
   const tokens = tokensOf(sample), numbers = element("p", "token-numbers");
   const text = element("pre", "completion", ...tokens.map((token) => {
     const level = colour ? levelOf(token[colour === "ratio" ? 1 : 2], colour) : 0;
@@ -63,7 +63,14 @@ function colouredText(sample, colour) {
     const place = placeByKey(event, chosen, tokens.length);
     if (place !== null) choose(place);
   });
-  return [text, numbers];
+  const why = colour === "ratio" && isTraining && !text.querySelector(".less, .more") ? uncolouredOf(sample) : null;
+  return [text, why && element("p", "about", `No token is coloured: ${why}.`), numbers];
+}
+
+function uncolouredOf({ token_log_ratios: ratios, mini_batch: trainedIn, reward }) {
+  if (trainedIn === null) return `the response was not trained (${reward === null ? "no reward" : "advantage 0"})`;
+  if (!ratios) return "the run kept no numbers of tokens (report.tokens: false)";
+  return trainedIn === 0 ? "in the first mini-batch the policy had not changed yet" : `no log ratio reaches ±${LEVELS.ratio[0]}`;
 }
 
 function numbersOf([text, ratio, advantage], place, count) {
