@@ -12,13 +12,13 @@ PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 -
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix and the browser (about TIME minutes on 2 cores)
+test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix and the browser (about 3 minutes on 2 cores)
 	$(PYTEST) -m "not browser" --ignore=tests/faults $(ARGS)
 
-faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about TIME minutes on 2 cores)
+faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about 4 minutes on 2 cores)
 	$(PYTEST) --dist load tests/faults $(ARGS)
 
-test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about TIME minutes on 2 cores)
+test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 8 minutes on 2 cores)
 	SHAPES=all $(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types

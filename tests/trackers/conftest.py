@@ -1,13 +1,14 @@
 """Made runs, a tracker that does as it is told, and no real one that reaches a network or a home directory."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.trackers.fake import FakeTracker
+from tests.trackers.fake import PATIENCE, FakeTracker
 from tests.trackers.made import MadeRun
 
 from gspo.trackers import tracker
@@ -41,6 +42,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTracker]:
     monkeypatch.setattr(tracker, "find_spec", _found)
     yield fake
     fake.let_go.set()
+    for thread in threading.enumerate():  # or it would open the next test's tracker
+        if thread.name == "wandb":
+            thread.join(PATIENCE)
 
 
 def _found(name: str) -> Any:

@@ -81,7 +81,7 @@ def send(path: Path, name: str, announced: Iterable[int], *, seconds: float = 0.
                 state["step"], num_sent = step, num_sent + 1
                 replace_text(file, json.dumps(state))
         tracker.finish()
-        UNFINISHED.remove(name)
+        UNFINISHED.discard(name)
         replace_text(file, json.dumps(state | {"closed": True}))
     return num_sent, state["step"]
 
