@@ -91,7 +91,7 @@ def _row(run: Path, tokens: float, loads: int) -> str:
     written = time.perf_counter() - started
     with _browser() as browser:
         timings = [_load(browser, page) for _ in range(loads + 1)][1:]  # the first one fills caches
-        carried = browser.execute_script("return document.querySelector('#samples .told').textContent")
+        carried = browser.execute_script("return document.querySelector('#samples .coverage').textContent")
     first, everything = (statistics.median(values) for values in zip(*timings, strict=True))
     size = sum(path.stat().st_size for path in (run / "rollouts").iterdir())
     return (
