@@ -404,7 +404,9 @@ def test_the_charts_of_a_served_page_go_on_with_the_run(tab: Tab, tmp_path: Path
             "document.querySelector('#overview summary').focus();"
             "getSelection().selectAllChildren(document.querySelector('#metrics dd'))"
         )
-        write_run(path, lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
+        later = write_run(tmp_path / "b", lines=[metrics_line(step) for step in range(7)], history=[begun(), ended()])
+        for name in ("metrics.jsonl", "history.jsonl"):  # at once: the page would follow a file that is half written
+            (later / name).replace(path / name)
         tab.wait(f"{PLOT} return chart.chart?.data[0].length === 7", "Entropy")
         assert shown(tab, "Entropy")["x"] == [1, 6] and tab.run("return window.same")
         assert "finished: 6 of 6 steps" in tab.find("#overview").text
