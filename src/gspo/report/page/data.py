@@ -29,7 +29,9 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False) -> dict[str, Any]:
         "measures": [
             [score.name, score.label, score.error] for score in measures(line for run in runs for line in run.lines)
         ],
-        "definitions": _definitions({name for run in runs for line in run.lines for name in line if name != "step"}),
+        "definitions": _definitions(
+            dict.fromkeys(name for run in runs for line in run.lines for name in line if name != "step")
+        ),
     }
 
 
