@@ -85,9 +85,8 @@ class SampleSet:
             where = str(self._path / self._folder)
             raise UserError(f"these samples of step {step} are no longer there", where=where) from None
         read = [sample_of(line) for line in map(parsed, lines) if line is not None]
-        samples = [
-            sample for sample in read if str(sample.get("query")) == spans[0].query
-        ]  # it may be another file now
+        # The file may be another one by now.
+        samples = [sample for sample in read if str(sample.get("query")) == spans[0].query]
         first = samples[0] if samples else {}
         shown = [self._shown(sample) for sample in samples]
         return {"query": spans[0].query, **{key: first.get(key) for key in _OF_GROUP[1:]}, "samples": shown}

@@ -74,10 +74,8 @@ class Phase:
         """A step is done; `numbers` go on with the curves, and a line of metrics tells more of it."""
         self.step = step
         self._ends.append(time.monotonic())
-        if (
-            missing := numbers.keys() - self.curves.keys()
-        ):  # a new dictionary, since a thread may be drawing the old one
-            self.curves = {**self.curves, **{name: [] for name in numbers if name in missing}}
+        # A new dictionary, since a thread may be drawing the old one.
+        self.curves = {name: self.curves.get(name, []) for name in [*self.curves, *numbers]}
         for name, value in numbers.items():
             self.curves[name].append(value)
         if line is not None:

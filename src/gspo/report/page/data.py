@@ -29,9 +29,7 @@ def run_data(runs: Sequence[RunFiles], *, live: bool = False) -> dict[str, Any]:
         "measures": [
             [score.name, score.label, score.error] for score in measures(line for run in runs for line in run.lines)
         ],
-        "definitions": _definitions(
-            dict.fromkeys(name for run in runs for line in run.lines for name in line if name != "step")
-        ),
+        "definitions": _definitions(name for run in runs for line in run.lines for name in line if name != "step"),
     }
 
 
@@ -90,14 +88,14 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
 def _tokens(run: RunFiles) -> Iterator[float]:
     """The tokens generated so far, at each line: their rate times the time of the rollout, summed."""
     rate, seconds = "throughput/generated_tokens_per_second", "time/rollout_seconds"
-    known = [
+    tokens = [
         line[rate] * line[seconds] if is_number(line.get(rate)) and is_number(line.get(seconds)) else 0.0
         for line in run.lines
     ]
-    return accumulate(known)
+    return accumulate(tokens)
 
 
 def _definitions(metrics: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     """By metric of the runs: the name under which it is defined, the text, and what is healthy."""
-    known = {name: definition for name in metrics if (definition := definition_of(name)) is not None}
-    return {name: (general_name(name), definition.text, definition.healthy) for name, definition in known.items()}
+    defined = {name: definition for name in dict.fromkeys(metrics) if (definition := definition_of(name)) is not None}
+    return {name: (general_name(name), definition.text, definition.healthy) for name, definition in defined.items()}

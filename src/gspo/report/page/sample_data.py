@@ -45,8 +45,8 @@ def _chosen(steps: Mapping[int, Sequence[Place]], queries: Sequence[str], max_by
     order = []
     for number, (step, places) in enumerate(sorted(steps.items())):
         spread = 0 if number == len(steps) - 1 else int(f"{number:032b}"[::-1], 2)  # the ends, the middle, quarters …
-        known = sorted((ranks[place.query], at) for at, place in enumerate(places) if place.query in ranks)
-        order += [(turn, spread, step, at) for turn, (_, at) in enumerate(known)]
+        ranked = sorted((ranks[place.query], at) for at, place in enumerate(places) if place.query in ranks)
+        order += [(turn, spread, step, at) for turn, (_, at) in enumerate(ranked)]
     chosen = set()
     for _, _, step, at in sorted(order):
         if (size := sum(size for _, size in steps[step][at].spans)) <= max_bytes:
