@@ -46,14 +46,13 @@ def test_rewards_are_shares_by_value_or_of_many_values_by_range(tmp_path: Path) 
     few = written(tmp_path / "a", {1: [sample(reward=r) for r in (0, 0, 1, None)], 4: [sample(reward=1)]})
     assert looked_at(few).index()["rewards"] == {
         "steps": [1, 4],
-        "labels": ["reward 0", "reward 1", "reward none"],
-        "shares": [[0.5, 0.0], [0.25, 1.0], [0.25, 0.0]],
+        "series": {"reward 0": [0.5, 0.0], "reward 1": [0.25, 1.0], "reward none": [0.25, 0.0]},
     }
     rewards = [0.0, 0.01, 0.1, 0.25, 0.3, 0.6, 0.8, 0.99, 1.0, 1.0]
     many = looked_at(written(tmp_path / "b", {1: [sample(reward=r) for r in rewards]})).index()["rewards"]
     labels = ["0", "up to 0.25", "up to 0.5", "up to 0.75", "below 1", "1"]
-    assert many["labels"] == [f"reward {label}" for label in labels]
-    assert many["shares"] == [[share] for share in (0.1, 0.3, 0.1, 0.1, 0.2, 0.2)]
+    assert list(many["series"]) == [f"reward {label}" for label in labels]
+    assert list(many["series"].values()) == [[share] for share in (0.1, 0.3, 0.1, 0.1, 0.2, 0.2)]
 
 
 def test_the_index_reads_a_file_once_and_again_where_it_has_changed(
@@ -97,12 +96,15 @@ def test_a_group_that_is_not_there_is_refused(step: int, place: int, tmp_path: P
 
 
 def test_a_group_is_read_from_its_own_bytes_wherever_its_lines_are(tmp_path: Path) -> None:
-    words = ["é" * 40, "\U0001f600", "\u2028"]
+    words = ["é" * 40, "\U0001f600", "\u2028"]  # the last is written out
     lines = [sample(query, words=[word]) for word in words for query in ("a", "b")]
     samples = looked_at(written(tmp_path, {1: lines}))
     for place, query in enumerate("ab"):
         group = samples.group(1, place)
-        assert group["query"] == query and [one["completion"] for one in group["samples"]] == words
+        assert group["query"] == query and ["".join(one["texts"]) for one in group["samples"]] == [
+            *words[:2],
+            r"\u2028",
+        ]
 
 
 def test_a_file_that_is_another_one_now_gives_none_of_its_samples_under_an_old_name(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_every_sample_is_read_when_it_is_asked_for(asked: Asked) -> None:
     assert evaluation["coverage"] == "There are no samples yet." and evaluation["kind"] == "evaluation"
     for step in training["steps"]:
         read = [asked.json(f"samples/0/{step['step']}/{group[4]}.json") for group in step["groups"]]
-        texts = [one["completion"] for group in read for one in group["samples"]]
+        texts = ["".join(one["texts"]) for group in read for one in group["samples"]]
         assert texts == [line["completion"] for line in rollouts(step["step"])]
 
 

@@ -54,6 +54,14 @@ def measured(line: Mapping[str, Any], measure: Measure) -> str:
     return f"{line[measure.name]:.3f}{error}"
 
 
+def first_and_last(lines: Lines) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Reward and length of responses, as means over the first and the last few steps of training, and how few."""
+    steps = [line for line in lines if line["step"] > 0]
+    few = max(1, min(_FEW, len(steps) // 2))  # a single step is noise
+    names = {"reward": "reward/mean", "response tokens": "response/mean_tokens"}
+    return few, {label: (_mean(steps[:few], name), _mean(steps[-few:], name)) for label, name in names.items()}
+
+
 def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str]:
     """The diagnoses that hold over the last `WINDOW` steps of the history (or the fewer there are), by name."""
     recent = history[-WINDOW:]

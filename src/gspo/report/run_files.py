@@ -89,6 +89,12 @@ def read_run(path: Path) -> RunFiles:
     )
 
 
+def labels_of(runs: Sequence[RunFiles]) -> list[str]:
+    """The name of each run; of runs that share a name the path."""
+    names = [run.name for run in runs]
+    return [run.name if names.count(run.name) == 1 else str(run.path) for run in runs]
+
+
 def _recipe(path: Path) -> Mapping[str, Any]:
     file = path / "recipe.yaml"
     if not os.path.lexists(path):  # False, not an error, where no such name can be

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gspo.errors import UserError
-from gspo.report.run_files import RunFiles
+from gspo.errors import UserError, printable
+from gspo.report.run_files import RunFiles, labels_of
 from gspo.report.samples import Sample, cut_into_tokens, interest, pass_threshold, passes
 from gspo.report.shapes import sample as sample_of
 from gspo.report.shapes import section
@@ -22,10 +22,10 @@ _DIGITS = 3  # of a token's number: finer than any colour
 _BINS = 6  # rewards of more values than that are shown in ranges
 _UNKNOWN: Sample = {
     **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
-    **{"completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
+    **{"rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
 _KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
-_OF_GROUP = ("query", "prompt", "columns")
+_NOT_SHOWN = ("query", "prompt", "columns", "completion", "token_characters")  # but in another form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +88,9 @@ class SampleSet:
         # The file may be another one by now.
         samples = [sample for sample in read if str(sample.get("query")) == spans[0].query]
         first = samples[0] if samples else {}
-        shown = [self._shown(sample) for sample in samples]
-        return {"query": spans[0].query, **{key: first.get(key) for key in _OF_GROUP[1:]}, "samples": shown}
+        columns = "; ".join(f"{name}: {value}" for name, value in (first.get("columns") or {}).items())
+        texts = {"query": spans[0].query, "prompt": str(first.get("prompt", "")), "columns": columns}
+        return _readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
     def index(
         self, kept: Collection[str] | None = None, places: Mapping[tuple[int, int], int] | None = None, left: int = 0
@@ -112,7 +113,7 @@ class SampleSet:
             ]
             steps.append({"step": step, "groups": groups})
         coverage = self._coverage(places, len(named) - len(shown), left)
-        queries = [[query, self._prompts[query]] for query in shown]
+        queries = [[printable(query), self._prompts[query]] for query in shown]
         about = {"name": self.name, "kind": self.kind, "coverage": coverage}
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
@@ -125,7 +126,7 @@ class SampleSet:
                 if line.endswith(b"\n") and (content := parsed(line)) is not None:
                     sample = sample_of(content)
                     query, reward = str(sample.get("query")), sample.get("reward")
-                    self._prompts.setdefault(query, str(sample.get("prompt", ""))[-_PROMPT:])
+                    self._prompts.setdefault(query, printable(str(sample.get("prompt", ""))[-_PROMPT:]))
                     rewards[reward if reward is None else _short(reward)] += 1
                     few = {name: sample.get(name) for name in _KEPT}
                     groups.setdefault(query, []).append((start, len(line), few))
@@ -144,14 +145,13 @@ class SampleSet:
         )
 
     def _shown(self, sample: Sample) -> dict[str, Any]:
-        """The line as the page shows it: without what its group says, and with whether it passes."""
-        shown = {key: value for key, value in {**_UNKNOWN, **sample}.items() if key not in _OF_GROUP}
+        """The line as the page shows it: cut into tokens, without what its group says, and with whether it passes."""
+        shown = {key: value for key, value in {**_UNKNOWN, **sample}.items() if key not in _NOT_SHOWN}
+        tokens = cut_into_tokens(sample)
         for name in ("token_log_ratios", "token_advantages"):
-            if isinstance(numbers := shown.get(name), list):
-                shown[name] = [None if number is None else _short(number) for number in numbers]
-        if cut_into_tokens(shown) is None:  # the page could not tell whose a number is
-            shown = {name: None if name.startswith("token_") else value for name, value in shown.items()}
-        return {**shown, "passed": passes(sample, self._threshold)}
+            numbers = sample.get(name) if tokens else None  # else nobody could tell whose a number is
+            shown[name] = numbers and [None if number is None else _short(number) for number in numbers]
+        return {**shown, "texts": tokens or [sample.get("completion", "")], "passed": passes(sample, self._threshold)}
 
     def _distribution(self) -> dict[str, Any]:
         """What share of a step's responses got which reward, or a reward of which range."""
@@ -168,8 +168,8 @@ class SampleSet:
             for reward, number in self._rewards[step].items():
                 row = len(ends) if reward is None else bisect_left(ends, reward)
                 table[row][column] += number / self._rewards[step].total()
-        rows = [(label, [*map(_short, row)]) for label, row in zip([*labels, "none"], table, strict=True) if any(row)]
-        return {"steps": steps, "labels": [f"reward {label}" for label, _ in rows], "shares": [row for _, row in rows]}
+        rows = zip([*labels, "none"], table, strict=True)
+        return {"steps": steps, "series": {f"reward {label}": [*map(_short, row)] for label, row in rows if any(row)}}
 
     def _coverage(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
         if not self.steps and not left:
@@ -190,13 +190,22 @@ class SampleSet:
 
 def sample_sets(runs: Sequence[RunFiles], *, live: bool = False) -> list[SampleSet]:
     """Those of each run's training, and of its evaluations where it has kept any, or may yet."""
-    names = Counter(run.name for run in runs)
     return [
-        SampleSet(run, folder, run.name if names[run.name] == 1 else str(run.path))
-        for run in runs
+        SampleSet(run, folder, label)
+        for run, label in zip(runs, labels_of(runs), strict=True)
         for folder in FOLDERS
         if live or folder != EVALUATION or rollout_files(run.path, folder)
     ]
+
+
+def _readable(value: Any) -> Any:
+    """The value with the hidden characters of each text in it written out."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(name): _readable(inner) for name, inner in value.items()}
+    holds_text = isinstance(value, list) and value and isinstance(value[0], str | Mapping)
+    return [*map(_readable, value)] if holds_text else value
 
 
 def _short(number: float) -> float:

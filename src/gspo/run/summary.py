@@ -1,6 +1,5 @@
 """A run in words: what it is about to do, what an evaluation says, and what it came to."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
@@ -8,14 +7,12 @@ from typing import Any
 
 from gspo.errors import visible
 from gspo.evaluation.held_out import HeldOutScore
-from gspo.metrics.numbers import Metrics, is_number
-from gspo.metrics.words import measured, measures
+from gspo.metrics.numbers import Metrics
+from gspo.metrics.words import first_and_last, measured, measures
 from gspo.model.policy import Policy
 from gspo.queries.source import QuerySet
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
-
-_FEW = 5  # steps that a number before and after is the mean of: a single step is noise
 
 
 def evaluation_summary(score: HeldOutScore, metrics: Metrics) -> str:
@@ -118,15 +115,9 @@ def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for measure in measures(evaluated) if len(evaluated) > 1 else ():
         before, after = measured(evaluated[0], measure), measured(evaluated[-1], measure)
         yield measure.label, f"{before} before → {after} after"
-    steps = [line for line in lines if line["step"] > 0]
-    few = max(1, min(_FEW, len(steps) // 2))
+    num_steps = sum(line["step"] > 0 for line in lines)
+    few, means = first_and_last(lines)
     which = "first and last" if few == 1 else f"means of the first and the last {few}"
-    for label, name, digits in (("reward", "reward/mean", 3), ("response tokens", "response/mean_tokens", 1)):
-        means = [_mean([line[name] for line in part]) for part in (steps[:few], steps[-few:])]
-        if steps:
-            yield label, f"{means[0]:.{digits}f} → {means[1]:.{digits}f} ({which} of {len(steps)} steps)"
-
-
-def _mean(values: Sequence[float]) -> float:
-    numbers = [value for value in values if is_number(value)]
-    return sum(numbers) / len(numbers) if numbers else math.nan
+    for label, (first, last) in means.items() if num_steps else ():
+        digits = 3 if label == "reward" else 1
+        yield label, f"{first:.{digits}f} → {last:.{digits}f} ({which} of {num_steps} steps)"

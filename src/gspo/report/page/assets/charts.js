@@ -2,7 +2,7 @@
 
 const STAGES = ["rollout", "reward", "appraisal", "likelihood", "advantage", "update", "checkpoint", "evaluation"];
 const QUANTILES = "ratio/sequence_quantiles"; // at 1, 5, 25, 50, 75, 95 and 99 %
-const AXES = { steps: "step", tokens: "generated tokens", seconds: "time, minutes" };
+const AXES = { steps: "step", tokens: "generated tokens", minutes: "time, minutes" };
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4]];
 
 // zero: the y axis starts there; percent: a fraction; linear: no log scale; wide: two places of three.
@@ -107,7 +107,7 @@ function deviationOf(values) {
 // Where an arm's steps lie on the x axis.
 function xOf(arm) {
   const axis = view.axis.value;
-  return axis === "steps" ? arm.steps : scaled(spreadOf(arm, (run) => run[axis])?.means, axis === "seconds" ? 1 / 60 : 1) ?? arm.steps;
+  return axis === "steps" ? arm.steps : spreadOf(arm, (run) => run[axis])?.means ?? arm.steps;
 }
 
 function scaled(values, factor) {

@@ -9,8 +9,8 @@ function showOverview() {
   renew(homeOf("overview"), page.runs.length === 1 ? overviewOf(page.runs[0]) : comparison());
 }
 
-function overviewOf({ overview }) {
-  const scores = [...measured(arms[0]), ["time", timeOf(arms[0].runs[0])]].filter(([, text]) => text !== "–");
+function overviewOf({ overview, time }) {
+  const scores = [...measured(arms[0]), ["time", time]].filter(([, text]) => text !== "–");
   const tiles = scores.map(([words, text]) => element("div", "", element("dt", "", words), element("dd", "", text)));
   return [
     element("p", "state", overview.state), element("dl", "tiles", tiles),
@@ -21,15 +21,10 @@ function overviewOf({ overview }) {
   ];
 }
 
-function timeOf({ seconds }) {
-  const last = seconds.findLast(Number.isFinite);
-  return last === undefined ? "–" : `${numberText(last / 60, { digits: 3 })} min`;
-}
-
 // A row for each run, and for each arm; and where the recipes differ.
 function comparison() {
   const rowOf = ({ state, diagnoses, notes }) => [state, listOf([...diagnoses, ...notes])];
-  const runs = page.runs.map((run) => [run.label, timeOf(run), ...rowOf(run.overview)]);
+  const runs = page.runs.map((run) => [run.label, run.time, ...rowOf(run.overview)]);
   const rows = arms.map((arm) => [arm.label, arm.runs.map((run) => run.seed).join(", "), ...measured(arm).map(([, text]) => text)]);
   const keys = page.differences.map(([key, values]) => [element("code", "", key), ...values]);
   return [
@@ -47,18 +42,12 @@ function measured(arm) {
     const [first, last] = [0, y.length - 1].map((place) => withSpread(y[place], deviations?.[place]));
     return [words, y.length === 1 ? `${first} after step ${x[0]}` : y.length ? `${first} → ${last}` : "–"];
   });
-  return [...scores, meansOf(arm, "reward/mean", "reward", 3), meansOf(arm, "response/mean_tokens", "response tokens", 1)];
-}
-
-// Means of the first and of the last few steps of training: a single step is noise. run/summary.py has the same.
-function meansOf(arm, name, words, digits) {
-  const trained = (run) => (run.columns.get(name) || []).filter((_, place) => run.steps[place] > 0);
-  const few = Math.max(1, Math.min(5, ...arm.runs.map((run) => trained(run).length >> 1)));
-  const texts = [[0, few], [-few]].map((ends) => {
-    const values = arm.runs.map((run) => meanOf(trained(run).slice(...ends).filter(Number.isFinite))).filter(Number.isFinite);
-    return [meanOf(values), deviationOf(values)].filter(Number.isFinite).map((value) => value.toFixed(digits)).join(" ± ");
+  const means = Object.keys(arm.runs[0].means).map((words) => {
+    const [first, last] = [0, 1].map((end) => arm.runs.map((run) => run.means[words][end]).filter(Number.isFinite));
+    const texts = [first, last].map((values) => withSpread(meanOf(values), deviationOf(values)));
+    return [`${words}, means of the first → last few steps`, first.length ? texts.join(" → ") : "–"];
   });
-  return [`${words}, first → last${few > 1 ? ` ${few} steps, means` : " step"}`, texts[0] ? texts.join(" → ") : "–"];
+  return [...scores, ...means];
 }
 
 function showCharts() {
@@ -131,7 +120,7 @@ function showAxes() {
 
 function showRecipes() {
   renew(homeOf("recipe"), page.runs.map((run) => element("article", "",
-    element("h3", "", run.label), element("p", "", "Run it again:"), element("pre", "again", run.rerun),
+    element("h3", "", run.label),
     folded("environment", tableOf(["environment", ""], Object.entries(run.environment))),
     folded("recipe.yaml: every key with its value", element("pre", "again", run.recipe)))));
 }
@@ -198,7 +187,9 @@ async function start() {
   await new Promise(requestAnimationFrame);
   dataset.firstChart = Math.round(performance.now()); // milliseconds
   if (document.readyState === "loading") await new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
-  await openSource();
+  const carried = JSON.parse(byId("samples-data").textContent);
+  source = carried.live ? servedSource() : carriedSource(carried);
+  await source.refresh();
   startQueries();
   await startSamples();
   keepUp();

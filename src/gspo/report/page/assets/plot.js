@@ -7,9 +7,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "300px" });
 
 addEventListener("resize", () => {
-  for (const { chart, clientWidth: width } of allPlots()) {
-    if (chart && width && width !== chart.width) chart.setSize({ width, height: chart.height });
-  }
+  for (const host of allPlots()) if (host.chart && host.clientWidth && host.clientWidth !== host.chart.width) drawPlot(host);
 });
 
 // A place for a chart, which is drawn when it comes into view. `make` gives what is drawn, null for nothing.
@@ -44,11 +42,9 @@ function drawPlot(host) {
   const model = host.make();
   host.chart?.destroy();
   host.chart = null;
-  if (!model) return host.replaceChildren();
-  const key = element("ul", "key"), columns = columnsOf(model);
-  host.replaceChildren(key);
-  const place = (chart, start) => { host.prepend(chart.root); start(); };
-  host.chart = new uPlot(optionsOf(host, model, columns, key), dataOf(model, columns), place);
+  if (!model) return;
+  const columns = columnsOf(model);
+  host.chart = new uPlot(optionsOf(host, model, columns), dataOf(model, columns), host);
   host.chart.model = model;
   listenToKeys(host, host.chart);
 }
@@ -56,10 +52,8 @@ function drawPlot(host) {
 function smoothed(values) {
   const width = Number(view.smoothing.value);
   if (!values || width < 2) return values;
-  return values.map((value, place) => {
-    if (!Number.isFinite(value)) return value;
-    return meanOf(values.slice(Math.max(0, place - width + 1), place + 1).filter(Number.isFinite));
-  });
+  const last = (place) => values.slice(Math.max(0, place - width + 1), place + 1).filter(Number.isFinite);
+  return values.map((value, place) => (Number.isFinite(value) ? meanOf(last(place)) : value));
 }
 
 function isLog(model) {
@@ -67,25 +61,28 @@ function isLog(model) {
 }
 
 // The columns that uPlot draws, with their options: of an area its edges; of a line the line, and faintly what was smoothed.
+// One of a curve's columns is in the legend.
 function columnsOf(model) {
   return model.series.flatMap((curve) => {
     const colour = colourOf(curve.colour), smooth = curve.points || curve.stepped ? (values) => values : smoothed;
     const paths = curve.stepped ? uPlot.paths.stepped({ align: -1 }) : uPlot.paths.linear();
     const few = (curve.y || curve.high).filter(Number.isFinite).length < 3;
     const dots = { show: true, size: 6, fill: colour }, none = { show: false };
-    const line = { stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: few ? dots : none };
+    const named = { label: curve.label, value: (chart) => shownText(curve, model, limitOf(chart)) }, unnamed = { class: "unnamed" };
+    const line = { ...named, stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: few ? dots : none };
     const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none, auto: curve.auto ?? true };
     const of = (values, options) => ({ x: curve.x, values, options });
     if (curve.points) {
       const marks = { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { ...dots, size: 8 } };
-      const end = (sign) => of(curve.deviations.map((bar, place) => curve.y[place] + sign * bar), { width: 0, points: none });
-      return [of(curve.y, marks), ...(curve.deviations ? [end(-1), end(1)] : [])]; // the y axis has the bars' ends, too
+      const end = (sign) => of(curve.deviations.map((bar, place) => curve.y[place] + sign * bar), { ...unnamed, width: 0, points: none });
+      return [{ ...of(curve.y, marks), mark: colour }, ...(curve.deviations ? [end(-1), end(1)] : [])]; // y has the bars' ends, too
     }
-    const faint = { ...line, width: 1, stroke: withOpacity(colour, 0.3), points: none };
+    const faint = { ...line, ...unnamed, width: 1, stroke: withOpacity(colour, 0.3), points: none };
+    const area = withOpacity(colour, curve.opacity || 0.18);
     return [
       ...(curve.high ? [
-        { ...of(smooth(curve.high), edge), area: withOpacity(colour, curve.opacity || 0.18) },
-        of(smooth(curve.low), { ...edge, width: 0 }),
+        { ...of(smooth(curve.high), { ...edge, ...(curve.y ? unnamed : named) }), area, mark: area },
+        of(smooth(curve.low), { ...edge, ...unnamed, width: 0 }),
       ] : curve.y && smooth(curve.y) !== curve.y ? [of(curve.y, faint)] : []),
       ...(curve.y ? [of(smooth(curve.y), line)] : []),
     ];
@@ -94,36 +91,38 @@ function columnsOf(model) {
 
 // The same x for all curves, each with a gap where it has null.
 function dataOf(model, columns) {
-  const drawn = (value) => (isLog(model) && value <= 0 ? null : value);
+  const log = isLog(model), drawn = (value) => (log && value <= 0 ? null : value);
   return uPlot.join(columns.map(({ x, values }) => {
     const places = x.map((_, place) => place).filter((place) => Number.isFinite(x[place]));
     return [places.map((place) => x[place]), places.map((place) => drawn(values[place]))];
   }));
 }
 
-function optionsOf(host, model, columns, key) {
-  const { xTitle, shared } = model;
-  const [isNarrow, isTouch] = ["(max-width: 600px)", "(pointer: coarse)"].map((query) => matchMedia(query).matches);
+function optionsOf(host, model, columns) {
+  const { xTitle, shared, zero, percent } = model;
+  const label = resumedAt(model).length ? `${xTitle} (┊ resumed)` : xTitle;
+  const dashOf = ({ mark, options }) => (mark || !options.dash?.length ? "solid" : "dashed");
+  const mode = zero ? 1 : 0, [isNarrow, isTouch] = ["(max-width: 600px)", "(pointer: coarse)"].map((query) => matchMedia(query).matches);
   return {
     width: onPaper ? PAPER_WIDTH : host.clientWidth || 360, height: isNarrow ? 210 : 240, padding: [10, 14, 0, 0],
-    series: [{}, ...columns.map(({ options }) => options)],
+    series: [{ label, value: (chart) => numberText(limitOf(chart), { digits: 5 }) }, ...columns.map(({ options }) => options)],
     bands: columns.flatMap(({ area }, place) => (area ? [{ series: [place + 1, place + 2], fill: area }] : [])),
-    legend: { show: false },
+    legend: { markers: { fill: (_, place) => columns[place - 1].mark, dash: (_, place) => dashOf(columns[place - 1]) } },
     scales: {
       x: { time: false, ...(shared && { range: shownRange }) },
-      y: isLog(model) ? { distr: 3 } : { range: heightOf(model) },
+      y: isLog(model) ? { distr: 3 } : { range: { min: { pad: 0.06, soft: 0, mode }, max: { pad: 0.06, soft: percent ? 0.01 : 0, mode } } },
     },
     axes: axesOf(model),
     cursor: {
       drag: { x: Boolean(shared) && !isTouch, y: false, setScale: false }, // a finger that scrolls must not zoom
       points: { size: 6 },
-      bind: { dblclick: () => () => zoom("", "") },
+      bind: { dblclick: () => () => zoom("", ""), click: () => null },
       ...(shared && { sync: { key: xTitle, setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } } }),
     },
     hooks: {
       draw: [(chart) => drawExtras(chart, model)],
-      setCursor: [(chart) => fillKey(chart, model, key)],
-      ready: [(chart) => fillKey(chart, model, key)],
+      setScale: [(chart) => chart.setLegend({ idx: chart.cursor.idx ?? null })],
+      setLegend: [(chart) => { if (document.activeElement === host) readOut(chart); }],
       setSelect: [(chart) => {
         const { left, width } = chart.select;
         if (width > 3) zoom(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
@@ -134,7 +133,7 @@ function optionsOf(host, model, columns, key) {
 }
 
 function axesOf(model) {
-  const { ink, grid } = palette(), font = "12px system-ui";
+  const [ink, grid] = [cssOf("--quiet"), cssOf("--grid")], font = "12px system-ui";
   const axis = { stroke: ink, font, labelFont: font, labelSize: 18, ticks: { stroke: grid, size: 4 }, grid: { stroke: grid, width: 1 } };
   const texts = (splits, options) => splits.map((value) => (value === null ? "" : numberText(value, { ...options, digits: 6 })));
   const incrs = model.xTitle.startsWith("step") ? WHOLE : undefined;
@@ -158,10 +157,6 @@ function shownRange() {
   return range[0] < range[1] ? range : [low, high];
 }
 
-function heightOf({ zero, percent }) {
-  return { min: { pad: 0.06, soft: 0, mode: zero ? 1 : 0 }, max: { pad: 0.06, soft: percent ? 0.01 : 0, mode: zero ? 1 : 0 } };
-}
-
 // The same range in every chart, which the form says, too; a chart with steps of its own is always shown whole.
 function zoom(from, to) {
   const short = (value) => (value === "" ? "" : Number(value.toFixed(2)));
@@ -181,42 +176,27 @@ function numberText(value, { percent, digits = 4 } = {}) {
   return String(+value.toPrecision(digits)).replace("-", "−");
 }
 
-// The last number up to a place of the chart's x.
-function upTo(x, values, limit) {
-  for (let place = x.length - 1; place >= 0; place--) if (x[place] <= limit && Number.isFinite(values[place])) return place;
-  return -1;
-}
-
 function withSpread(mean, deviation, options) {
   return numberText(mean, options) + (Number.isFinite(deviation) ? ` ± ${numberText(deviation, { ...options, digits: 2 })}` : "");
 }
 
+// Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.
+function limitOf({ data: [xs], cursor, scales }) {
+  return xs[cursor.idx ?? xs.findLastIndex((x) => x <= (scales.x.max ?? Infinity))] ?? 0;
+}
+
 function shownText(curve, model, limit) {
-  const values = curve.shown || curve.y || curve.high, place = upTo(curve.x, values, limit);
+  const values = curve.shown || curve.y || curve.high;
+  const place = curve.x.findLastIndex((x, at) => x <= limit && Number.isFinite(values[at]));
   if (place < 0) return "–";
   if (values === curve.high) return `${numberText(curve.low[place], model)} … ${numberText(curve.high[place], model)}`;
   return withSpread(values[place], curve.deviations?.[place], model);
 }
 
-// Below a chart, what its lines are, and their numbers under the cursor; without a cursor the last ones in view.
-function fillKey(chart, model, key) {
-  const xs = chart.data[0], limit = xs[chart.cursor.idx ?? upTo(xs, xs, chart.scales.x.max ?? Infinity)] ?? 0;
-  if (key.limit === limit && key.children.length) return;
-  key.limit = limit;
-  const where = `${model.xTitle} ${numberText(limit, { digits: Number.isInteger(limit) ? 6 : 3 })}`;
-  const rows = model.series.map((curve) => [curve, curve.label, shownText(curve, model, limit)]);
-  const marks = rows.map(([curve, label, text]) => element("li", "", markOf(curve), `${label} `, element("b", "", text)));
-  key.replaceChildren(element("li", "where", where), ...marks, resumedAt(model).length ? element("li", "", "┊ resumed") : "");
-  if (document.activeElement !== key.parentElement) return;
-  byId("status").textContent = `${where}: ${rows.map(([, label, text]) => `${label} ${text}`).join("; ")}`;
-}
-
-function markOf(curve) {
-  const mark = element("i", curve.points ? "dot" : curve.y ? "" : "area");
-  const colour = colourOf(curve.colour), dash = !curve.dash?.length ? "solid" : curve.dash[0] < 4 ? "dotted" : "dashed";
-  if (curve.points || !curve.y) mark.style.background = curve.points ? colour : withOpacity(colour, curve.opacity || 0.18);
-  else mark.style.borderTop = `${curve.width || 2}px ${dash} ${colour}`;
-  return mark;
+// What the legend shows, for who does not see it.
+function readOut(chart) {
+  const rows = [...chart.root.querySelectorAll(".u-series:not(.unnamed)")].map(({ cells: [head, value] }) => `${head.textContent} ${value.textContent}`);
+  byId("status").textContent = rows.join("; ");
 }
 
 function resumedAt(model) {
@@ -241,7 +221,7 @@ function drawExtras(chart, model) {
   for (const { x, y, deviations = [], colour } of model.series.filter((curve) => curve.points)) {
     x.forEach((at, place) => line(at, Math.max(y[place] - deviations[place], up.min), y[place] + deviations[place], colourOf(colour), []));
   }
-  for (const x of resumedAt(model)) line(x, up.min, up.max, palette().ink, [2, 3]);
+  for (const x of resumedAt(model)) line(x, up.min, up.max, cssOf("--quiet"), [2, 3]);
   ctx.restore();
 }
 

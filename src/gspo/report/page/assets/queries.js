@@ -9,13 +9,7 @@ const which = byId("which").elements;
 let source = null; // of samples: { sets, group(set, step, place), refresh() }
 let queryOrder = ["rate", 1]; // a column, and whether upwards
 
-// The samples that the page carries, or that the server of `gspo view` reads: both are asked for one group at a time.
-async function openSource() {
-  const carried = JSON.parse(byId("samples-data").textContent);
-  source = carried.live ? servedSource() : carriedSource(carried);
-  await source.refresh();
-}
-
+// The samples that the page carries; or below, those that the server of `gspo view` reads. Both are asked for one group at a time.
 function carriedSource({ index, contents }) {
   const steps = {};
   const refresh = async () => { source.sets = (await unpack(index)).map(counted); };
@@ -84,9 +78,8 @@ function drawQueries() {
   drawRewards(set.rewards);
 }
 
-function drawRewards({ steps, labels, shares }) {
+function drawRewards({ steps, series }) {
   byId("rewards").hidden = !steps.length;
-  const series = Object.fromEntries(labels.map((label, place) => [label, shares[place]]));
   const words = { title: "rewards", unit: "share of the responses", stack: true };
   if (steps.length) drawSeries(byId("rewards").lastChild, { ...words, x: steps, series });
 }
@@ -94,17 +87,15 @@ function drawRewards({ steps, labels, shares }) {
 function chosenRows(set) {
   const text = which.text.value.toLowerCase(), most = which.most.value === "" ? 100 : Number(which.most.value);
   const [name, sign] = queryOrder, worth = (row) => row[name] ?? -Infinity;
-  const outcomeOf = (row) => (row.passed === 0 ? "never" : row.passed === row.count ? "always" : "some");
   const compare = (one, other) => typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
   return set.table
     .filter((row) => `${row.query}\n${row.prompt}`.toLowerCase().includes(text))
     .filter((row) => 100 * row.rate >= Number(which.least.value) && 100 * row.rate <= most)
-    .filter((row) => ["", outcomeOf(row)].includes(which.outcome.value))
     .sort((one, other) => sign * compare(worth(one), worth(other)));
 }
 
 function cellsOf(set, row) {
-  const open = button(visible(row.query), () => openSamples(set.number, row.last, row.query));
+  const open = button(row.query, () => openSamples(set.number, row.last, row.query));
   const rate = element("span", "rate", element("meter", { value: row.rate }), ` ${Math.round(100 * row.rate)} %`);
-  return [open, visible(row.prompt), rate, row.mean === null ? "–" : row.mean.toPrecision(3), row.count, row.steps, row.last];
+  return [open, row.prompt, rate, row.mean === null ? "–" : row.mean.toPrecision(3), row.count, row.steps, row.last];
 }

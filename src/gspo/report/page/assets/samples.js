@@ -3,21 +3,13 @@
 const TOKENS_AT_ONCE = 20000; // that are put on the page before it asks
 const SAMPLES_AT_ONCE = 4000; // that are looked through before it asks
 const VERDICTS = { true: ["right", "✓ right"], false: ["wrong", "✗ wrong"], null: ["unscored", "– not judged"] };
-const ORDERS = { // a smaller number comes first
-  reward: (sample) => -(sample.reward ?? -Infinity),
-  lowest: (sample) => sample.reward ?? Infinity,
-  ratio: (sample) => -Math.abs(Math.log(sample.sequence_ratio ?? 1)),
-  tokens: (sample) => -sample.tokens,
-};
 const FILTERS = { // by the name of the field: whether a sample passes
   reward_low: (value, { reward }) => reward !== null && reward >= Number(value),
   reward_high: (value, { reward }) => reward !== null && reward <= Number(value),
   answer: (value, { passed }) => value === VERDICTS[passed][0],
   clipped: (value, { clipped }) => value === (clipped === null ? "untrained" : clipped > 0 ? "yes" : "no"),
   truncated: (value, sample) => value === (sample.finish_reason === "length" ? "yes" : "no"),
-  tokens_low: (value, { tokens }) => tokens >= Number(value),
-  tokens_high: (value, { tokens }) => tokens <= Number(value),
-  text: (value, { completion }, { prompt }) => `${completion}\n${prompt}`.toLowerCase().includes(value.toLowerCase()),
+  text: (value, { texts }, { prompt }) => `${texts.join("")}\n${prompt}`.toLowerCase().includes(value.toLowerCase()),
 };
 const choice = byId("choice").elements, filter = byId("filter").elements;
 const part = (name) => document.querySelector("#samples ." + name);
@@ -47,15 +39,12 @@ function refreshSamples() {
   part("coverage").textContent = fillPlaces().coverage;
 }
 
-function activeFilters() {
-  return Object.entries(FILTERS).filter(([name]) => filter[name].value !== "");
-}
-
 async function drawSamples() {
   const set = fillPlaces(), all = chosenPlaces(set), places = all.filter((row) => row.place !== null);
-  const total = sum(places, "count"), missing = sum(all, "count") - total, num = activeFilters().length;
-  shown = { set, places, total, missing, waiting: [], looked: 0, matched: 0, isNew: true };
-  byId("filter").querySelector("summary").textContent = num ? `Filter and order (${num} in force)` : "Filter and order";
+  const total = sum(places, "count"), missing = sum(all, "count") - total;
+  const filters = Object.entries(FILTERS).filter(([name]) => filter[name].value !== "");
+  shown = { set, places, filters, total, missing, waiting: [], looked: 0, matched: 0, isNew: true };
+  byId("filter").querySelector("summary").textContent = filters.length ? `Filter (${filters.length} in force)` : "Filter";
   part("coverage").textContent = set.coverage;
   part("legend").replaceChildren(...(choice.colour.value ? [legendOf(choice.colour.value)] : []));
   drawCurve(set);
@@ -80,7 +69,7 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   fill(choice.step, steps.map((number) => [number, number]), step, lastGood.step ?? steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
   const rewardIn = ({ mean }) => (mean === null ? "no reward" : `reward ${mean.toFixed(2)}`);
-  const textOf = (row) => `${visible(row.query)} (${rewardIn(row)})`;
+  const textOf = (row) => `${row.query} (${rewardIn(row)})`;
   fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, best([...rows].reverse(), ({ interest = -1 }) => interest).query);
   const there = twins().map((row) => [row.step, row.step]);
   fill(choice.beside_step, there);
@@ -113,21 +102,21 @@ function drawCurve(set) {
   part("curve").hidden = rows.length < 2;
   if (rows.length < 2) return;
   const series = { "mean reward": rows.map((row) => row.mean), "share right": rows.map((row) => row.passed / row.count) };
-  const title = `rewards of ${visible(query)}`;
+  const title = `rewards of ${query}`;
   drawSeries(part("curve"), { title, unit: "reward", x: rows.map((row) => row.step), series });
 }
 
-// Look through groups until there is enough to show, or to ask whether to go on; in an order, sort what was looked through.
+// Look through groups until there is enough to show, or to ask whether to go on.
 async function showMore(mine) {
-  const { places, waiting } = mine, order = ORDERS[filter.order.value], until = mine.looked + SAMPLES_AT_ONCE, cards = [];
-  const isMissing = () => shown === mine && mine.looked < until && (order || sum(waiting, "tokens") < TOKENS_AT_ONCE);
-  if (!waiting.length) while (places.length && isMissing()) waiting.push(...await entriesAt(mine, mine.set, places.shift()));
-  if (order) waiting.sort((one, other) => order(one.lead) - order(other.lead));
-  for (let tokens = 0; waiting.length && tokens < TOKENS_AT_ONCE; tokens += waiting.shift().tokens) {
-    const [entry] = waiting;
-    if (order || entry.group !== mine.group) cards.push(element("div", "group", headOf(entry)));
-    cards.push(cardOf(entry));
-    mine.group = entry.group;
+  const { places, waiting } = mine, until = mine.looked + SAMPLES_AT_ONCE, cards = [];
+  const isMore = () => waiting.length || (places.length && mine.looked < until && shown === mine);
+  for (let tokens = 0; tokens < TOKENS_AT_ONCE && isMore();) {
+    if (!waiting.length) waiting.push(...await entriesAt(mine, mine.set, places.shift()));
+    for (; waiting.length && tokens < TOKENS_AT_ONCE; tokens += waiting.shift().tokens) {
+      if (waiting[0].group !== mine.group) cards.push(element("div", "group", headOf(waiting[0])));
+      cards.push(cardOf(waiting[0]));
+      mine.group = waiting[0].group;
+    }
   }
   showCards(mine, cards, "cards");
 }
@@ -161,28 +150,28 @@ function showCards(mine, cards, className) {
 // The responses of a group that pass the filters: one entry for those that are equal.
 async function entriesAt(mine, set, place) {
   const group = await source.group(set.number, place.step, place.place), equal = new Map();
-  const kept = group.samples.filter((sample) => activeFilters().every(([name, passes]) => passes(filter[name].value, sample, group)));
+  const kept = group.samples.filter((sample) => mine.filters.every(([name, passes]) => passes(filter[name].value, sample, group)));
   mine.looked += place.count;
   mine.matched += kept.length;
   kept.forEach((sample, number) => {
-    const { completion, reward, finish_reason: end, failure } = sample;
-    const key = filter.folded.checked ? JSON.stringify([completion, reward, end, failure]) : number;
+    const { texts, reward, finish_reason: end, failure } = sample;
+    const key = filter.folded.checked ? JSON.stringify([texts.join(""), reward, end, failure]) : number;
     equal.set(key, [...(equal.get(key) || []), sample]);
   });
   return [...equal.values()].map((copies) => {
-    const [lead] = [...copies].sort((one, other) => ORDERS.ratio(one) - ORDERS.ratio(other)); // its colours have most to show
+    const changeOf = ({ sequence_ratio: ratio }) => Math.abs(Math.log(ratio ?? 1));
+    const lead = copies.reduce((most, copy) => (changeOf(copy) > changeOf(most) ? copy : most)); // its colours have most to show
     return { group, copies, lead, place, isTraining: set.kind === "training", tokens: lead.tokens + 20 };
   });
 }
 
 // Which group it is, its prompt, and what the data has beside it, such as the answer.
 function headOf({ group, place }) {
-  const columns = Object.entries(group.columns || {}).map(([name, value]) => `${name}: ${value}`).join("; ");
   const score = `${place.passed} of ${place.count} right${place.mean === null ? "" : `, mean reward ${place.mean.toPrecision(3)}`}`;
   return [
-    element("h3", "where", `step ${place.step}, query ${visible(group.query)}: ${score}`),
-    element("pre", { class: "prompt", tabindex: 0 }, visible(group.prompt)),
-    columns ? element("p", "columns", visible(columns)) : null,
+    element("h3", "where", `step ${place.step}, query ${group.query}: ${score}`),
+    element("pre", { class: "prompt", tabindex: 0 }, group.prompt),
+    group.columns ? element("p", "columns", group.columns) : null,
   ];
 }
 
@@ -214,11 +203,11 @@ function cardOf({ copies, lead, isTraining }) {
   const notes = [...(copies.length > 1 ? [`× ${copies.length} equal responses`] : []), ...(isTraining ? distinct(clippingOf) : [])];
   const facts = FACTS.map(([name, of]) => [name, distinct(of)]).filter(([, values]) => values.length).map(([name, values]) =>
     element("div", "", element("dt", "", name),
-      element("dd", "", visible(values.slice(0, 4).join(", ")) + (values.length > 4 ? ", …" : ""))));
+      element("dd", "", values.slice(0, 4).join(", ") + (values.length > 4 ? ", …" : ""))));
   const failures = [lead.failure, lead.not_read && `left out, not being what they should be: ${lead.not_read}`].filter(Boolean);
   return element("article", `card ${kind}`,
     element("div", "verdicts", element("strong", `verdict ${kind}`, verdict), notes.map((note) => element("span", "note", note))),
     element("dl", "facts", facts),
-    failures.map((text) => element("p", "failure", visible(text))),
+    failures.map((text) => element("p", "failure", text)),
     colouredText(lead, choice.colour.value, isTraining));
 }

@@ -11,10 +11,8 @@ function element(tag, attributes, ...children) {
   return made;
 }
 
-function button(text, action) {
-  const made = element("button", { type: "button" }, text);
-  made.addEventListener("click", action);
-  return made;
+function button(text, onclick) {
+  return Object.assign(element("button", { type: "button" }, text), { onclick });
 }
 
 function tableOf(heads, rows) {
