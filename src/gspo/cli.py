@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,17 +175,18 @@ def _report(options: Namespace) -> None:
 def _view(options: Namespace) -> None:
     from gspo.report.view import view
 
-    view(options.target, options.port, note=_note)
+    view(options.target, options.port, note=_note, waiting=_waiting)
 
 
 def _show(options: Namespace) -> None:
     from gspo.report.show import show
 
-    show(options.target, step=options.step, query=options.query, as_json=options.json)
+    waiting = _waiting if sys.stdout.isatty() else nullcontext  # what reads the lines gets nothing else
+    show(options.target, step=options.step, query=options.query, as_json=options.json, waiting=waiting)
 
 
 def _track(options: Namespace) -> None:
-    from gspo.trackers.track import track
+    from gspo.track import track
 
     with _waiting("sending the run"):
         track(options.target, options.to, note=_note)

@@ -12,7 +12,7 @@ import yaml
 from tests.trackers.made import COLUMNS, HOSTILE, NUMBERS, MadeRun
 from tests.trackers.stored import read_stored
 
-from gspo.trackers.track import track
+from gspo.track import track
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 

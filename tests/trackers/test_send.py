@@ -16,10 +16,10 @@ from tests.trackers.made import COLUMNS, NUMBERS, MadeRun
 from gspo.errors import RunError, UserError
 from gspo.run.interrupt import Interrupt
 from gspo.run.lock import Lock
+from gspo.track import track
 from gspo.trackers import send as send_module
 from gspo.trackers import tracker
 from gspo.trackers.send import tracked
-from gspo.trackers.track import track
 
 
 @pytest.fixture(autouse=True)

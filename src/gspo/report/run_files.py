@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from gspo.report.shapes import event, is_step, section
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
+Waiting = Callable[[str], AbstractContextManager[object]]  # a block whose name is shown once it takes seconds
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
 _NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"

@@ -4,6 +4,7 @@ import json
 import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from gspo.errors import visible
 from gspo.report.find_group import Group, find_group, first_of, in_words, steps_with
-from gspo.report.run_files import RunFiles, read_run
+from gspo.report.run_files import RunFiles, Waiting, read_run
 from gspo.report.samples import LEVELS, Sample, cut_into_tokens, pass_threshold, passes
 from gspo.run.plain_files import content_of
 
@@ -23,19 +24,28 @@ _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 15
 _SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "not_read", "clipped", "mini_batch")
 
 
-def show(path: Path, *, step: int | None, query: str | None, as_json: bool, console: Console | None = None) -> None:
+def show(
+    path: Path,
+    *,
+    step: int | None,
+    query: str | None,
+    as_json: bool,
+    console: Console | None = None,
+    waiting: Waiting = nullcontext,
+) -> None:
     """Print the responses to a query of a step, as `find_group` finds them; UserError where there are none."""
     console = console or Console(highlight=False)
-    run = read_run(path)
-    chosen = find_group(run, step, query)
-    if as_json:  # in ASCII: no terminal takes any of it for a command
-        lines = (json.dumps({"step": chosen.step, **sample}) for sample in chosen.groups[chosen.query])
-        text = "".join(f"{line}\n" for line in lines)
-    else:
-        with console.capture() as captured:
-            for line in _page(run, chosen, colours=console.color_system is not None and not console.no_color):
-                console.print(line, soft_wrap=True)
-        text = captured.get()
+    with waiting("reading the run's responses"):
+        run = read_run(path)
+        chosen = find_group(run, step, query)
+        if as_json:  # in ASCII: no terminal takes any of it for a command
+            lines = (json.dumps({"step": chosen.step, **sample}) for sample in chosen.groups[chosen.query])
+            text = "".join(f"{line}\n" for line in lines)
+        else:
+            with console.capture() as captured:
+                for line in _page(run, chosen, colours=console.color_system is not None and not console.no_color):
+                    console.print(line, soft_wrap=True)
+            text = captured.get()
     # Not by rich, which would end the program itself where the reader has enough.
     console.file.write(text.encode(console.encoding, "backslashreplace").decode(console.encoding))
     console.file.flush()

@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import cast
 
 from gspo.errors import UserError
 from gspo.report.page.write import distinct, document, page_json
-from gspo.report.run_files import read_run
+from gspo.report.run_files import Waiting, read_run
 from gspo.report.sample_index import sample_sets
 from gspo.run.lock import is_locked
 
@@ -128,9 +128,11 @@ def server_of(paths: Sequence[Path], port: int) -> _Server:
         raise UserError(f"port {port} cannot be used: {why}", where="--port", fix=fix) from None
 
 
-def view(paths: Sequence[Path], port: int, *, note: Callable[[str], object]) -> None:
+def view(paths: Sequence[Path], port: int, *, note: Callable[[str], object], waiting: Waiting = nullcontext) -> None:
     """Serve the page until Ctrl-C."""
-    with server_of(paths, port) as server:
+    with waiting("reading the run"):
+        server = server_of(paths, port)
+    with server:
         note(f"view: {server.url} (for this machine alone; Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
