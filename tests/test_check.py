@@ -106,7 +106,7 @@ def test_check_looks_for_the_bare_answer_in_the_function_that_judges(capsys: pyt
         encoding="utf-8",
     )
     said = check(capsys, "reward=[{function: mine.py:other}, {function: mine.py:strict}]")
-    assert "other says that it does not apply" in said and "strict scores the bare answer like junk" in said
+    assert "other returns None for both" in said and "strict scores the bare answer like junk" in said
 
 
 def test_check_creates_nothing_and_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,12 @@ def test_check_reads_a_model_directory_without_its_weights_being_loaded(capsys: 
     shutil.copytree("runs/tiny/model", "model")
     Path("model/model.safetensors").write_bytes(b"not weights at all")
     said = check(capsys, "model.path=model", "model.architecture=null", "model.tokenizer=null", "cold_start.steps=0")
-    assert "model" in said and "qwen3" in said
+    assert "model" in said and "qwen3" in said and "chat template" not in said
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    Path("model/chat_template.jinja").write_text(template, encoding="utf-8")
+    keys = ("model.path=model", "model.architecture=null", "model.tokenizer=null", "cold_start.steps=0")
+    assert "tokens, a text put through the chat template (queries.chat: false" in check(capsys, *keys)
+    assert "chat template" not in check(capsys, *keys, "queries.chat=true")  # who asks for it knows
 
 
 @pytest.mark.parametrize(

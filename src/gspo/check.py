@@ -33,14 +33,18 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
         yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
     yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
-    yield f"one prompt  {len(query.prompt_ids)} tokens: {json.dumps(query.text, ensure_ascii=False)}"
+    is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
+    is_put = is_text and is_default and getattr(tokenizer, "chat_template", None)
+    how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
+    yield f"one prompt  {len(query.prompt_ids)} tokens{how}: {json.dumps(query.text, ensure_ascii=False)}"
     yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(inputs)
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
-    yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
+    num_asked = recipe.steps * rollout.queries_per_step
+    yield f"            {num_asked:,} queries in all: the training data {num_asked / len(rows.train):.2f} times"
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:
@@ -59,7 +63,7 @@ def _reward_lines(inputs: Inputs) -> Iterator[str]:
         unit = "" if function.per == "response" else f", a number per {function.per}, in all"
         yield f"reward      {name}{unit}: {', '.join(shown)}"
         if all(value is None for value in values.values()):
-            yield f"note        {name} says that it does not apply to either"
+            yield f"note        {name} returns None for both: it applies to other rows, or to none"
         # Only the function that judges is a verifier; a format, say, has nothing to do with being right.
         elif answer != JUNK and name == judge and len(set(values.values())) == 1:
             yield f"note        {name} scores the bare answer like junk: it may ask for another form"

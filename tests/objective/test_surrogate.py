@@ -318,6 +318,16 @@ def test_shapes_that_do_not_fit_are_refused(level: str, num_logprobs: int, num_o
         unchecked(torch.zeros(num_logprobs), torch.zeros(num_old), torch.ones(num_advantages), lengths, level=level)
 
 
+def test_padded_tensors_and_lengths_that_are_no_integers_are_refused_with_what_to_pass() -> None:
+    unchecked, padded, advantages = inspect.unwrap(surrogate), torch.zeros(2, 3), torch.ones(2)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]]) == 1
+    with pytest.raises(ValueError, match=r"logprobs\[mask\], lengths = mask\.sum\(1\)"):
+        unchecked(padded, padded, advantages, mask.sum(1))
+    with pytest.raises(ValueError, match=r"lengths\.long\(\), or mask\.bool\(\)\.sum\(1\)"):
+        unchecked(padded[mask], padded[mask], advantages, mask.float().sum(1))
+    assert unchecked(padded[mask], padded[mask], advantages, mask.sum(1)).per_sequence.tolist() == [1.0, 1.0]
+
+
 def test_an_advantage_for_each_of_several_one_token_responses_is_read_the_same_either_way() -> None:
     data = random_data(7, num_sequences=3)
     data = Data(data.logprobs[:3], data.old[:3], data.advantages, data.advantages, [1, 1, 1])

@@ -193,6 +193,8 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "dapo", "entropy_bonus": 0.1}}, "the divisor of length_norm: mean"),
         ({"actor": {"correction": "tis", "correction_level": "sequence"}}, "will not bind"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
+        ({"actor": {"clip_low": 0.2}}, "0.2/0.0004: one end is 500 times the other"),
+        ({"actor": {"surrogate": "dapo", "clip_high": 4e-4}}, "one end is 500 times"),
         ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
         ({"actor": {"opsm_delta": 0.1, "old_logprobs": "engine"}}, "clipped already"),
         ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),

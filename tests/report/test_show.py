@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +227,26 @@ def test_the_command_prints_to_standard_output(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == shown(1, "b")
     assert cli.main(["show", str(RUN), "--json"]) == 0
     assert capsys.readouterr() == (shown(as_json=True), "")
+
+
+def test_in_a_terminal_what_is_waited_for_is_named_and_elsewhere_nothing_is_among_the_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(s1=[sample()])
+    waited: list[str] = []
+
+    @contextmanager
+    def waiting(name: str) -> Iterator[None]:
+        waited.append(name)
+        yield
+        assert capsys.readouterr().out == "", "a line of its own would be in the middle of the live one"
+
+    monkeypatch.setattr(cli, "_waiting", waiting)
+    assert cli.main(["show", str(RUN)]) == 0 and waited == []
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(["show", str(RUN)]) == 0 and waited == ["reading the run's responses"]
+    assert "query q:1" in capsys.readouterr().out
 
 
 def test_the_libraries_of_training_are_not_loaded() -> None:

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,13 @@ def test_the_command_prints_the_address_and_ends_plainly_on_ctrl_c(
     def interrupted(self: object) -> None:
         raise KeyboardInterrupt
 
+    waited: list[str] = []
     monkeypatch.setattr(_Server, "serve_forever", interrupted)
+    monkeypatch.setattr(cli, "_waiting", lambda name: nullcontext(waited.append(name)))
     assert cli.main(["view", str(run), str(run)]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("view: http://127.0.0.1:") and len(first.split("/")[3]) >= 20
-    assert last == "view: ended"
+    assert last == "view: ended" and waited == ["reading the run"]
 
 
 def test_what_cannot_be_served_is_one_message(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,8 @@ def check_packed(lengths: Tensor, **tensors: Tensor | None) -> None:
     Lengths on the CPU are read without a wait for the GPU.
     """
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ValueError(f"lengths are whole numbers, one a sequence [B], not {lengths.dtype} {list(lengths.shape)}")
+        what = f"lengths are whole numbers, one a sequence [B], not {lengths.dtype} {list(lengths.shape)}"
+        raise ValueError(f"{what}: lengths.long(), or mask.bool().sum(1) of a mask of the response's tokens")
     num_tokens = int(lengths.sum())
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dim() != 1:

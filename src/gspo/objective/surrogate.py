@@ -41,7 +41,8 @@ def surrogate(
 
     `logprobs` are log π_θ of the response tokens and carry the gradient; `old_logprobs` are log π_old, and
     `sampler_logprobs` those of the engine that sampled. Advantages are one a sequence [B], or one a token [N] where the
-    ratio is not the sequence's. Every response has at least one token; `lengths` on the CPU spare a wait for the GPU.
+    ratio is not the sequence's. Of padded tensors [B, T] with a mask of the response's tokens: new[mask], old[mask],
+    advantages, mask.sum(1). Every response has at least one token; `lengths` on the CPU spare a wait for the GPU.
     `options` are fields of `SurrogateSettings`, such as name="dapo" or level="token": they change `settings`, or the
     published settings where none are given. `tokens_per_sequence` is what length_norm mean, group and constant divide
     by; `weights` come from `correction_weights`. Raises ValueError for unknown names and for what does not fit.

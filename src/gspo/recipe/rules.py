@@ -150,6 +150,9 @@ def _noted_terms(actor: ActorConfig) -> dict[str, object]:
         """: actor.surrogate == "clip" and fixed and level != "token" and min(low, high) >= 0.1,
         f"""{clip_range} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)
         """: actor.surrogate == "clip" and fixed and level == "token" and max(low, high) <= 0.01,
+        f"""{clip_range}: one end is {max(low, high) / min(low, high):.0f} times the other, as where one of them is set
+        and the other is left as it was; set both
+        """: not clips_nothing and fixed and max(low, high) > 20 * min(low, high),
         f"""actor.opsm_delta {actor.opsm_delta} drops nothing that actor.clip_low {low:g} has not clipped already
         """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL

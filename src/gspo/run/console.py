@@ -4,6 +4,7 @@ It loads nothing heavy, so that it can name what a command waits for from the st
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from gspo.run.live import PATIENCE_SECONDS, Activity, Phase, duration, view
 _PLAIN_LINES = 40  # that a phase of quick steps prints where there is no terminal
 _LINE_SECONDS = 60.0  # after which any step is printed there
 _PLAIN_PATIENCE_SECONDS = 10.0
+_NUMBER = re.compile(r"-?\d[\d.,]*")
 _STAGES = {  # of a clock; the others take no time
     "rollout": "sampling responses",
     "reward": "waiting for rewards",
@@ -100,8 +102,9 @@ class Display:
             self.note(f"diagnosis: {sentences[name]}", style="yellow")
 
     def has_just_shown(self, text: str) -> bool:
-        """Whether the text is in one of the last ten lines."""
-        return any(text in line for line in self._recent)
+        """Whether the text, with these or other numbers, is in one of the last ten lines."""
+        words = _NUMBER.sub("", text)
+        return any(words in _NUMBER.sub("", line) for line in self._recent)
 
     def start(self, phase: str, total: int, *, done: int = 0) -> None:
         """Begin a phase of `total` steps, or go on with it after `done` of them."""
