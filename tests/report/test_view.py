@@ -150,7 +150,12 @@ def test_the_command_prints_the_address_and_ends_plainly_on_ctrl_c(
 
     waited: list[str] = []
     monkeypatch.setattr(_Server, "serve_forever", interrupted)
-    monkeypatch.setattr(cli, "_waiting", lambda name: nullcontext(waited.append(name)))
+
+    def waiting(name: str) -> nullcontext[None]:
+        waited.append(name)
+        return nullcontext()
+
+    monkeypatch.setattr(cli, "_waiting", waiting)
     assert cli.main(["view", str(run), str(run)]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("view: http://127.0.0.1:") and len(first.split("/")[3]) >= 20

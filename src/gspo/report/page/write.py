@@ -94,11 +94,8 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    is_one = len(distinct(paths)) == 1
-    target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
-    if out is None:
-        read_run(paths[0])  # says what is wrong with it rather than with the file
-    is_own = out is None and is_one  # any other file may be one of the run's
+    is_own = out is None and len(distinct(paths)) == 1  # any other file may be one of the run's
+    target = paths[0] / "report.html" if is_own else out or Path(_COMPARED)
     if not is_own and os.path.lexists(target) and not _is_page(target):
         fix = "name a file that is not there yet, such as --out page.html"
         raise UserError("this is there already, and is no page that gspo has written", where=str(target), fix=fix)

@@ -60,7 +60,8 @@ const view = byId("view").elements; // the x axis, its range, smoothing, log sca
 
 function load(data) {
   page = { ...data, lists: new Map(), definitions: new Map(Object.entries(data.definitions)) };
-  const runs = data.runs.map((run) => ({ ...run, columns: new Map(Object.entries(run.columns).flatMap(columnsIn)) }));
+  const allOf = ({ columns, steps, tokens, minutes }) => Object.entries({ ...columns, steps, tokens, minutes });
+  const runs = data.runs.map((run) => ({ ...run, columns: new Map(allOf(run).flatMap(columnsIn)) }));
   const cold = data.runs.map((run) => ({ steps: run.cold_start.step, columns: new Map([["loss", run.cold_start.loss]]) }));
   const armsOf = (those) => data.arms.map((arm, number) => armOf(arm.label, number, arm.runs.map((place) => those[place])));
   [arms, coldArms] = [armsOf(runs), armsOf(cold)];
@@ -86,13 +87,13 @@ function meanOf(values) {
 
 // A number's mean and standard deviation (n − 1) over the runs that have it at a step.
 function seriesOf(arm, column) {
-  if (!arm.series.has(column)) arm.series.set(column, spreadOf(arm, (run) => run.columns.get(column)));
+  if (!arm.series.has(column)) arm.series.set(column, spreadOf(arm, column));
   return arm.series.get(column);
 }
 
-function spreadOf(arm, valuesOf) {
+function spreadOf(arm, column) {
   const rows = arm.steps.map((step) =>
-    arm.runs.map((run, number) => valuesOf(run)?.[arm.rows[number].get(step)]).filter(Number.isFinite));
+    arm.runs.map((run, number) => run.columns.get(column)?.[arm.rows[number].get(step)]).filter(Number.isFinite));
   if (!rows.some((row) => row.length)) return null;
   const means = rows.map(meanOf), deviations = rows.map(deviationOf);
   if (arm.steps[0] === 0 && means[0] === null) means[0] = undefined; // before training there is nothing, not a gap
@@ -106,8 +107,7 @@ function deviationOf(values) {
 
 // Where an arm's steps lie on the x axis.
 function xOf(arm) {
-  const axis = view.axis.value;
-  return axis === "steps" ? arm.steps : spreadOf(arm, (run) => run[axis])?.means ?? arm.steps;
+  return seriesOf(arm, view.axis.value)?.means ?? arm.steps;
 }
 
 function scaled(values, factor) {

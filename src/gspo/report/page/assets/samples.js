@@ -68,8 +68,7 @@ function fillPlaces(step = choice.step.value, query = choice.query.value) {
   const lastGood = best([...set.bySteps.values()].flat(), ({ interest = -1 }) => Math.min(interest, 2));
   fill(choice.step, steps.map((number) => [number, number]), step, lastGood.step ?? steps.at(-1));
   const rows = scope === "query" ? set.table : set.bySteps.get(Number(choice.step.value)) || [];
-  const rewardIn = ({ mean }) => (mean === null ? "no reward" : `reward ${mean.toFixed(2)}`);
-  const textOf = (row) => `${row.query} (${rewardIn(row)})`;
+  const textOf = ({ query, mean }) => `${query} (${mean === null ? "no reward" : `reward ${mean.toFixed(2)}`})`;
   fill(choice.query, rows.map((row) => [row.query, textOf(row)]), query, best([...rows].reverse(), ({ interest = -1 }) => interest).query);
   const there = twins().map((row) => [row.step, row.step]);
   fill(choice.beside_step, there);
