@@ -1,4 +1,4 @@
-"""The names that a reward function may take, in TRL's signature, in verl's and in AReaL's, and how the guide lists them."""
+"""The names that a reward function may take: in TRL's signature, verl's and AReaL's, and in the guide's list."""
 
 import re
 from pathlib import Path

@@ -111,7 +111,8 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
         what = f"it needs a column {name!r}; the columns there are: {there}"
         raise UserError(what, where=f"reward function {function}", fix="name the column: options: {answer_column: …}")
     golds = list(columns[name])
-    if odd := next((gold for gold in golds if isinstance(gold, Mapping)), None):
+    entries = (entry for gold in golds for entry in (gold if isinstance(gold, list | tuple) else [gold]))
+    if (odd := next((entry for entry in entries if isinstance(entry, Mapping)), None)) is not None:
         what = f"the column {name!r} holds {str(odd)[:80]}: a mapping, which no response is equal to"
         fix = "name another column: options: {answer_column: …}; or write a function that reads the mapping"
         raise UserError(what, where=f"reward function {function}", fix=fix)
