@@ -36,73 +36,19 @@ def arguments_of(
     In TRL's signature each has one entry a completion; in the others, there is a mapping for each completion. Raises
     UserError where the function needs what is not there.
     """
-    parameters = parameters_of(function.call)
-    signature, size = signature_of(parameters), len(samples)
-    lists, of_run = _of_trl(query, samples, function), dict[str, Any]()
-    if signature == "TRL":  # a call puts functions that log in the places of the two None
-        of_run = {"trainer_state": state or TrainerState(), "log_metric": None, "log_extra": None}
-    elif signature == "AReaL":
-        lists = _of_areal(query, samples)
-    reserved = [name for name in query.columns if name in lists or name in of_run]
-    if signature == "verl":
-        lists = _of_verl(query, samples)
-    elif reserved:
-        what = f"a column is named {reserved[0]}, which is what a reward function gets of the run"
-        raise UserError(what, where=f"row {query.id}", fix="rename the column")
-    else:
-        columns = {name: value for name, value in query.columns.items() if name not in function.only_options}
-        lists = {**{name: [value] * size for name, value in columns.items() if name not in function.options}, **lists}
-    whole = {**function.options, **of_run}  # each is one value, whatever the number of completions
+    parameters, size = parameters_of(function.call), len(samples)
+    signature = signature_of(parameters)
+    lists = _lists(signature, query, samples, function)
+    # One value each, whatever the number of completions. A call puts functions that log in the places of the two None.
+    of_run = {"trainer_state": state or TrainerState(), "log_metric": None, "log_extra": None}
+    whole = {**function.options, **(of_run if signature == "TRL" else {})}
+    if signature != "verl":
+        if reserved := [name for name in query.columns if name in lists or name in whole.keys() - function.options]:
+            what = f"a column is named {reserved[0]}, which is what a reward function gets of the run"
+            raise UserError(what, where=f"row {query.id}", fix="rename the column")
+        names = query.columns.keys() - {*function.only_options, *function.options}
+        lists |= {name: [value] * size for name, value in query.columns.items() if name in names}
     available = {**whole, **lists}
-    _check(parameters, available, query, function)
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        available = {p.name: available[p.name] for p in parameters if p.name in available}
-    if signature == "TRL":
-        return available
-    return [
-        {name: value[place] if name in lists else value for name, value in available.items()} for place in range(size)
-    ]
-
-
-def _of_trl(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, list[Any]]:
-    texts = [sample.text for sample in samples]
-    is_text = isinstance(query.prompt, str)
-    lists: dict[str, list[Any]] = {
-        "prompts": [query.prompt] * len(samples),
-        "completions": texts if is_text else [[{"role": "assistant", "content": text}] for text in texts],
-        "completion_ids": [sample.token_ids.tolist() for sample in samples],
-    }
-    if function.per == "segment":
-        assert function.segment_separator is not None
-        lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
-    return lists
-
-
-def _of_verl(query: Query, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """As verl's reward manager reads them from its row; a row without `reward_model` has its ground truth elsewhere."""
-    columns, size = query.columns, len(samples)
-    model = columns.get("reward_model")
-    own = {"extra_info": columns.get("extra_info") or {}}
-    own |= {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
-    if isinstance(model, Mapping) and "ground_truth" in model:
-        own["ground_truth"] = model["ground_truth"]
-    elif "answer" in columns:
-        own.setdefault("ground_truth", columns["answer"])
-    return {**{name: [value] * size for name, value in own.items()}, "solution_str": [s.text for s in samples]}
-
-
-def _of_areal(query: Query, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    return {
-        "prompt": [query.text] * len(samples),
-        "completions": [sample.text for sample in samples],
-        "prompt_ids": [list(query.prompt_ids)] * len(samples),
-        "completion_ids": [sample.token_ids.tolist() for sample in samples],
-    }
-
-
-def _check(
-    parameters: Sequence[Parameter], available: Mapping[str, Any], query: Query, function: RewardFunction
-) -> None:
     missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
     if missing:
         what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
@@ -110,3 +56,38 @@ def _check(
         if "segments" in missing:
             fix = "set per: segment beside the function, or rename the parameter"
         raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        available = {p.name: available[p.name] for p in parameters if p.name in available}
+    if signature == "TRL":
+        return available
+    return [{name: its[i] if name in lists else its for name, its in available.items()} for i in range(size)]
+
+
+def _lists(
+    signature: Signature, query: Query, samples: Sequence[Sample], function: RewardFunction
+) -> dict[str, list[Any]]:
+    """An entry a completion, of what no column gives."""
+    size, texts = len(samples), [sample.text for sample in samples]
+    if signature == "verl":
+        return {"solution_str": texts, **{name: [value] * size for name, value in _of_verls_row(query.columns).items()}}
+    lists: dict[str, list[Any]] = {"completions": texts, "completion_ids": [s.token_ids.tolist() for s in samples]}
+    if signature == "AReaL":
+        return {**lists, "prompt": [query.text] * size, "prompt_ids": [list(query.prompt_ids)] * size}
+    if not isinstance(query.prompt, str):
+        lists["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+    if function.per == "segment":
+        assert function.segment_separator is not None
+        lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
+    return {**lists, "prompts": [query.prompt] * size}
+
+
+def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
+    own = {"extra_info": columns.get("extra_info") or {}}
+    own |= {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
+    model = columns.get("reward_model")
+    if isinstance(model, Mapping) and "ground_truth" in model:
+        own["ground_truth"] = model["ground_truth"]
+    elif "answer" in columns:
+        own.setdefault("ground_truth", columns["answer"])
+    return own
