@@ -102,7 +102,7 @@ def test_functions_handed_in_stand_in_for_the_recipes(given: Any, names: list[st
 
 
 def test_a_function_from_python_comes_with_what_a_recipe_would_say() -> None:
-    given = [one, Reward(one, weight=-0.1, time_limit_seconds=5, per="segment"), Reward(exact_match)]
+    given: list[Any] = [one, Reward(one, weight=-0.1, time_limit_seconds=5, per="segment"), Reward(exact_match)]
     plain, own, built_in = load_functions((), given, segment_separator="\n")
     assert (plain.weight, plain.time_limit_seconds, plain.per, plain.settings) == (1.0, 60.0, "response", "")
     assert (own.name, own.weight, own.time_limit_seconds, own.per) == ("one_2", -0.1, 5, "segment")

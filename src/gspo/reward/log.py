@@ -35,7 +35,7 @@ class Log:
             total, count = self.metrics.get(name, (0.0, 0))
             self.metrics[name] = (total + float(number), count + 1)
 
-    def extra(self, column: str, values: Sequence[Any]) -> None:
+    def extra(self, column: str, values: Any) -> None:
         """Note a value for each completion; further calls for a column go on with it, as in TRL."""
         call = f"log_extra({_short(column)}, …)"
         values = values.tolist() if hasattr(values, "tolist") else values
