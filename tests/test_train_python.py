@@ -150,6 +150,43 @@ def test_several_functions_sync_and_async_add_up() -> None:
     assert {"reward/length_of/mean", "reward/patient/mean"} <= outcome.metrics[-1].keys()
 
 
+def test_weights_and_logs_of_functions_from_python_and_rewards_compared_one_by_one() -> None:
+    def shaped(completions: Sequence[str], trainer_state: Any, log_metric: Any, **columns: Any) -> list[float]:
+        log_metric("step", trainer_state.global_step)
+        return [text.count("a") + trainer_state.max_steps for text in completions]
+
+    def judged(solution_str: str, ground_truth: str) -> dict[str, Any]:
+        return {"score": float(ground_truth in solution_str), "length": len(solution_str)}
+
+    said: list[str] = []
+    display = Display(quiet=True)
+    display.note = lambda text, **_: said.append(text)  # type: ignore[method-assign]
+    recipe = recipe_of("actor.reward_aggregation=normalize_then_sum", 'reward=[{"function": "math"}]')
+    outcome = train(recipe, queries=ROWS, reward=[gspo.Reward(shaped, weight=0.25), judged], display=display)
+    before, first, second = outcome.metrics
+    assert [line["logged/shaped/step"] for line in (first, second)] == [0.0, 1.0]
+    assert before["evaluation/held_out/logged/shaped/step"] == 0.0
+    assert second["evaluation/held_out/logged/shaped/step"] == 2.0
+    lines = rollouts(outcome)
+    assert first["logged/judged/length"] == sum(len(line["completion"]) for line in lines) / len(lines)
+    assert all(line["extra"] == {"judged/length": len(line["completion"])} for line in lines)
+    for line in lines:
+        assert line["reward"] == 0.25 * line["rewards"]["shaped"] + line["rewards"]["judged"]
+    assert any("gspo.Reward(function, weight=…)" in note for note in said)
+    assert any("each reward normalised in its group, then summed" in note for note in said)
+
+
+def test_the_rules_of_a_recipe_hold_of_functions_from_python() -> None:
+    for given, words in (
+        (gspo.Reward(length_of, weight=0), "every function has weight 0"),
+        (gspo.Reward(length_of, per="token"), "reward.0.per: token gives every token"),
+        (gspo.Reward(length_of, per="segment"), "rollout.segment_separator"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(recipe_of(), queries=ROWS, reward=given)
+    assert not Path("runs").exists()
+
+
 def test_none_leaves_a_response_out_of_its_group_and_of_the_mean() -> None:
     def every_other(completions: Sequence[str], **columns: Any) -> list[float | None]:
         return [None if number % 2 else float(number) for number in range(len(completions))]

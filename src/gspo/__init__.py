@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from gspo.errors import RunError, UserError
     from gspo.recipe.load import load_recipe, make_recipe
     from gspo.recipe.schema import Recipe
+    from gspo.reward.functions import Reward
     from gspo.train import Outcome, train
 
-__all__ = ["Outcome", "Recipe", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
+__all__ = ["Outcome", "Recipe", "Reward", "RunError", "UserError", "load_recipe", "make_recipe", "train"]
 
 _MODULES = {
     "gspo.errors": ("RunError", "UserError"),
     "gspo.recipe.load": ("load_recipe", "make_recipe"),
     "gspo.recipe.schema": ("Recipe",),
+    "gspo.reward.functions": ("Reward",),
     "gspo.train": ("Outcome", "train"),
 }
 

@@ -98,7 +98,8 @@ def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display:
     if queries and (recipe.queries.path or recipe.queries.procedural):
         display.note("note: queries come from Python: the recipe's own are set aside", style="yellow")
     if reward and recipe.reward:
-        display.note("note: the reward comes from Python: the recipe's own is set aside", style="yellow")
+        what = "the recipe's is set aside, with its weights and limits: gspo.Reward(function, weight=…) gives others"
+        display.note(f"note: the reward comes from Python: {what}", style="yellow")
     own = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
     return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
 

@@ -69,6 +69,8 @@ class Score:
     parts: Mapping[str, float | None]  # by function name, unweighted; None where it failed, too
     failure: Failure | None = None  # of the first function of weight other than 0 that failed: reward is None then
     failures: Mapping[str, Failure] = field(default_factory=dict)  # by function name, those of weight 0 too
+    weights: Mapping[str, float] = field(default_factory=dict, compare=False)  # by function name, without those of 0
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)  # logged, by function/column: text, numbers
     token_rewards: Float[Tensor, "W"] | None = None  # they sum to the reward; only where segments or tokens are scored
     places: Int[Tensor, "W"] | None = None  # the segment that each of those tokens belongs to; None: its position
 
@@ -182,6 +184,7 @@ class Batch:
     groups: tuple[Group, ...]
     dropped: tuple[Group, ...] = ()  # sampled and scored, but not trained on (dynamic sampling)
     reward_seconds: Mapping[str, float] = field(default_factory=dict)  # by function, summed over calls, which overlap
+    logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # by function/metric: sum, number of values
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -16,8 +16,10 @@ SECONDS = 60  # after which a test gives up; none takes nearly as long
 START_SECONDS = 600  # for the server's imports, which take long on a machine of many other jobs
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 REWARD = """
-def score(completions, **columns):
-    return [text.count("a") - 0.1 * len(text) for text in completions]
+def score(completions, trainer_state, log_metric, log_extra, **columns):
+    log_metric("length", sum(map(len, completions)) / len(completions))
+    log_extra("epoch", [trainer_state.epoch] * len(completions))
+    return [text.count("a") - 0.1 * len(text) - trainer_state.global_step for text in completions]
 """
 WORDS = ("a", "cat", "sat", "on", "the", "mat", "and", "a", "dog", "ate", "it", "all")
 ROWS = [

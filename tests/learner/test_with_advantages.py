@@ -23,7 +23,7 @@ from tests.samples import (
 
 from gspo.learner.advantages import rewards_differ, with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
-from gspo.objective import group_advantages, token_advantages
+from gspo.objective import group_advantages, normalize_then_sum, token_advantages
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.types import Batch, Group, Score
 
@@ -274,3 +274,51 @@ def test_masked_responses_have_no_say_in_the_whitening(groups: list[Group]) -> N
     assert float(everything.mean()) == pytest.approx(0, abs=1e-6)
     assert float(everything.std()) == pytest.approx(1)
     assert samples[1].advantage == samples[3].advantage == 0
+
+
+WEIGHTS = {"right": 1.0, "short": -0.5}
+PARTS: list[dict[str, float | None]] = [
+    {"right": 1.0, "short": 3.0, "watched": 9.0},
+    {"right": 0.0, "short": None, "watched": 1.0},
+    {"right": 1.0, "short": 5.0, "watched": 0.0},  # another function of this one has failed: no reward
+    {"right": 1.0, "short": 2.0, "watched": 0.0},
+    {"right": 1.0, "short": 2.5, "watched": 0.0},
+    {"right": None, "short": None, "watched": 4.0},
+]
+
+
+def by_function(parts: Sequence[dict[str, float | None]], failed: Sequence[int] = ()) -> list[Score]:
+    """Scores as the reward functions' stage makes them."""
+    scores = []
+    for index, own in enumerate(parts):
+        terms = [weight * value for name, weight in WEIGHTS.items() if (value := own[name]) is not None]
+        reward = sum(terms) if terms and index not in failed else None
+        scores.append(Score(reward=reward, parts=own, weights=WEIGHTS))
+    return scores
+
+
+def test_each_function_is_compared_by_itself_where_the_recipe_says_so(groups: list[Group], actor_of: Any) -> None:
+    nan, ids = math.nan, torch.tensor([0, 0, 0, 1, 1, 1])
+    rewards = torch.tensor([[1, 0, nan, 1, 1, nan], [3, nan, nan, 2, 2.5, nan]], dtype=torch.float64)
+    for ddof in (0, 1):
+        actor = actor_of(reward_aggregation="normalize_then_sum", advantage_ddof=ddof)
+        batch = advantaged(groups, by_function(PARTS, failed=[2]), actor, sampling=mask())
+        expected = normalize_then_sum(rewards, torch.tensor([1.0, -0.5], dtype=torch.float64), ids, ddof=ddof)
+        unmasked = [0.0 if index in (1, 3) else own for index, own in enumerate(expected.tolist())]
+        assert advantages_of(batch) == pytest.approx(unmasked, abs=1e-12)
+    assert advantages_of(batch)[0] and advantages_of(batch)[4] and advantages_of(batch)[5] == 0
+
+
+def test_rewards_that_cancel_in_the_sum_are_signal_only_where_each_counts_by_itself(
+    groups: list[Group], actor_of: Any
+) -> None:
+    apart: list[dict[str, float | None]] = [
+        {"right": own, "short": 2 * own, "watched": 0.0}
+        for own in (1.0, 0.0, 2.0)  # w·r sums to 0
+    ]
+    alone, by_itself = group_with(groups[0], by_function(apart)), actor_of(reward_aggregation="normalize_then_sum")
+    assert rewards_differ([alone], actor=by_itself) == [True] and rewards_differ([alone], actor=actor_of()) == [False]
+    same = group_with(groups[0], by_function([{"right": 1.0, "short": 2.0, "watched": 0.1 * n} for n in range(3)]))
+    assert rewards_differ([same, alone], None, by_itself) == [False, True]
+    failed = group_with(groups[0], [Score(reward=None, parts=dict.fromkeys(own), weights=WEIGHTS) for own in apart])
+    assert rewards_differ([failed], None, by_itself) == [False]

@@ -19,6 +19,7 @@ SOUND: dict[str, Any] = {
     "queries": {"path": "rows.jsonl"},
     "reward": [{"function": "math"}],
 }
+BY_FUNCTION, TOKENS = {"reward_aggregation": "normalize_then_sum"}, {"importance_sampling_level": "sequence_token"}
 
 
 def recipe(tree: Mapping[str, Any]) -> Recipe:
@@ -36,6 +37,13 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
         ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
         ({"reward": [{"function": "math", "per": "token"}]}, ["reward.0.per: token", "sequence_token"]),
+        ({"actor": {**BY_FUNCTION, "advantage": "group_mean"}}, ["which is advantage: group, not group_mean"]),
+        ({"actor": {**BY_FUNCTION, "surrogate": "ppo"}}, ["which is advantage: group"]),
+        (
+            {"actor": {**BY_FUNCTION, **TOKENS}, "reward": [{"function": "math", "per": "token"}]},
+            ["one number a response of each function; reward.0.per: token"],
+        ),
+        ({"actor": BY_FUNCTION, "rollout": {"overlong": "penalty"}}, ["with rollout.overlong: penalty"]),
         (
             {"actor": {"surrogate": "ppo"}, "reward": [{"function": "math", "per": "token"}]},
             ["one reward at the end"],

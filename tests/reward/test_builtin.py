@@ -7,7 +7,7 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.builtin import exact_match, format_match, reasoning_gym
+from gspo.reward.builtin import exact_match, format_match, math, reasoning_gym
 from gspo.reward.functions import load_functions
 from gspo.reward.score import score
 
@@ -40,6 +40,13 @@ from gspo.reward.score import score
 def test_exact_match(completion: Any, gold: Any, reward: float | None) -> None:
     assert exact_match(["q"], [completion], answer=[gold]) == [reward]
     assert exact_match(["q"], [completion], answer_column="gold", gold=[gold]) == [reward]
+
+
+@pytest.mark.parametrize("gold", [{"target": ["a"]}, [{"target": "a"}]])
+def test_an_answer_that_no_response_can_be_equal_to_is_refused(gold: Any) -> None:
+    for function in (exact_match, math):
+        with pytest.raises(UserError, match=r"the column 'answer' holds .*target.*: a mapping"):
+            function(["q"], ["a"], answer=[gold])
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
+from gspo.reward.builtin import exact_match
 from gspo.reward.calls import is_async
-from gspo.reward.functions import load_functions
+from gspo.reward.functions import Reward, load_functions
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_an_edited_file_is_read_anew(home: Path) -> None:
     [
         ("exact_mach", {}, "did you mean exact_match"),
         ("zzz", {}, "exact_match, format, math, reasoning_gym"),
-        ("my_rewards.py:sort", {}, "there are: short"),
+        ("my_rewards.py:sort", {}, r"did you mean short\? its functions: short, strict$"),
         ("my_rewards.py:NUMBER", {}, "no function 'NUMBER'"),
         ("my_reward.py:short", {}, r"no such file my_reward\.py(.|\n)*my_rewards\.py"),
         ("no_module_of_this_name:f", {}, "No module named 'no_module_of_this_name'"),
@@ -98,6 +99,31 @@ def one(completions: Sequence[str]) -> list[float]:
 @pytest.mark.parametrize(("given", "names"), [(one, ["one"]), ([one, lambda **columns: []], ["one", "reward"])])
 def test_functions_handed_in_stand_in_for_the_recipes(given: Any, names: list[str]) -> None:
     assert [function.name for function in load_functions([RewardConfig(function="math")], given)] == names
+
+
+def test_a_function_from_python_comes_with_what_a_recipe_would_say() -> None:
+    given: list[Any] = [one, Reward(one, weight=-0.1, time_limit_seconds=5, per="segment"), Reward(exact_match)]
+    plain, own, built_in = load_functions((), given, segment_separator="\n")
+    assert (plain.weight, plain.time_limit_seconds, plain.per, plain.settings) == (1.0, 60.0, "response", "")
+    assert (own.name, own.weight, own.time_limit_seconds, own.per) == ("one_2", -0.1, 5, "segment")
+    assert own.segment_separator == "\n" and "weight -0.1" in own.settings and "per segment" in own.settings
+    assert built_in.only_options == ("answer_column",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"weight": float("nan")}, r"gspo.Reward\(one\): weight: Input should be"),
+        ({"weight": 1e7}, "weight"),
+        ({"time_limit_seconds": 0}, "time_limit_seconds"),
+        ({"per": "word"}, "per"),
+        ({"options": {"limit": 3}}, "no option 'limit'"),
+        ({"options": 3}, "options"),
+    ],
+)
+def test_settings_from_python_have_the_recipes_bounds(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_functions((), Reward(one, **settings))
 
 
 class Judge:

@@ -11,6 +11,7 @@ from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.reward.score import score
+from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.engine import Engine, SamplingKey
 from gspo.types import Query, Sample, Score, ShowProgress
 
@@ -49,6 +50,7 @@ class HeldOutScore:
     first_failure: str  # of either: its message and row; empty where there is none
     mean_response_tokens: float
     truncated_fraction: float
+    logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # as in Batch
     samples: Sequence[Sample] = field(default=(), compare=False)  # the responses themselves, scored
 
 
@@ -75,6 +77,7 @@ def evaluate(
     queries: Sequence[Query],
     functions: Sequence[RewardFunction],
     recipe: Recipe,
+    state: TrainerState | None = None,
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
 ) -> HeldOutScore:
@@ -88,7 +91,7 @@ def evaluate(
     key = SamplingKey(seed=_SEED, step=0)
     watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
     groups = engine.sample(queries, sampling, key, **watched)
-    batch = score(groups, functions, max_masked_fraction=1.0, **watched)
+    batch = score(groups, functions, state, max_masked_fraction=1.0, **watched)
     scores = {sample: sample.score for sample in batch.samples if sample.score is not None}
     verdicts = {sample: verdict(own) for sample, own in scores.items()}
     failed = {sample: scores[sample].failures.get(function) for sample, (function, _) in verdicts.items()}
@@ -113,6 +116,7 @@ def evaluate(
         first_failure=next((f"{failure.message} (row {row})" for row, failure in causes if failure), ""),
         mean_response_tokens=fmean(sample.num_tokens for sample in batch.samples),
         truncated_fraction=fmean(sample.finish_reason == "length" for sample in batch.samples),
+        logged=batch.logged,
         samples=batch.samples,
     )
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.objective import advantages_and_returns, kl_estimate, token_advantages
+from gspo.objective import advantages_and_returns, kl_estimate, normalize_then_sum, token_advantages
 from gspo.objective.advantage import whitened
 from gspo.recipe.sections import ActorConfig, CriticConfig, RolloutConfig
 from gspo.reward.overlong import without_penalty
@@ -28,15 +28,20 @@ def with_advantages(
     return _with_gae(batch, critic or CriticConfig(), actor) if actor.advantage == "gae" else _compared(batch, actor)
 
 
-def rewards_differ(groups: Sequence[Group], sampling: RolloutConfig | None = None) -> list[bool]:
+def rewards_differ(
+    groups: Sequence[Group], sampling: RolloutConfig | None = None, actor: ActorConfig | None = None
+) -> list[bool]:
     """Whether what the reward functions gave the samples of a group, at their ends or before, differs; for each group.
+
+    What is compared is their sum, or with the actor's `normalize_then_sum` each reward before it is added.
 
     A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
     `sampling`, only the samples that it keeps in the loss count.
     """
     if not groups:
         return []
-    batch = with_advantages(Batch(groups=tuple(map(_without_penalties, groups))), sampling=sampling)
+    plain = ActorConfig(reward_aggregation="sum" if actor is None else actor.reward_aggregation)
+    batch = with_advantages(Batch(groups=tuple(map(_without_penalties, groups))), plain, sampling=sampling)
     return [any(sample.has_advantage for sample in group.samples) for group in batch.groups]
 
 
@@ -68,6 +73,11 @@ def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
 def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     """Each sample compared with its group."""
     groups = batch.groups
+    group_ids = torch.tensor([number for number, group in enumerate(groups) for _ in group.samples])
+    if actor.reward_aggregation == "normalize_then_sum":
+        advantages = normalize_then_sum(*_by_function(batch.samples), group_ids, ddof=actor.advantage_ddof)
+        pieces = zip(batch.samples, advantages.split(1), strict=True)
+        return batch.with_changed({sample: _with_advantage(sample, own) for sample, own in pieces})
     if actor.advantage in ("group", "batch"):
         # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
         groups = tuple(_without_penalties(group) if _penalty_alone_differs(group) else group for group in groups)
@@ -81,7 +91,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     advantages = token_advantages(
         torch.cat(rewards),
         lengths,
-        torch.tensor([number for number, group in enumerate(groups) for _ in group.samples]),
+        group_ids,
         kind=actor.advantage,
         ddof=actor.advantage_ddof,
         places=torch.cat(places),
@@ -89,6 +99,19 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     )
     pieces = zip(batch.samples, advantages.split(lengths.tolist()), strict=True)
     return batch.with_changed({sample: _with_advantage(sample, own) for sample, own in pieces})
+
+
+def _by_function(samples: Sequence[Sample]) -> tuple[Float[Tensor, "K B"], Float[Tensor, "K"]]:
+    """What each function of weight other than 0 gave each sample, and the weights; NaN: it does not apply."""
+    scores = [sample.score for sample in samples]
+    weights = next((score.weights for score in scores if score is not None), {})
+    parts = [
+        float("nan") if score is None or score.reward is None or (part := score.parts[name]) is None else part
+        for name in weights
+        for score in scores
+    ]
+    rewards = torch.tensor(parts, dtype=torch.float64).view(len(weights), len(scores))
+    return rewards, torch.tensor(list(weights.values()), dtype=torch.float64)
 
 
 def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:

@@ -33,8 +33,9 @@ def step_metrics(
     generated = sum(sample.num_written for sample in sampled)
     return {
         **_reward_metrics(sampled),
+        **logged_metrics(batch.logged),
         "group/sampled": float(len(groups)),
-        "group/zero_variance_fraction": 1 - sum(rewards_differ(groups)) / len(groups),
+        "group/zero_variance_fraction": 1 - sum(rewards_differ(groups, actor=actor)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
         "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
         "response/masked_fraction": sum(sample.masked for sample in samples) / len(samples),
@@ -67,7 +68,13 @@ def evaluation_metrics(score: HeldOutScore, set_name: str) -> Metrics:
         f"{home}/mean_tokens": score.mean_response_tokens,
         f"{home}/truncated_fraction": score.truncated_fraction,
         **{f"{home}/{function}/mean": mean for function, mean in functions.items()},
+        **logged_metrics(score.logged, f"{home}/"),
     }
+
+
+def logged_metrics(logged: Mapping[str, tuple[float, int]], home: str = "") -> Metrics:
+    """What reward functions have logged by themselves, under names that no metric of ours can have."""
+    return {f"{home}logged/{name}": total / count for name, (total, count) in logged.items()}
 
 
 def peak_bytes() -> int:

@@ -36,7 +36,7 @@ def measures(lines: Iterable[Mapping[str, Any]]) -> list[Measure]:
     results: dict[str, Measure] = {}
     for line in lines:
         for name in line:
-            if name.startswith("evaluation/") and name.endswith(_PASS):
+            if name.startswith("evaluation/") and name.endswith(_PASS) and "/logged/" not in name:
                 home = name.removesuffix(_PASS)
                 label, reward = home.removeprefix("evaluation/"), home + _REWARD
                 results.setdefault(name, Measure(label=f"pass@1 ({label})", name=name, error=f"{home}/standard_error"))

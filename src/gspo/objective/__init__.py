@@ -3,7 +3,12 @@
 Shapes: B sequences, N response tokens of all sequences packed one after another (lengths [B] sum to N).
 """
 
-from gspo.objective.advantage import advantages_and_returns, group_advantages, token_advantages
+from gspo.objective.advantage import (
+    advantages_and_returns,
+    group_advantages,
+    normalize_then_sum,
+    token_advantages,
+)
 from gspo.objective.auxiliary_losses import balance_loss, kl_estimate, value_loss
 from gspo.objective.ratio import correction_weights
 from gspo.objective.surrogate import Surrogate, surrogate
@@ -17,6 +22,7 @@ __all__ = [
     "correction_weights",
     "group_advantages",
     "kl_estimate",
+    "normalize_then_sum",
     "surrogate",
     "token_advantages",
     "value_loss",

@@ -36,6 +36,25 @@ def group_advantages(
     return token_advantages(rewards, lengths, group_ids, kind=kind, ddof=ddof)
 
 
+def normalize_then_sum(
+    rewards: Float[Tensor, "K B"], weights: Float[Tensor, "K"], group_ids: Int[Tensor, "B"], *, ddof: int = 1
+) -> Float[Tensor, "B"]:
+    """The advantages of responses with K rewards each, none of which can outweigh the others (GDPO, arXiv 2601.05242).
+
+    A_k = (r_k - mean)/std of the group; A = Σ_k w_k A_k; the advantage is A divided by its standard deviation over the
+    batch, whose mean is 0 as the groups' are. A NaN reward does not apply: it counts in no mean, and adds 0. A response
+    of NaN alone is not scored. Departure: where rewards, or the A of a group, count as equal (`group_advantages`), A_k,
+    or the advantage, is exactly 0, and nothing is added to a deviation. Raises ValueError as `group_advantages` does.
+    """
+    if rewards.dim() != 2 or weights.shape != rewards.shape[:1]:
+        raise ValueError(f"rewards {list(rewards.shape)} are [K, B], and weights {list(weights.shape)} are [K]")
+    total = torch.zeros(rewards.shape[1], dtype=rewards.dtype, device=rewards.device)
+    for weight, own in zip(weights, rewards, strict=True):
+        total += weight * group_advantages(own, group_ids, ddof=ddof)
+    total[rewards.isnan().all(0)] = torch.nan
+    return group_advantages(total, group_ids, kind="batch", ddof=ddof)
+
+
 def token_advantages(
     rewards: Float[Tensor, "N"],
     lengths: Int[Tensor, "B"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gspo.errors import UserError, files_beside
+from gspo.errors import UserError, files_beside, listed
 
 _BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
 
@@ -50,9 +50,11 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
         raise UserError(what, where=where, fix=advice) from None
     function = getattr(module, attribute, None)
     if not callable(function):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = ", ".join(difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8])
-        raise UserError(f"{source} has no function {attribute!r}", where=where, fix=near and f"there are: {near}")
+        there = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+        own = [key for key, value in there.items() if getattr(value, "__module__", None) == module.__name__]
+        near = difflib.get_close_matches(attribute, own, n=1, cutoff=0.4)
+        fix = f"{f'did you mean {near[0]}? ' if near else ''}its functions: {listed(own)}" if own else None
+        raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix)
     return function
 
 

@@ -15,7 +15,8 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe.actor, _per_token(recipe)))
+    tables = _refused_sources(recipe), _refused_objectives(recipe.actor, _per_token(recipe)), _refused_sums(recipe)
+    return [sentence for table in tables for sentence in _true_sentences(table)]
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
@@ -104,6 +105,22 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
     }
 
 
+def _refused_sums(recipe: RecipeKeys) -> dict[str, object]:
+    actor, per_token = recipe.actor, _per_token(recipe)
+    by_function = actor.reward_aggregation == "normalize_then_sum"
+    name = "actor.reward_aggregation: normalize_then_sum"
+    return {
+        f"""{name} divides each function's rewards by their deviation in the group, which is advantage: group, not
+        {actor.advantage}; set actor.advantage: group, or reward_aggregation: sum
+        """: by_function and actor.advantage != "group",
+        f"""{name} takes one number a response of each function; {per_token} gives more; set reward_aggregation: sum
+        """: by_function and per_token.startswith("reward"),
+        f"""{name} with rollout.overlong: penalty: a penalty divided by its own deviation is no longer a matter of how
+        much too long; set overlong: mask or keep, or reward_aggregation: sum
+        """: by_function and recipe.rollout.overlong == "penalty",
+    }
+
+
 def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
     actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
     per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
@@ -188,6 +205,9 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
+        """actor.reward_aggregation: normalize_then_sum with a single function only divides a step's advantages by their
+        deviation: there is no other reward to add
+        """: actor.reward_aggregation != "sum" and sum(reward.weight != 0 for reward in rewards) == 1,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
         """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
         **{f"reward.{i}.weight is 0: measured only": reward.weight == 0 for i, reward in enumerate(rewards)},

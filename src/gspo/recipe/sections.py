@@ -201,6 +201,10 @@ class ActorConfig(Section):
         "sequence", "Whether a ratio belongs to a token or a sequence: `token` is GRPO, `sequence` GSPO."
     )
     advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md#advantages).")
+    reward_aggregation: Literal["sum", "normalize_then_sum"] = key(
+        "sum",
+        "Whether rewards are added before or after they are [compared](objectives.md#several-rewards).",
+    )
     length_norm: LengthNorm = key(
         "own", "What divides the sum over a response's tokens; see [objectives](objectives.md#length-norms)."
     )

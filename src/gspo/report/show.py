@@ -21,7 +21,7 @@ from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 159, 0)
-_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "not_read", "clipped", "mini_batch")
+_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "not_read", "clipped", "mini_batch", "extra")
 
 
 def show(
@@ -74,6 +74,8 @@ def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
             yield Text(f"not trained: {_why_not(sample)}")
         yield _quoted(_coloured(sample))
+        if isinstance(extra := sample.get("extra"), Mapping) and extra:
+            yield _quoted([("; ".join(f"{name}: {value}" for name, value in extra.items()), "")])
     yield Text()
     yield from _elsewhere(run, chosen)
 

@@ -104,12 +104,19 @@ def _is_blank(gold: Any) -> bool:
 
 
 def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
-    """The column of right answers; UserError where there is none, naming the columns there are."""
+    """The column of right answers; UserError where there is none, or it holds what no response can be equal to."""
     if name not in columns:
-        there = ", ".join(column for column in columns if column != "completion_ids") or "none"
+        of_run = ("completion_ids", "trainer_state", "log_metric", "log_extra")
+        there = ", ".join(column for column in columns if column not in of_run) or "none"
         what = f"it needs a column {name!r}; the columns there are: {there}"
         raise UserError(what, where=f"reward function {function}", fix="name the column: options: {answer_column: …}")
-    return list(columns[name])
+    golds = list(columns[name])
+    entries = (entry for gold in golds for entry in (gold if isinstance(gold, list | tuple) else [gold]))
+    if (odd := next((entry for entry in entries if isinstance(entry, Mapping)), None)) is not None:
+        what = f"the column {name!r} holds {str(odd)[:80]}: a mapping, which no response is equal to"
+        fix = "name another column: options: {answer_column: …}; or write a function that reads the mapping"
+        raise UserError(what, where=f"reward function {function}", fix=fix)
+    return golds
 
 
 def _right_texts(gold: Any) -> set[str]:

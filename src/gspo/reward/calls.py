@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from gspo.errors import UserError
 from gspo.recipe.sections import Per, RewardConfig
-from gspo.reward.reply import Reply, reply_of, reply_of_coroutine, timed_out
+from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
+from gspo.reward.trainer_state import TrainerState
 from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32
@@ -70,12 +71,11 @@ class Threads:
         if stopped.is_set():
             return [Reply()]
         function, size, future = call.function, len(call.samples), Future[Reply]()
-        make = partial(function.call, **call.arguments)
         if is_async(function.call):
-            coroutine = reply_of_coroutine(make, function.call, size)
+            coroutine = reply_of_coroutine(function.call, lambda: call.arguments, size)
             future = asyncio.run_coroutine_threadsafe(coroutine, _responsive_loop())
         else:
-            work = partial(_deliver, future, partial(reply_of, make, function.call, size))
+            work = partial(_deliver, future, partial(reply_of, function.call, lambda: call.arguments, size))
             threading.Thread(target=work, name="reward call", daemon=True).start()
         self._running.add(future)
         try:
@@ -132,6 +132,7 @@ class RewardFunction:
     host: Host = field(default_factory=Threads)  # where calls are made
     per: Per = "response"  # what it gives a number for
     segment_separator: str | None = None  # that the rollouts' segments end with, where it is called per segment
+    settings: str = ""  # that Python gave with it, other than by default: no recipe has them for a resume to compare
 
 
 def is_async(function: Function) -> bool:
@@ -149,7 +150,8 @@ class Call:
 
     function: RewardFunction
     samples: Sequence[Sample]
-    arguments: Mapping[str, Any]
+    arguments: Arguments
+    state: TrainerState | None = None  # in them, and in those of a call that is made instead
 
 
 def run_calls(

@@ -1,20 +1,23 @@
-"""The recipe's reward functions, found and checked before anything is sampled, and tried on two completions."""
+"""The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
-from gspo.recipe.sections import RewardConfig
+from gspo.recipe.sections import Per, RewardConfig
+from gspo.reward.arguments import GIVEN, arguments_of, signature_of
 from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
 from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.processes import Processes
-from gspo.reward.score import arguments_of, score
+from gspo.reward.score import score
+from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Sample, Score
 
@@ -29,22 +32,40 @@ EVALUATING_TASKS = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Reward:
+    """A reward function from Python, with what a recipe says beside a function's name.
+
+    Example: gspo.train(recipe, reward=[right, gspo.Reward(polite, weight=0.1, time_limit_seconds=5)])
+    """
+
+    function: Function
+    _: KW_ONLY
+    weight: float = 1.0
+    time_limit_seconds: float = RewardConfig.model_fields["time_limit_seconds"].default
+    per: Per = "response"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Given = Function | Reward
+
+
 def load_functions(
     rewards: Sequence[RewardConfig],
-    given: Function | Sequence[Function] | None = None,
+    given: Given | Sequence[Given] | None = None,
     *,
     segment_separator: str | None = None,
     output: int = 2,
 ) -> tuple[RewardFunction, ...]:
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
-    Those from Python are called per response; one per segment needs the `segment_separator` of the rollouts. What a
-    process prints goes to the file descriptor `output`. Raises UserError where there is no function, a name is not
-    found, or a function does not take its options.
+    One per segment needs the `segment_separator` of the rollouts. What a process prints goes to the file descriptor
+    `output`. Raises UserError where there is no function, a name is not found, or a function does not take its options.
     """
     if given is not None:
         several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
-        functions = list(map(_given_function, cast("Iterable[Function]", given) if several else [given]))
+        listed = cast("Iterable[Given]", given) if several else [given]
+        functions = [_given_function(one, segment_separator) for one in listed]
     else:
         functions = [_named_function(reward, segment_separator, output) for reward in rewards]
     if not functions:
@@ -62,13 +83,31 @@ def close_functions(functions: Sequence[RewardFunction]) -> None:
         function.host.close()
 
 
-def _given_function(function: Any) -> RewardFunction:
+def _given_function(given: Any, segment_separator: str | None) -> RewardFunction:
+    reward = given if isinstance(given, Reward) else Reward(given)
+    function = reward.function
     if not callable(function):
-        fix = "give the function itself, or name it in the recipe: reward: file.py:function"
+        fix = "give a function or gspo.Reward(function, weight=…), or name one in the recipe: reward: file.py:function"
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
-    name = getattr(function, "__name__", type(function).__name__)
-    host = Processes(name, is_verifier=True) if function in [BUILT_IN[name] for name in VERIFIERS] else Threads()
-    return RewardFunction(name="reward" if name == "<lambda>" else name, call=function, host=host)
+    name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
+    built_in = next((known for known in BUILT_IN if BUILT_IN[known] is function), None)
+    settings = {key: value for key, value in vars(reward).items() if key != "function"}
+    try:
+        checked = RewardConfig(function=built_in or name, **settings)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise UserError("; ".join(faults), where=f"gspo.Reward({name})", fix="see docs/reference/recipe.md") from None
+    _check_options(checked, function)
+    changed = [f", {key} {value}" for key, value in settings.items() if value != getattr(Reward(function), key)]
+    return RewardFunction(
+        name=name,
+        call=function,
+        only_options=OPTIONS.get(built_in or "", ()),
+        host=Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads(),
+        segment_separator=segment_separator,
+        settings="".join(changed),
+        **settings,
+    )
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None, output: int) -> RewardFunction:
@@ -90,7 +129,7 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
     parameters = parameters_of(call)
     named = [parameter.name for parameter in parameters if parameter.kind in NAMED]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = [name for name in named if name not in ("prompts", "completions")]
+    accepted = [name for name in named if name not in GIVEN[signature_of(parameters)]]
     if reward.function in BUILT_IN:  # its **columns would take an unknown option and ignore it in silence
         takes_any, accepted = False, list(OPTIONS[reward.function])
     for option in reward.options:
@@ -122,6 +161,7 @@ def probe(
     tokenizer: Any,
     *,
     segment_separator: str | None,
+    state: TrainerState | None = None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
 
@@ -131,9 +171,11 @@ def probe(
     for query, function in product([*train[:1], *held_out[:1]], functions):
         arguments_of(query, (), function)
     answer = train[0].columns.get("answer")
-    texts = [JUNK if answer is None else str(answer), JUNK]  # two at least: a wrong count must show
+    answer = answer[0] if isinstance(answer, list | tuple) and answer else answer
+    is_text = isinstance(answer, str | int | float)  # what else there is no model could write
+    texts = [str(answer) if is_text else JUNK, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
-    samples = score([group], functions, strict=True).samples
+    samples = score([group], functions, state, strict=True).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 

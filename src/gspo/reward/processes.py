@@ -124,7 +124,7 @@ class Processes:
 
     def _pickled(self, call: Call) -> bytes:
         try:
-            return pickle.dumps(dict(call.arguments))
+            return pickle.dumps(call.arguments)
         except Exception as error:
             what = f"its arguments cannot be handed to another process: {type(error).__name__}: {error}"
             fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"

@@ -1,15 +1,17 @@
 """What came of one call of a reward function, as plain data that passes between processes."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
 from gspo.errors import FailureKind, UserError, encodable
 from gspo.recipe.callables import error_line
+from gspo.reward.log import MAX_CHARACTERS, MAX_NUMBER, Cell, Log, Metrics, is_sound, plain
 
-MAX_REWARD = 1e100  # so that weighted sums, and the squares of them that a deviation takes, are still numbers
-MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
+# Of a call with lists; or of a call for each completion, as verl and AReaL make them.
+Arguments = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +25,17 @@ class Reply:
     values: list[float | list[float] | str | None] = field(default_factory=list)  # a text says why it is no score
     kind: FailureKind | None = None  # of a call that failed as a whole
     what: str = ""  # how it failed
+    metrics: Metrics = field(default_factory=dict)  # logged
+    columns: dict[str, list[Cell]] = field(default_factory=dict)  # logged, with a cell for each completion
+    refused: list[str] = field(default_factory=list)  # why what it logged was left out
     user_error: tuple[str, str | None, str | None] | None = None  # what, where, fix: no completion is at fault
 
     def __post_init__(self) -> None:
         rows = [value if isinstance(value, list) else [value] for value in self.values]
-        if not all(abs(number) <= MAX_REWARD for row in rows for number in row if isinstance(number, float)):
+        if not all(abs(number) <= MAX_NUMBER for row in rows for number in row if isinstance(number, float)):
             raise ValueError("a number that is no reward")
+        if not is_sound(self.metrics, self.columns, self.refused, len(self.values)):
+            raise ValueError("what no function can log")
 
 
 def timed_out(seconds: float) -> Reply:
@@ -36,54 +43,60 @@ def timed_out(seconds: float) -> Reply:
     return Reply(kind="timed_out", what=f"it ran over its time limit of {seconds:g} s")
 
 
-def reply_of(call: Callable[[], Any], function: Callable[..., Any], size: int) -> Reply:
-    """Make a call of the function for `size` completions; whatever it raises is in the reply."""
+def reply_of(function: Callable[..., Any], arguments: Callable[[], Arguments], size: int) -> Reply:
+    """Call the function for `size` completions; whatever it raises, or `arguments` do, is in the reply."""
+    log = Log(size)
     try:
-        return _returned(call(), size)
+        given = arguments()
+        return _returned(_call(function, given, log), given, log, size)
     except BaseException as error:  # SystemExit too: the trainer must hear of it
         return _raised(error, function)
 
 
-async def reply_of_coroutine(call: Callable[[], Awaitable[Any]], function: Callable[..., Any], size: int) -> Reply:
+async def reply_of_coroutine(function: Callable[..., Any], arguments: Callable[[], Arguments], size: int) -> Reply:
     """The same of an async function; a cancelled call raises CancelledError like any other error."""
+    log = Log(size)
     try:
-        return _returned(await call(), size)
+        given = arguments()
+        made = _call(function, given, log)
+        return _returned(await (made if isinstance(given, Mapping) else asyncio.gather(*made)), given, log, size)
     except BaseException as error:
         return _raised(error, function)
 
 
-def _returned(values: Any, size: int) -> Reply:
+def _call(function: Callable[..., Any], arguments: Arguments, log: Log) -> Any:
+    """What it returns, or a list of that; the functions that log are not passed between processes, and put in here."""
+    if not isinstance(arguments, Mapping):
+        return [function(**own) for own in arguments]
+    own = {"log_metric": log.metric, "log_extra": log.extra}
+    return function(**{**arguments, **{name: own[name] for name in own if name in arguments}})
+
+
+def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
     """The reply of a function that returns these values for `size` completions."""
     values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(arguments, Mapping):
+        values = log.scores(values)
     if isinstance(values, list | tuple) and len(values) == size:
-        return Reply(values=[_score(value) for value in values])
+        columns = log.columns()
+        scores = [_score(value) for value in values]
+        return Reply(values=scores, metrics=log.metrics, columns=columns, refused=log.refused)
     count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
     return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
 
 
 def _score(value: Any) -> float | list[float] | str | None:
-    plain = None if value is None else _plain(value)
-    if plain is None:
+    if (own := plain(value)) is None:
         return None
-    is_list = isinstance(plain, list | tuple)
+    is_list = isinstance(own, list | tuple)
     numbers = []
-    for place, entry in enumerate(plain if is_list else [plain], 1):
-        number = _plain(entry)
-        if not isinstance(number, Real) or not abs(float(number)) <= MAX_REWARD:
-            which = f" as number {place} of {len(plain)}" if is_list else ""
+    for place, entry in enumerate(own if is_list else [own], 1):
+        number = plain(entry)
+        if not isinstance(number, Real) or not abs(float(number)) <= MAX_NUMBER:
+            which = f" as number {place} of {len(own)}" if is_list else ""
             return f"it returns {repr(entry)[:80]}{which} for a completion"
         numbers.append(float(number))
     return numbers if is_list else numbers[0]
-
-
-def _plain(value: Any) -> Any:
-    """Without numpy and torch, whose arrays of one number pass for that number."""
-    if not hasattr(value, "tolist"):
-        return value
-    plain = value.tolist()
-    while isinstance(plain, list) and len(plain) == 1:
-        plain = plain[0]
-    return plain
 
 
 def _raised(error: BaseException, function: Callable[..., Any]) -> Reply:

@@ -1,10 +1,10 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import fsum
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
-from gspo.reward.calls import NAMED, Call, RewardFunction, parameters_of, run_calls
+from gspo.reward.arguments import arguments_of
+from gspo.reward.calls import Call, RewardFunction, run_calls
+from gspo.reward.log import Cell
 from gspo.reward.reply import Reply
-from gspo.rollout.segments import split_segments
-from gspo.types import Batch, Failure, Group, Query, Sample, Score, ShowProgress
+from gspo.reward.trainer_state import TrainerState
+from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
 
@@ -25,11 +27,13 @@ MAX_MASKED_FRACTION = 0.2
 def score(
     groups: Sequence[Group],
     functions: Sequence[RewardFunction],
+    state: TrainerState | None = None,
     *,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
+    warn: Callable[[str, str], object] = lambda *_: None,
 ) -> Batch:
     """The groups with what the functions say of every sample; a function is called once a group.
 
@@ -37,10 +41,10 @@ def score(
     part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples are masked; where `strict`, for the first call that fails.
+    the samples are masked; where `strict`, for the first call that fails. `warn` gets what `warnings` has.
     """
     scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
-    calls = [_call(group.samples, function) for group in groups for function in functions]
+    calls = [_call(group.samples, function, state) for group in groups for function in functions]
     replies = count(1)
 
     def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
@@ -48,7 +52,9 @@ def score(
         return scores.add(call, reply, seconds)
 
     run_calls(calls, add, check_stop)
-    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds)
+    for name, sentence in scores.warnings(len(groups)):
+        warn(name, sentence)
+    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=scores.logged)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 
 
@@ -66,6 +72,10 @@ class Scores:
         self._strict, self._max_masked_fraction = strict, max_masked_fraction
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
         self._masked: dict[Sample, UserError] = {}
+        self._logged: list[Mapping[str, tuple[float, int]]] = []
+        self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
+        self._refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
+        self._alone: dict[tuple[str, str], str] = {}  # why a function was called again for each response to a query
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
@@ -78,8 +88,11 @@ class Scores:
             what, where, fix = reply.user_error
             raise UserError(what, where=where, fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
+        again = function.name, call.samples[0].query.id
         if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
-            return [_call((sample,), function) for sample in call.samples]
+            self._alone[again] = reply.what
+            return [_call((sample,), function, call.state) for sample in call.samples]
+        self._note_logged(call, reply)
         values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
         for sample, value in zip(call.samples, values, strict=True):
             part: Part | str = to_token_rewards(value, function.per, sample)
@@ -88,10 +101,41 @@ class Scores:
                 if function.weight != 0 or self._strict:
                     where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
                     self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
+                self._alone.pop(again, None)
                 part = Failure(kind=kind, message=f"{name}: {part}")
             self._parts[sample, function.name] = part
         self._check_masked()
         return ()
+
+    def _note_logged(self, call: Call, reply: Reply) -> None:
+        name = call.function.name
+        self._logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
+        for column, cells in reply.columns.items():
+            for sample, cell in zip(call.samples, cells, strict=True):
+                self._extra[sample][f"{name}/{column}"] = cell
+        for what in reply.refused[:1]:
+            if self._strict:
+                raise UserError(what, where=f"reward function {name}", fix="docs/guides/rewards.md says what it takes")
+            self._refused.setdefault(name, what)
+
+    @property
+    def logged(self) -> dict[str, tuple[float, int]]:
+        """Of all calls."""
+        return added_up(self._logged)
+
+    def warnings(self, num_groups: int) -> Iterator[tuple[str, str]]:
+        """Sentences about what costs no response its reward, each behind what it is about."""
+        for name, what in self._refused.items():
+            yield f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}"
+        for name, number in Counter(name for name, _ in self._alone).items():
+            first = next(what for (other, _), what in self._alone.items() if other == name)
+            yield (
+                f"groups of {name}",
+                (
+                    f"reward function {name} failed on {number} of {num_groups} groups, but on none of their responses "
+                    f"alone: each cost a call more a response; it must take several completions: {first}"
+                ),
+            )
 
     def _check_masked(self) -> None:
         masked, total = len(self._masked), self._num_samples
@@ -105,6 +149,10 @@ class Scores:
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
+        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
+        return replace(self._of(sample), weights=weights, extra=dict(sorted(self._extra[sample].items())))
+
+    def _of(self, sample: Sample) -> Score:
         pairs = [(function, self._parts[sample, function.name]) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
@@ -124,6 +172,15 @@ class Scores:
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
+
+
+def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+    """Sums and counts by name, over rounds or calls; in whatever order they come, the last digit is the same."""
+    totals, counts = defaultdict[str, list[float]](list), Counter[str]()
+    for name, (total, number) in (pair for own in logged for pair in own.items()):
+        totals[name].append(total)
+        counts[name] += number
+    return {name: (fsum(totals[name]), counts[name]) for name in sorted(totals)}
 
 
 def to_token_rewards(
@@ -159,6 +216,8 @@ def _total(part: float | Tensor) -> float:
 def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
     if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
         return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
+    if "TypeError: string indices must be integers" in what:  # completion[0]["content"]
+        return "a completion is text where the prompt is text, and messages where the prompt is: use it as it comes"
     values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
     fixes: Mapping[FailureKind, str] = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
@@ -172,38 +231,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _call(samples: Sequence[Sample], function: RewardFunction) -> Call:
-    return Call(function=function, samples=samples, arguments=arguments_of(samples[0].query, samples, function))
-
-
-def arguments_of(query: Query, samples: Sequence[Sample], function: RewardFunction) -> dict[str, Any]:
-    """What the function takes of the query's columns, by name, with one entry a completion.
-
-    Raises UserError where it needs what is not there.
-    """
-    size, is_text = len(samples), isinstance(query.prompt, str)
-    texts = [sample.text for sample in samples]
-    own: dict[str, Any] = {
-        "prompts": [query.prompt] * size,
-        "completions": texts if is_text else [[{"role": "assistant", "content": text}] for text in texts],
-        "completion_ids": [sample.token_ids.tolist() for sample in samples],  # TRL hands them over too
-    }
-    if function.per == "segment":
-        assert function.segment_separator is not None
-        own["segments"] = [split_segments(text, function.segment_separator) for text in texts]
-    if reserved := [name for name in query.columns if name in own]:
-        what = f"a column is named {reserved[0]}, which is what a reward function gets of the run"
-        raise UserError(what, where=f"row {query.id}", fix="rename the column")
-    columns = {name: [value] * size for name, value in query.columns.items() if name not in function.only_options}
-    available = {**columns, **function.options, **own}
-    parameters = parameters_of(function.call)
-    missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
-    if missing:
-        what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
-        fix = "rename the column or the parameter, or give it under the reward's options"
-        if "segments" in missing:
-            fix = "set per: segment beside the function, or rename the parameter"
-        raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return available
-    return {p.name: available[p.name] for p in parameters if p.name in available}
+def _call(samples: Sequence[Sample], function: RewardFunction, state: TrainerState | None) -> Call:
+    arguments = arguments_of(samples[0].query, samples, function, state)
+    return Call(function=function, samples=samples, arguments=arguments, state=state)

@@ -61,7 +61,7 @@ def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
         if setup["is_async"]:
             replies = loop.run_until_complete(_coroutines(function, requests, setup["num_coroutines"]))
         else:  # in the main thread, where alarms work
-            replies = [reply_of(partial(_call, function, data), function, size) for size, data, _ in requests]
+            replies = [reply_of(function, partial(pickle.loads, data), size) for size, data, _ in requests]
         faulthandler.cancel_dump_traceback_later()
         _send(link, number, replies)
 
@@ -74,17 +74,13 @@ def _prepare(name: str) -> None:
         import gspo.reward.gym  # noqa: F401
 
 
-def _call(function: Function, arguments: bytes) -> Any:
-    return function(**pickle.loads(arguments))
-
-
 async def _coroutines(function: Function, requests: Sequence[Request], num_places: int) -> list[Reply]:
     places = asyncio.Semaphore(num_places)
 
     async def make(size: int, arguments: bytes, limit: float) -> Reply:
         # One that does not end when it is cancelled holds all up, until the trainer ends the process.
         async with places, asyncio.timeout(limit) as timer:
-            reply = await reply_of_coroutine(partial(_call, function, arguments), function, size)
+            reply = await reply_of_coroutine(function, partial(pickle.loads, arguments), size)
         return timed_out(limit) if timer.expired() else reply
 
     return await asyncio.gather(*(make(*request) for request in requests))

@@ -6,7 +6,7 @@ from typing import Any
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.reward.overlong import with_overlong_penalty
-from gspo.reward.score import score
+from gspo.reward.score import added_up, score
 from gspo.rollout.engine import SamplingKey
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -19,6 +19,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
     watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
     # No query comes twice in a step, so that no two rounds draw the same random numbers.
     key = SamplingKey(seed=run.recipe.seed, step=progress.steps + 1)
+    state = run.trainer_state(progress.steps)
     record_experts = run.recipe.actor.wants_engine_experts
     parts.engine.publish(parts.policy, policy_version)
     rounds: list[Batch] = []
@@ -30,11 +31,13 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
         with run.clock.stage("rollout"):
             sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
         with run.clock.stage("reward"):
-            scored = score(sampled, parts.functions, **watched)
+            scored = score(sampled, parts.functions, state, warn=run.warn_once, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))
         new = rounds[-1].groups
         groups += new
-        has_signal += rewards_differ(new, sampling) if sampling.dynamic_sampling else [True] * len(new)
+        has_signal += (
+            rewards_differ(new, sampling, run.recipe.actor) if sampling.dynamic_sampling else [True] * len(new)
+        )
         num_missing = sampling.queries_per_step - sum(has_signal)
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable
@@ -43,6 +46,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
         groups=tuple(groups[number] for number in chosen),
         dropped=tuple(group for number, group in enumerate(groups) if number not in chosen),
         reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in rounds[0].reward_seconds},
+        logged=added_up([batch.logged for batch in rounds]),
     )
     return batch, len(rounds)
 

@@ -18,17 +18,19 @@ from gspo.model.routing import check_declared, refuse_experts
 from gspo.queries.render import render_all
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
-from gspo.recipe.rules import ineffective_settings
+from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
-from gspo.reward.functions import check_origin, load_functions, probe
+from gspo.reward.functions import Given, check_origin, load_functions, probe
+from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.engine import Engine, make_engine
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
 from gspo.run.resume import check_rows, finished_cold_start
 from gspo.types import Score
 
 Rows = Iterable[Mapping[str, Any]]  # given from Python, instead of the recipe's
-Functions = Callable[..., Any] | Sequence[Callable[..., Any]]
+Functions = Given | Sequence[Given]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,11 @@ def load_inputs(
     device_of(recipe.model.device)
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
+    if reward is not None:  # the rules hold of what Python gives, too
+        rewards = tuple(RewardConfig(function=f.name, weight=f.weight, per=f.per) for f in functions)
+        recipe = recipe.model_copy(update={"reward": rewards})
+        if sentences := refusals(recipe):
+            raise UserError("\n  ".join(sentences), where="reward, from Python")
     say(f"reading {recipe.queries.path or 'the queries'}")
     rows, pairs = _load_data(recipe, queries, functions, saved)
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
@@ -89,7 +96,8 @@ def load_inputs(
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
     say("starting and trying the reward functions")
-    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
+    state = TrainerState(max_steps=recipe.steps)
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator, state=state)
     return Inputs(
         functions=functions,
         rows=rows,

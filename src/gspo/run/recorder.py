@@ -103,7 +103,8 @@ class Recorder:
         watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         with run.clock.stage("evaluation"):
             parts.engine.publish(parts.policy, step * run.recipe.actor.mini_batches)
-            score = evaluate(parts.engine, queries, parts.functions, run.recipe, **watched)
+            state = run.trainer_state(step)
+            score = evaluate(parts.engine, queries, parts.functions, run.recipe, state, **watched)
         if run.recipe.report.rollouts:
             run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)
         path = run.recipe.evaluation.path
@@ -180,6 +181,7 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             "completion": sample.text,
             "reward": sample.reward,
             "rewards": dict(score.parts) if score else {},
+            **({"extra": dict(score.extra)} if score and score.extra else {}),
             "failure": score.failure.message if score and score.failure else None,
             "advantage": sample.advantage,
             "sequence_ratio": stats and stats.sequence_ratio,

@@ -11,6 +11,7 @@ from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
+from gspo.reward.trainer_state import TrainerState
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
@@ -52,6 +53,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)  # of the phase under way, at its last safe point
     saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
+    _warned: set[str] = field(default_factory=set)
 
     def start_phase(self, trained_parts: TrainedParts, *, cold_start: bool = False) -> Progress:
         """Start a phase, or put everything back to where a checkpoint has it; the phase's progress."""
@@ -110,6 +112,17 @@ class Run:
     def _check_stop(self) -> None:
         if self.stopped_by is not None:
             raise Stopped(self.stopped_by)
+
+    def trainer_state(self, steps: int) -> TrainerState:
+        """What reward functions get of the run once so many steps are finished."""
+        drawn = (steps + self.progress.extra_rounds) * self.recipe.rollout.queries_per_step
+        return TrainerState(global_step=steps, max_steps=self.recipe.steps, epoch=drawn / len(self.parts.queries.train))
+
+    def warn_once(self, about: str, sentence: str) -> None:
+        """Show a warning, but no second one about the same."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self.display.note(f"warning: {sentence}", style="yellow")
 
     @property
     def stopped_by(self) -> Signals | None:

@@ -62,6 +62,7 @@ def objective(recipe: Recipe) -> str:
     scaled = "" if actor.clip_fraction is None else f" scaled to clip {actor.clip_fraction:.0%}"
     parts = {
         f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
+        "each reward normalised in its group, then summed": actor.reward_aggregation == "normalize_then_sum",
         f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
         f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
         f"correction {actor.correction}": actor.correction != "none",

@@ -63,7 +63,7 @@ def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Map
         "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.supports_packing),
         **engine,
-        **{f"code of reward {function.name}": _code(function) for function in functions},
+        **{f"code of reward {function.name}": f"{_code(function)}{function.settings}" for function in functions},
     }
 
 

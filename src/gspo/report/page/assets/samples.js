@@ -188,6 +188,7 @@ const FACTS = [
   ["tokens", (sample) => sample.tokens],
   ["ended", (sample) => ({ length: "cut off at the limit", stop: "by itself" })[sample.finish_reason] || sample.finish_reason],
   ["mini-batch", (sample) => sample.mini_batch],
+  ["logged", (sample) => Object.entries(sample.extra ?? {}).map(([name, value]) => `${name}: ${value}`).join("; ") || null],
   ["sampled after", (sample) => (sample.policy_version === null ? null : `${sample.policy_version} updates`)],
 ];
 

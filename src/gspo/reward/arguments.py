@@ -1,0 +1,93 @@
+"""What a reward function gets, by the names of its parameters: lists as in TRL, one response as in verl and AReaL."""
+
+from collections.abc import Mapping, Sequence
+from inspect import Parameter
+from typing import Any, Literal
+
+from gspo.errors import UserError
+from gspo.reward.calls import NAMED, RewardFunction, parameters_of
+from gspo.reward.reply import Arguments
+from gspo.reward.trainer_state import TrainerState
+from gspo.rollout.segments import split_segments
+from gspo.types import Query, Sample
+
+Signature = Literal["TRL", "verl", "AReaL"]
+# The names that no column of the data gives; docs/guides/rewards.md says what each of them is.
+GIVEN: Mapping[Signature, Sequence[str]] = {
+    "TRL": ("prompts", "completions", "completion_ids", "segments", "trainer_state", "log_metric", "log_extra"),
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "AReaL": ("prompt", "completions", "prompt_ids", "completion_ids"),
+}
+
+
+def signature_of(parameters: Sequence[Parameter]) -> Signature:
+    """Whose function it is; by names that the others' functions do not have together."""
+    names = {parameter.name for parameter in parameters if parameter.kind in NAMED}
+    if {"solution_str", "ground_truth"} <= names and "completions" not in names:
+        return "verl"
+    return "AReaL" if {"prompt", "completions", "prompt_ids"} <= names else "TRL"
+
+
+def arguments_of(
+    query: Query, samples: Sequence[Sample], function: RewardFunction, state: TrainerState | None = None
+) -> Arguments:
+    """What the function takes of the query's columns and of the run, by name.
+
+    In TRL's signature each has one entry a completion; in the others, there is a mapping for each completion. Raises
+    UserError where the function needs what is not there.
+    """
+    parameters, size = parameters_of(function.call), len(samples)
+    signature = signature_of(parameters)
+    lists = _lists(signature, query, samples, function)
+    # One value each, whatever the number of completions. A call puts functions that log in the places of the two None.
+    of_run = {"trainer_state": state or TrainerState(), "log_metric": None, "log_extra": None}
+    whole = {**function.options, **(of_run if signature == "TRL" else {})}
+    if signature != "verl":
+        if reserved := [name for name in query.columns if name in lists or name in whole.keys() - function.options]:
+            what = f"a column is named {reserved[0]}, which is what a reward function gets of the run"
+            raise UserError(what, where=f"row {query.id}", fix="rename the column")
+        names = query.columns.keys() - {*function.only_options, *function.options}
+        lists |= {name: [value] * size for name, value in query.columns.items() if name in names}
+    available = {**whole, **lists}
+    missing = [p.name for p in parameters if p.kind in NAMED and p.default is p.empty and p.name not in available]
+    if missing:
+        what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
+        fix = "rename the column or the parameter, or give it under the reward's options"
+        if "segments" in missing:
+            fix = "set per: segment beside the function, or rename the parameter"
+        raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        available = {p.name: available[p.name] for p in parameters if p.name in available}
+    if signature == "TRL":
+        return available
+    return [{name: its[i] if name in lists else its for name, its in available.items()} for i in range(size)]
+
+
+def _lists(
+    signature: Signature, query: Query, samples: Sequence[Sample], function: RewardFunction
+) -> dict[str, list[Any]]:
+    """An entry a completion, of what no column gives."""
+    size, texts = len(samples), [sample.text for sample in samples]
+    if signature == "verl":
+        return {"solution_str": texts, **{name: [value] * size for name, value in _of_verls_row(query.columns).items()}}
+    lists: dict[str, list[Any]] = {"completions": texts, "completion_ids": [s.token_ids.tolist() for s in samples]}
+    if signature == "AReaL":
+        return {**lists, "prompt": [query.text] * size, "prompt_ids": [list(query.prompt_ids)] * size}
+    if not isinstance(query.prompt, str):
+        lists["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+    if function.per == "segment":
+        assert function.segment_separator is not None
+        lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
+    return {**lists, "prompts": [query.prompt] * size}
+
+
+def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
+    own = {"extra_info": columns.get("extra_info") or {}}
+    own |= {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
+    model = columns.get("reward_model")
+    if isinstance(model, Mapping) and "ground_truth" in model:
+        own["ground_truth"] = model["ground_truth"]
+    elif "answer" in columns:
+        own.setdefault("ground_truth", columns["answer"])
+    return own

@@ -1,0 +1,113 @@
+"""What a reward function logs beside its scores: TRL's log_metric and log_extra, and what verl's return with it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from gspo.errors import encodable
+
+MAX_NUMBER = 1e100  # so that sums, and the squares of them that a deviation takes, are still numbers
+MAX_NAMES, MAX_TEXT = 32, 1000  # metrics or columns of a function; characters of a cell
+MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
+_MAX_REFUSED = 3
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@%+-]{0,63}")
+_FORM = "64 letters, digits, spaces and _./@%+- at most"
+
+Metrics = dict[str, tuple[float, int]]  # by name, the sum of the values and how many there are
+Cell = bool | int | float | str | None
+
+
+class Log:
+    """What one call logs for its `size` completions; what cannot be taken is left out, and `refused` says why."""
+
+    def __init__(self, size: int) -> None:
+        self.metrics: Metrics = {}
+        self.refused: list[str] = []
+        self._size, self._columns = size, dict[str, list[Cell]]()
+
+    def metric(self, name: str, value: float) -> None:
+        """Note a number; a step's metric is the mean over the step's calls, as in TRL."""
+        number, call = plain(value), f"log_metric({_short(name)}, …)"
+        if not (isinstance(number, Real) and abs(number) <= MAX_NUMBER):  # type: ignore[operator]
+            self._refuse(f"{call}: {_short(number)} is no finite number")
+        elif self._takes(name, self.metrics, call):
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (total + float(number), count + 1)
+
+    def extra(self, column: str, values: Any) -> None:
+        """Note a value for each completion; further calls for a column go on with it, as in TRL."""
+        call = f"log_extra({_short(column)}, …)"
+        values = values.tolist() if hasattr(values, "tolist") else values
+        if not isinstance(values, list | tuple):
+            self._refuse(f"{call}: {_short(values)} is no list with a value for each completion")
+        elif self._takes(column, self._columns, call):
+            cells = self._columns.setdefault(column, [])
+            cells += map(_cell, values[: self._size + 1 - len(cells)])  # one too many shows that there are
+
+    def columns(self) -> dict[str, list[Cell]]:
+        """The columns that have a value for each completion."""
+        for name, cells in self._columns.items():
+            if len(cells) != self._size:
+                self._refuse(f"log_extra({name!r}, …): not as many values as completions, {self._size}")
+        return {name: cells for name, cells in self._columns.items() if len(cells) == self._size}
+
+    def scores(self, results: Sequence[Any]) -> list[Any]:
+        """The scores of results that come one a completion; what a mapping with a `score` has besides it is logged."""
+        are_verl = [isinstance(result, Mapping) and "score" in result for result in results]
+        extras = [dict(result) if is_verl else {} for result, is_verl in zip(results, are_verl, strict=True)]
+        scores = [extra.pop("score", result) for result, extra in zip(results, extras, strict=True)]
+        for name in dict.fromkeys(name for extra in extras for name in extra):
+            self.extra(name, [extra.get(name) for extra in extras])
+            for number in (plain(extra.get(name)) for extra in extras):
+                if isinstance(number, int | float):
+                    self.metric(name, number)
+        return scores
+
+    def _takes(self, name: Any, there: Mapping[str, Any], call: str) -> bool:
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            self._refuse(f"{call}: a name has {_FORM}")
+        elif name not in there and len(there) >= MAX_NAMES:
+            self._refuse(f"{call}: it has logged {MAX_NAMES} names already, the most there may be")
+        else:
+            return True
+        return False
+
+    def _refuse(self, what: str) -> None:
+        if len(self.refused) < _MAX_REFUSED:
+            self.refused.append(encodable(what)[:MAX_CHARACTERS])
+
+
+def is_sound(metrics: Metrics, columns: Mapping[str, Sequence[Cell]], refused: Sequence[str], size: int) -> bool:
+    """Whether a process, which may send anything, sends what a Log can hold."""
+    names = (*metrics, *columns)
+    return (
+        max(len(metrics), len(columns)) <= MAX_NAMES
+        and all(map(_NAME.fullmatch, names))
+        and all(count > 0 and abs(total) <= MAX_NUMBER * count for total, count in metrics.values())
+        and all(len(cells) == size and list(map(_cell, cells)) == cells for cells in columns.values())
+        and len(refused) <= _MAX_REFUSED
+        and all(len(what) <= MAX_CHARACTERS for what in refused)
+    )
+
+
+def plain(value: Any) -> Any:
+    """Without numpy and torch, whose arrays of one number pass for that number."""
+    if not hasattr(value, "tolist"):
+        return value
+    number = value.tolist()
+    while isinstance(number, list) and len(number) == 1:
+        number = number[0]
+    return number
+
+
+def _cell(value: Any) -> Cell:
+    """As a file holds it: a number that is none, such as NaN, is null; anything else is text."""
+    value = plain(value)
+    if value is None or isinstance(value, int | float):
+        return value if value is not None and abs(value) <= MAX_NUMBER else None
+    return encodable(str(value)[:MAX_TEXT])[:MAX_TEXT]
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:40]
