@@ -187,8 +187,14 @@ def test_parameters_without_decay_keep_their_size() -> None:
         ({"name": "torch.optim.LBFGS"}, "its steps compute the loss again"),
         ({"name": "torch.optim.SparseAdam"}, "SparseAdam does not support dense gradients"),
         ({"name": "torch.nn:Linear"}, "it is no torch.optim.Optimizer"),
-        ({"name": "torch.optim.SGD", "options": {"momentun": 1}}, "options: (.|\n)*momentun(.|\n)*it takes (.*)momentum"),
-        ({"name": "torch.optim.SGD", "options": {"lr": 1}}, "options: lr is given twice\n  fix: set actor.optimizer.lr"),
+        (
+            {"name": "torch.optim.SGD", "options": {"momentun": 1}},
+            "options: (.|\n)*momentun(.|\n)*takes .*momentum",
+        ),
+        (
+            {"name": "torch.optim.SGD", "options": {"lr": 1}},
+            "options: lr is given twice\n  fix: set actor",
+        ),
         ({"options": {"foreach": True}}, "AdamW cannot be made: RuntimeError: `fused` and `foreach` cannot be `True`"),
         ({"name": f"{__name__}:Plain"}, "missing 1 required keyword-only argument: 'wanted'"),
         ({"name": f"{__name__}:Forgetful"}, "no checkpoint|could resume from: TypeError"),
