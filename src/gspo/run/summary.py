@@ -42,7 +42,8 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     """Model, data and the derived arithmetic of a run, in four lines."""
     model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    frozen = f" ({policy.num_frozen:,} of them frozen)" if policy.num_frozen else ""
+    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters{frozen}, {dtype} on {policy.device}"
     if not policy.supports_packing:
         about += "; trained padded, for its attention takes no packed sequences: slower"
     if (routing := policy.routing) is not None:
@@ -77,12 +78,13 @@ def objective(recipe: Recipe) -> str:
 
 def arithmetic(recipe: Recipe) -> str:
     """A sentence with the numbers of sequences and updates that follow from those of a recipe."""
-    rollout, mini_batches = recipe.rollout, recipe.actor.mini_batches
+    rollout, actor, mini_batches = recipe.rollout, recipe.actor, recipe.actor.mini_batches
+    passes = f", {actor.epochs} passes over them" if actor.epochs > 1 else ""
     sequences = rollout.queries_per_step * rollout.group_size
     return (
         f"{rollout.queries_per_step} queries × {rollout.group_size} responses = {sequences} sequences a step, "
-        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}; "
-        f"{recipe.steps} steps = {recipe.steps * mini_batches} optimiser steps"
+        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}{passes}; "
+        f"{recipe.steps} steps = {recipe.steps * actor.updates_per_step} optimiser steps"
     )
 
 
