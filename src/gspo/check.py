@@ -22,7 +22,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
     inputs = load_inputs(recipe, say=say)
-    rows, pairs, tokenizer, query = inputs.rows, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
+    queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:
         check_vocabulary(tokenizer, inputs.config.get_text_config().vocab_size, where=model.path)
@@ -32,7 +32,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
         yield f"experts     replay: {actor.routing_replay}"
         yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
-    yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
+    yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
     yield f"one prompt  {len(query.prompt_ids)} tokens: {json.dumps(query.text, ensure_ascii=False)}"
     yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
@@ -40,7 +40,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     yield from _reward_lines(inputs)
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
-    yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
+    yield f"            {recipe.steps * rollout.queries_per_step / len(queries.train):.2f} epochs of the queries"
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:

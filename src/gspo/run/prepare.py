@@ -15,14 +15,15 @@ from gspo.model.load import check_reference, load_config, make_tokenizer, max_po
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
-from gspo.queries.render import render_all
+from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
+from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows, source_notes
 from gspo.recipe.rules import ineffective_settings
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import check_origin, load_functions, probe
 from gspo.rollout.engine import Engine, make_engine
+from gspo.rollout.shaping import sampling_notes
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
 from gspo.run.resume import check_rows, finished_cold_start
 from gspo.types import Score
@@ -88,6 +89,11 @@ def load_inputs(
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    vocabulary = config.get_text_config().vocab_size
+    if recipe.model.architecture is not None:
+        vocabulary = recipe.model.architecture.get("vocab_size", len(tokenizer))
+    notes = [*source_notes(rows, rendered), *sampling_notes(recipe, tokenizer, vocabulary)]
+    notes += template_notes([*rows.train, *rows.held_out], tokenizer, recipe.queries)
     say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
     return Inputs(
@@ -98,7 +104,7 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=rendered,
         probed=probed,
-        notes=[*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
+        notes=[*notes, *evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
     )
 
 
@@ -106,7 +112,8 @@ def _load_data(
     recipe: Recipe, queries: Rows | None, functions: Sequence[RewardFunction], saved: Checkpoint | None
 ) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
     """Rows and demonstrations, which must be those of the run that is resumed."""
-    rows = load_rows(recipe, queries)
+    num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
+    rows = load_rows(recipe, queries, num_streamed=num_streamed)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
@@ -139,7 +146,7 @@ def prepare(
         for trained in filter(None, (policy, value_trunk)):
             checkpoint_gradients(trained)
     pairs = inputs.pairs
-    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries, max_prompt_tokens=None)
+    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
     return Prepared(
         **vars(inputs),
         policy=policy,
