@@ -38,9 +38,9 @@ class StopStrings:
 
     def _is_complete(self, written: Sequence[int]) -> bool:
         """Whether the text contains a string; its last characters are decoded first, the whole where they have one."""
-        size, text = self._num_characters, ""
-        while len(text) < self._num_characters and size < 2 * len(written):
-            text, size = self._decode(written[-size:]), 2 * size
+        size = self._num_characters  # in tokens at first: few of them have less than a character
+        while len(text := self._decode(written[-size:])) < self._num_characters and size < len(written):
+            size *= 2
         return self._is_in(text) and self._is_in(self._decode(written))
 
     def _is_in(self, text: str) -> bool:
