@@ -89,10 +89,9 @@ def load_inputs(
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
-    vocabulary = config.get_text_config().vocab_size
-    if recipe.model.architecture is not None:
-        vocabulary = recipe.model.architecture.get("vocab_size", len(tokenizer))
-    notes = [*source_notes(rows, rendered), *sampling_notes(recipe, tokenizer, vocabulary)]
+    sizes = recipe.model.architecture or vars(config.get_text_config())
+    notes = source_notes(rows, rendered)
+    notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
     notes += template_notes([*rows.train, *rows.held_out], tokenizer, recipe.queries)
     say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
@@ -145,7 +144,8 @@ def prepare(
     if recipe.actor.gradient_checkpointing:
         for trained in filter(None, (policy, value_trunk)):
             checkpoint_gradients(trained)
-    pairs = inputs.pairs
+    left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
+    pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
     prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
     return Prepared(
         **vars(inputs),

@@ -138,7 +138,7 @@ def check_rows(saved: Checkpoint, recipe: Recipe, rows: RowSet, pairs: Sequence[
     """UserError where the data is not what the run was trained on so far."""
     rows = rows.of_first(saved.manifest.get("num_streamed", 0))
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs):
-        fix = f"restore the data as it was; {_new_run(saved.path, recipe)}"
+        fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
         raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 

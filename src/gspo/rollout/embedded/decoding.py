@@ -23,7 +23,6 @@ _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those 
 # its rows, so that taking in gains nothing over waiting until all have ended, and costs copies of the cache.
 _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
 _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
-_NO_ENDS: Mapping[int, int] = {}
 _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
 
 Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], Float[Tensor, "T"] | None, FinishReason, Experts | None]
@@ -52,7 +51,7 @@ class Transcript:
         """The tokens that were added last, for the same responses."""
         return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
 
-    def responses(self, stop_ids: Sequence[int], ends: Mapping[int, int] = _NO_ENDS) -> Iterator[Response]:
+    def responses(self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None) -> Iterator[Response]:
         """Token ids, log q, log π where q is not π, finish reason and experts of each response, all on the CPU.
 
         A response ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on
@@ -68,7 +67,7 @@ class Transcript:
         experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
         is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
         prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
-        start = 0
+        start, ends = 0, ends or {}
         for number, num_sampled in enumerate(index.bincount().tolist()):
             length = ends.get(number, num_sampled)
             stopped = True in is_stop[start : start + length]
@@ -140,12 +139,11 @@ class Decoding:
         self.routing = self.policy.routing if self.record_experts else None
         self.decoder = written_out(self.policy.trunk)
         self.stop_ids = torch.tensor(self.policy.stop_ids, device=self.policy.device)
-        settings, tokenizer, vocabulary = self.settings, self.policy.tokenizer, len(self.policy.head.weight)
-        self.bias: Tensor | None = None
-        if biased := biased_ids(settings.logit_bias, tokenizer, vocabulary):
-            self.bias = torch.zeros(vocabulary, device=self.policy.device)
-            self.bias[list(biased)] = torch.tensor(list(biased.values()), device=self.policy.device)
-        self.stop_strings = StopStrings(tokenizer, settings.stop_strings) if settings.stop_strings else None
+        self.stop_strings = StopStrings(self.policy.tokenizer, self.settings.stop_strings)
+        biased = biased_ids(self.settings.logit_bias, self.policy.tokenizer, len(self.policy.head.weight))
+        bias = torch.zeros(len(self.policy.head.weight))
+        bias[[*biased]] = torch.tensor([*biased.values()])
+        self.bias = bias.to(self.policy.device) if biased else None
         self.transcript = Transcript(self.settings.group_size)
 
     def generate(self) -> Transcript:
@@ -166,11 +164,6 @@ class Decoding:
             rows = self._decode(rows, num_waiting=len(waiting) * self.settings.group_size)
         return self.transcript
 
-    @property
-    def ends(self) -> Mapping[int, int]:
-        """After how many tokens a response has ended by a stop string."""
-        return _NO_ENDS if self.stop_strings is None else self.stop_strings.ends
-
     def _has_room(self, rows: Rows | None) -> bool:
         if rows is None:
             return True
@@ -189,7 +182,7 @@ class Decoding:
             for _ in range(until_look - 1):
                 self._advance(rows, token)
                 token = self._sample(rows)
-            if self.stop_strings is not None:
+            if self.settings.stop_strings:
                 new = zip(rows.index.tolist(), self.transcript.newest(until_look).tolist(), strict=True)
                 ended = [self.stop_strings.read(response, tokens) for response, tokens in new]
                 rows.alive &= ~torch.tensor(ended, device=rows.alive.device)

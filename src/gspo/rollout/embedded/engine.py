@@ -43,7 +43,7 @@ class EmbeddedEngine:
                 check_stop=check_stop,
                 show_progress=show_progress,
             )
-            responses = decoding.generate().responses(self._policy.stop_ids, decoding.ends)
+            responses = decoding.generate().responses(self._policy.stop_ids, decoding.stop_strings.ends)
         groups = [
             [self._sample_of(query, next(responses), settings) for _ in range(settings.group_size)] for query in queries
         ]

@@ -15,7 +15,7 @@ class StopStrings:
         self.ends: dict[int, int] = {}
         self._decode = partial(tokenizer.decode, skip_special_tokens=True)
         self._strings = strings
-        self._num_characters = max(map(len, strings)) + _MARGIN
+        self._num_characters = max(map(len, strings), default=0) + _MARGIN
         self._written: defaultdict[int, list[int]] = defaultdict(list)
         self._may_complete: dict[int, bool] = {}  # by token, as they occur
 
