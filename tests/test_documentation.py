@@ -312,6 +312,7 @@ RUNS = {  # together, every part that logs numbers of its own
     "dynamic sampling, corrections, KL in the reward": [
         "rollout.dynamic_sampling=true",
         "rollout.overlong=mask",
+        "rollout.top_p=0.9",
         "actor.clip_fraction=0.15",
         "actor.correction=tis",
         "actor.opsm_delta=0.01",

@@ -22,7 +22,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
     inputs = load_inputs(recipe, say=say)
-    rows, pairs, tokenizer, query = inputs.rows, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
+    queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:
         check_vocabulary(tokenizer, inputs.config.get_text_config().vocab_size, where=model.path)
@@ -32,7 +32,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
         yield f"experts     replay: {actor.routing_replay}"
         yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
-    yield f"queries     {len(rows.train):,} to train on, {len(rows.held_out):,} held out"
+    yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
     is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
     is_put = is_text and is_default and getattr(tokenizer, "chat_template", None)
     how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
@@ -44,7 +44,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
     num_asked = recipe.steps * rollout.queries_per_step
-    yield f"            {num_asked:,} queries in all: the training data {num_asked / len(rows.train):.2f} times"
+    yield f"            {num_asked:,} queries in all: the training data {num_asked / len(queries.train):.2f} times"
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:

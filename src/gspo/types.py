@@ -108,13 +108,14 @@ class Sample:
     """
 
     query: Query
-    token_ids: Int[Tensor, "T"]  # ends with the stop token where finish_reason is "stop"
+    token_ids: Int[Tensor, "T"]  # where finish_reason is "stop", up to a stop token or the end of a stop string
     loss_mask: Bool[Tensor, "T"]  # the W tokens that the policy wrote; the others are context that it only reads
     text: str  # decoded, special tokens left out, as TRL does
     finish_reason: FinishReason
-    sampler_logprobs: Float[Tensor, "W"]  # log π of the whole distribution at the sampling temperature
+    sampler_logprobs: Float[Tensor, "W"]  # log q, of the distribution that the tokens were drawn from
     versions: tuple[tuple[int, int], ...]  # spans (updates made or skipped before, tokens that this policy wrote)
     experts: Experts | None = None  # that the engine activated; None: not recorded
+    full_logprobs: Float[Tensor, "W"] | None = None  # log π at the temperature, by the engine; None: q is π
     segments: tuple[int, ...] = ()  # the number of tokens of each; empty without a rollout.segment_separator
     # From the reward functions.
     score: Score | None = None
@@ -142,6 +143,11 @@ class Sample:
     def num_written(self) -> int:
         """The number of tokens that the policy wrote."""
         return len(self.sampler_logprobs)
+
+    @property
+    def engine_logprobs(self) -> Float[Tensor, "W"]:
+        """Log π of the whole distribution at the temperature, as the engine computed it: a trainer's must be equal."""
+        return self.sampler_logprobs if self.full_logprobs is None else self.full_logprobs
 
     @property
     def reward(self) -> float | None:

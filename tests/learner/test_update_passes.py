@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.samples import accumulated, advantaged, learner_of, sample_from, sequence_of, updates
+from tests.samples import accumulated, advantaged, changed, learner_of, sample_from, sequence_of, updates
 from tests.sampling import sample_groups
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,6 +109,9 @@ def test_the_engines_log_likelihoods_cost_no_pass(
     batch = compute_old_logprobs(batch, learner_of(policy, actor))
     assert shapes == []
     assert all(s.old_logprobs is s.sampler_logprobs for s in trained_samples(batch.groups, actor))
+    shaped = changed(batch, full_logprobs=[s.sampler_logprobs - 0.1 for s in batch.samples])  # drawn from another q
+    shaped = compute_old_logprobs(shaped, learner_of(policy, actor))
+    assert all(s.old_logprobs is s.full_logprobs for s in trained_samples(shaped.groups, actor))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -129,9 +129,14 @@ def test_kl_in_the_reward_is_summed_over_the_response_before_groups_are_compared
     assert advantages_of(batch) == pytest.approx(expected.tolist(), abs=1e-6)
     assert all(sample.token_advantages is None for sample in batch.samples)
     assert [sample.reward for sample in batch.samples] == FLAT
+    drawn_from_q = {name: [s.sampler_logprobs + more for s in batch.samples] for name, more in Q_AND_PI}
+    assert advantages_of(with_advantages(changed(appraised(groups), **drawn_from_q), actor)) == advantages_of(batch)
     elsewhere = actor_of(advantage=kind, kl={"coefficient": 0.1, "estimator": "k2", "place": "loss"})
     plain = advantaged(groups, SCORES, actor_of(advantage=kind))
     assert advantages_of(with_advantages(appraised(groups), elsewhere)) == advantages_of(plain)
+
+
+Q_AND_PI = (("sampler_logprobs", 0.3), ("full_logprobs", 0.0))  # the KL is that of π, whatever q tokens are drawn from
 
 
 def mask() -> RolloutConfig:

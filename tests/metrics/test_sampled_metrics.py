@@ -1,7 +1,9 @@
 """Dynamic sampling and masks: rewards are those of all that was sampled, not of what was chosen to be trained on."""
 
+import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +41,23 @@ def test_rewards_and_failures_are_of_all_that_was_sampled() -> None:
     assert line["reward/unscored_fraction"] == pytest.approx(2 / 10)
     assert line["reward/masked_fraction"] == 1 / 10 and line["reward/raised_rollouts"] == 1
     assert line["reward/g/mean"] == pytest.approx((4 * 1.0 + 6 * 2.0) / 10)
+
+
+def test_how_far_q_is_from_pi_is_of_all_sampled_tokens_and_only_where_they_differ() -> None:
+    plain = chosen()
+    assert not any(name.startswith("sampling/") for name in metrics(plain, report()))
+    kept = (0.9, 0.8, 1.0)  # π/q of the tokens of each group
+    groups = []
+    for group, mass in zip((*plain.groups, *plain.dropped[:1]), kept, strict=True):
+        full = [s.sampler_logprobs + math.log(mass) for s in group.samples]
+        pairs = zip(group.samples, full, strict=True)
+        groups.append(Group(samples=tuple(replace(s, full_logprobs=own) for s, own in pairs)))
+    line = metrics(replace(plain, groups=tuple(groups[:2]), dropped=tuple(groups[2:])), report())
+    counts = (2 + 4, 6 + 10, 1 + 9)
+    weights = [mass for mass, count in zip(kept, counts, strict=True) for _ in range(count)]
+    assert line["sampling/kept_mass"] == pytest.approx(sum(weights) / 32, rel=1e-6)
+    effective = sum(weights) ** 2 / (32 * sum(weight**2 for weight in weights))
+    assert line["sampling/effective_fraction"] == pytest.approx(effective, rel=1e-6)
 
 
 def test_groups_of_equal_rewards_are_counted_among_all_sampled_ones() -> None:

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.render import render_all
+from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def render(prompt: Any, tokenizer: Any, *, max_prompt_tokens: int | None = None, **queries: Any) -> Any:
-    row = Row(id="data:1", prompt=prompt, columns={"answer": "2"})
-    (query,) = render_all([row], tokenizer, queries=QueriesConfig(**queries), max_prompt_tokens=max_prompt_tokens)
+def render(prompt: Any, tokenizer: Any, *, columns: Any = None, **queries: Any) -> Any:
+    row = Row(id="data:1", prompt=prompt, columns={"answer": "2", **(columns or {})})
+    (query,) = render_all([row], tokenizer, queries=QueriesConfig(**queries))
     return query
 
 
@@ -100,7 +100,46 @@ def test_a_tokenizer_without_a_vocabulary_is_found_out() -> None:
         render("hello", empty)
 
 
-def test_a_prompt_too_long_names_the_row_its_tokens_and_the_limit(tokenizer: Any) -> None:
-    assert len(render("12345", tokenizer, max_prompt_tokens=6).prompt_ids) == 6
-    with pytest.raises(UserError, match=r"data:1: the prompt has 7 tokens.*leave 6(.|\n)*rollout\.max_new_tokens"):
-        render("123456", tokenizer, max_prompt_tokens=6)
+@pytest.fixture
+def thinking_tokenizer(chat_tokenizer: Any) -> Any:
+    """Its template has a variable of its own."""
+    chat_tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<no>{% endif %}"
+    return chat_tokenizer
+
+
+def test_the_recipe_gives_the_template_variables_and_a_row_gives_others(thinking_tokenizer: Any) -> None:
+    def ends_without_thinking(recipe: Any, row: Any = None) -> bool:
+        columns = {"chat_template_kwargs": row}
+        return render("hi", thinking_tokenizer, columns=columns, chat_template_kwargs=recipe).text.endswith("<no>")
+
+    off, on = {"enable_thinking": False}, {"enable_thinking": True}
+    assert ends_without_thinking(off) and not ends_without_thinking({})
+    assert ends_without_thinking({}, off) and ends_without_thinking(on, off) and not ends_without_thinking(off, on)
+    assert ends_without_thinking(off, {"enable_thinking": None})  # Parquet: a row that has none
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "words"),
+    [
+        ({}, "{}", r"data:1: column 'chat_template_kwargs' holds '{}', not a mapping"),
+        ({}, {1: 2}, "not a mapping"),
+        ({"tokenize": True, "padding": 1}, None, "padding, tokenize is not for a template"),
+        ({}, {"add_generation_prompt": False}, "add_generation_prompt is not for a template"),
+    ],
+)
+def test_what_is_no_variable_of_a_template_is_refused(recipe: Any, row: Any, words: str, chat_tokenizer: Any) -> None:
+    with pytest.raises(UserError, match=words):
+        render("hi", chat_tokenizer, columns={"chat_template_kwargs": row}, chat_template_kwargs=recipe)
+
+
+def test_variables_need_a_template_and_one_that_it_lacks_is_noted(tokenizer: Any, thinking_tokenizer: Any) -> None:
+    row = Row(id="data:1", prompt="hi", columns={"chat_template_kwargs": {"enable_thinking": False}})
+    given = QueriesConfig(chat_template_kwargs={"enable_thinkin": False})
+    assert template_notes([row], thinking_tokenizer, QueriesConfig()) == []
+    (note,) = template_notes([row], thinking_tokenizer, given)
+    assert note.endswith("no variable enable_thinkin")
+    (note,) = template_notes([row], thinking_tokenizer, QueriesConfig(chat=False))
+    assert "has no effect" in note
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match=r"queries\.chat_template_kwargs needs a chat template"):
+        render_all([row], tokenizer, queries=given)

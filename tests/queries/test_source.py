@@ -1,14 +1,16 @@
 """Where queries come from, and that nothing held out is trained on."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.source import load_rows, render_rows
+from gspo.queries.source import load_rows, render_rows, source_notes
 from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
@@ -77,6 +79,91 @@ def test_queries_have_unique_ids_and_leave_room_for_the_response(recipe_of: Reci
     assert len(set(ids)) == 100
     with pytest.raises(UserError, match=r"rollout\.max_new_tokens"):
         render_rows(load_rows(recipe, data(100)), tokenizer, recipe=recipe, max_positions=14)
+
+
+def of_lengths(lengths: list[int]) -> list[dict[str, Any]]:
+    return [{"prompt": f"{number:02}".ljust(length, ".")} for number, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("max_positions", "queries", "words"),
+    [
+        (40, {}, r"queries:38: 3 of 40 prompts have too many tokens, this one the most: 35; .* positions leave 30"),
+        (40, {"max_prompt_tokens": 34}, "3 of 40 .* positions leave 30"),
+        (None, {"max_prompt_tokens": 34}, r"queries:38: 1 of 40 prompts .* 35; queries.max_prompt_tokens is 34"),
+    ],
+)
+def test_prompts_that_are_too_long_are_counted_and_the_longest_is_named(
+    max_positions: Any, queries: Any, words: str, recipe_of: RecipeOf, tokenizer: Any
+) -> None:
+    recipe = recipe_of(rollout={"max_new_tokens": 10}, queries=queries)
+    rows = load_rows(recipe, of_lengths([10] * 36 + [30, 34, 33, 10]))  # and the start token
+    with pytest.raises(UserError, match=words) as caught:
+        render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions)
+    assert "queries.overlong: filter" in str(caught.value)
+
+
+def test_prompts_that_are_too_long_are_left_out_and_no_other_row_is_held_out(
+    recipe_of: RecipeOf, tokenizer: Any
+) -> None:
+    recipe = recipe_of(queries={"overlong": "filter", "max_prompt_tokens": 20})
+    lengths = [10 if number % 3 else 30 for number in range(100)]
+    rows = load_rows(recipe, of_lengths(lengths))
+    queries = render_rows(rows, tokenizer, recipe=recipe, max_positions=None)
+    for part, before in ((queries.train, rows.train), (queries.held_out, rows.held_out)):
+        assert [query.prompt for query in part] == [row.prompt for row in before if len(str(row.prompt)) < 20]
+        assert 0 < len(part) < len(before)
+    (note,) = source_notes(rows, queries)
+    num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
+    assert num_train + num_held_out == 34
+    assert note.startswith(f"{num_train} training and {num_held_out} held-out prompts are too long")
+    too_few = recipe_of(rollout={"queries_per_step": 70}, queries={"overlong": "filter", "max_prompt_tokens": 20})
+    with pytest.raises(UserError, match="too few"):
+        render_rows(rows, tokenizer, recipe=too_few, max_positions=None)
+
+
+class Stream:
+    """Rows without a length or an end, as a `datasets.IterableDataset` has them; counts those that were read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in count():
+            self.num_read += 1
+            yield {"prompt": f"{number}+1="}
+
+
+@pytest.mark.parametrize(
+    ("sections", "held_out", "train"),
+    [
+        ({"steps": 5}, 4, 15),
+        ({"steps": 5, "evaluation": {"num_queries": 0}}, 0, 15),
+        ({"steps": 5, "rollout": {"queries_per_step": 3, "dynamic_sampling": True, "max_rounds": 2}}, 4, 30),
+        ({"steps": 500, "queries": {"limit": 20}}, 4, 20),
+    ],
+)
+def test_of_a_stream_the_rows_that_a_run_can_use_are_read(
+    sections: Any, held_out: int, train: int, recipe_of: RecipeOf
+) -> None:
+    stream, given = Stream(), {"evaluation": {"num_queries": 4}, "rollout": {"queries_per_step": 3}, **sections}
+    rows = load_rows(recipe_of(**given), stream)
+    assert [row.prompt for row in (*rows.held_out, *rows.train)] == [f"{n}+1=" for n in range(held_out + train)]
+    assert len(rows.held_out) == held_out and rows.num_streamed == held_out + train
+    assert stream.num_read == held_out + train + 1  # one more shows that it is a stream
+
+
+def test_an_iterable_that_ends_is_a_list(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of(steps=1000, evaluation={"num_queries": 4})
+    assert load_rows(recipe, iter(data(50))) == load_rows(recipe, data(50))
+
+
+def test_a_stream_that_is_read_further_begins_as_before(recipe_of: RecipeOf) -> None:
+    given: dict[str, Any] = {"evaluation": {"num_queries": 4}, "rollout": {"queries_per_step": 3}}
+    few, more = (load_rows(recipe_of(steps=steps, **given), Stream()) for steps in (5, 9))
+    assert replace(more.of_first(few.num_streamed), num_streamed=few.num_streamed) == few
+    # Fewer steps: as many rows as there were; where it has ended meanwhile, it stays the stream that it was.
+    again = load_rows(recipe_of(steps=2, **given), islice(Stream(), 19), num_streamed=19)
+    assert again == few
 
 
 @pytest.mark.parametrize(

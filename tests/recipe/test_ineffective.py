@@ -53,8 +53,6 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"actor": {"importance_sampling_level": "sequence_token"}}, "sequence_token"),
         ({"actor": {"clip_low": 0.2, "clip_high": 0.27}}, "actor.clip_low"),
         ({"actor": {"importance_sampling_level": "token", "clip_low": 3e-4, "clip_high": 4e-4}}, "actor.clip_low"),
-        ({"rollout": {"top_p": 0.95}}, "rollout.top_p"),
-        ({"rollout": {"top_k": 20}}, "rollout.top_p/top_k"),
         ({"actor": {"optimizer": {"min_lr_fraction": 0.1}}}, "actor.optimizer.min_lr_fraction"),
         ({"actor": {"optimizer": {"warmup_steps": 100}}}, "actor.optimizer.warmup_steps"),
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start.steps"),

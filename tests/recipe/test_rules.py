@@ -134,6 +134,7 @@ def test_what_a_recipe_leaves_out_or_sets_to_null_is_as_published(name: Any) -> 
     [
         {"actor": {"surrogate": "ppo"}, "rollout": {"group_size": 1}},
         {"actor": {"correction": "decoupled", "correction_high": 5}},
+        {"actor": {"correction": "tis", "old_logprobs": "engine"}, "rollout": {"top_p": 0.9}},  # π_old/q is not 1
         {"actor": {"opsm_delta": 1e-4, "old_logprobs": "engine"}},
         {"actor": {"opsm_delta": 0.1}},
         {"actor": {"surrogate": "minirl", "minirl_cap": 3, "correction": "geometric_mask"}},

@@ -1,7 +1,8 @@
 """A run broken off anywhere and resumed is, bit by bit, the run that never was."""
 
 import importlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,24 @@ def test_saving_changes_nothing_of_what_is_learned(seconds: str) -> None:
     train(recipe_of("often", f"checkpoint.seconds={seconds}", "checkpoint.every=1", "checkpoint.keep=1", "steps=2"))
     assert len(list(Path("runs/often/checkpoints").iterdir())) == 1
     assert differing(result("often"), result("seldom")) == []
+
+
+def test_a_stream_is_read_again_and_further_and_shaped_responses_are_as_they_were(
+    broken_off: Callable[..., Any],
+) -> None:
+    def stream() -> Iterator[dict[str, str]]:
+        return ({"prompt": f"{n % 10} + {n // 10 % 10} ="} for n in itertools.count())
+
+    shaping = ["rollout.top_p=0.9", "rollout.repetition_penalty=1.2", "rollout.stop_strings=['3']"]
+    data = ["queries.procedural=null", "cold_start.steps=0", "evaluation.num_queries=4"]
+    overrides = [*data, *shaping, "actor.correction=tis"]
+    train(recipe_of("unbroken", *overrides), queries=stream())
+    broken_off(recipe_of("broken", *overrides, "steps=2"), GRADIENT, 4, queries=stream())  # in step 2
+    outcome = train(recipe_of("broken", *overrides), queries=stream(), resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+    lines = [line for line in outcome.metrics if line["step"]]
+    assert all(0.9 < line["sampling/kept_mass"] < 1.1 for line in lines)
+    assert all(line["mismatch/logprob_gap_max"] < 1e-5 for line in lines)  # the engine's π, not q
 
 
 def test_more_steps_go_on_as_if_they_had_been_asked_for_at_once() -> None:

@@ -60,7 +60,7 @@ def _rewards(sample: Sample, actor: ActorConfig) -> Float[Tensor, "_"]:
     """
     score, kl = sample.score, torch.zeros((), dtype=torch.float64)
     if sample.reference_logprobs is not None and actor.kl.place == "reward":
-        logprobs, reference = sample.sampler_logprobs.double(), sample.reference_logprobs.double()
+        logprobs, reference = sample.engine_logprobs.double(), sample.reference_logprobs.double()
         kl = actor.kl.coefficient * kl_estimate(logprobs, reference, actor.kl.estimator)
     if score is not None and score.reward is not None and score.token_rewards is not None:
         return score.token_rewards.double() - kl

@@ -43,7 +43,7 @@ def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
     of_engine = actor.old_logprobs == "engine"
     if of_engine:
         samples = trained_samples(batch.groups, actor)
-        batch = batch.with_changed({s: replace(s, old_logprobs=s.sampler_logprobs) for s in samples})
+        batch = batch.with_changed({s: replace(s, old_logprobs=s.engine_logprobs) for s in samples})
     if of_engine and actor.routing_replay != "policy":
         return batch
 

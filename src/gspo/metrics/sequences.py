@@ -30,7 +30,7 @@ def trained_rows(samples: Sequence[Sample]) -> Rows:
     `mismatch` the mean log π_old/π_engine; `quarter`, from 0, the part of the step's sequences by length.
     """
     trained = [(sample, stats) for sample in samples for stats in sample.all_stats]
-    gaps = [stats.old_logprobs - sample.sampler_logprobs for sample, stats in trained]
+    gaps = [stats.old_logprobs - sample.engine_logprobs for sample, stats in trained]
     bounds = _quantiles([stats.num_tokens for _, stats in trained], _QUARTILES)
     return {name: [getattr(stats, name) for _, stats in trained] for name in _NUMBERS} | {
         "sign": [(sample.advantage > 0) - (sample.advantage < 0) for sample, _ in trained],

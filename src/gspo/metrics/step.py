@@ -44,6 +44,7 @@ def step_metrics(
         **_reference_metrics(samples, reports, actor),
         **_critic_metrics(samples, reports),
         **_mismatch_metrics(samples),
+        **_sampling_metrics(sampled),
         **expert_metrics(samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
@@ -118,14 +119,29 @@ def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
 
 def _mismatch_metrics(samples: Sequence[Sample]) -> Metrics:
     """Engine against π_old, token by token; exactly 0 where the engine's own log-likelihoods are π_old."""
-    gaps = [(s.stats.old_logprobs - s.sampler_logprobs).abs() for s in samples if s.stats is not None]
+    gaps = [(s.stats.old_logprobs - s.engine_logprobs).abs() for s in samples if s.stats is not None]
     gap = torch.cat(gaps) if gaps else torch.zeros(1)
     return {"mismatch/logprob_gap_mean": float(gap.mean()), "mismatch/logprob_gap_max": float(gap.max())}
 
 
+def _sampling_metrics(samples: Sequence[Sample]) -> Metrics:
+    """How far q, which tokens are drawn from, is from π; empty where it is π."""
+    pairs = [(s.full_logprobs, s.sampler_logprobs) for s in samples if s.full_logprobs is not None]
+    if not pairs:
+        return {}
+    weights = torch.cat([full - drawn for full, drawn in pairs]).double().exp()
+    return {
+        # The mean over y ~ q of π/q is the sum of π over what q can draw.
+        "sampling/kept_mass": float(weights.mean()),
+        "sampling/effective_fraction": fraction(
+            float(weights.sum() ** 2), len(weights) * float(weights.square().sum())
+        ),
+    }
+
+
 def _reference_metrics(samples: Sequence[Sample], reports: Sequence[MiniBatchReport], actor: ActorConfig) -> Metrics:
     """How far the policy is from its reference; empty where it has none."""
-    gaps = [s.sampler_logprobs - s.reference_logprobs for s in samples if s.reference_logprobs is not None]
+    gaps = [s.engine_logprobs - s.reference_logprobs for s in samples if s.reference_logprobs is not None]
     if gaps and actor.kl.place == "loss":
         by_mini_batch = [report.kl for report in reports]
         return {"reference/kl": mean(by_mini_batch), "reference/kl_by_mini_batch": by_mini_batch}

@@ -1,7 +1,7 @@
 """From rows to queries: the chat template or plain text, then tokens."""
 
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo.errors import UserError
@@ -9,20 +9,20 @@ from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig
 from gspo.types import Query
 
+# Parameters of apply_chat_template itself that decide the form of the result, not the text.
+_OWN_ARGUMENTS = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
+_OWN_ARGUMENTS |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+_ARGUMENTS = "chat_template_kwargs"  # of the recipe's queries, and a row's column, as TRL has it
 
-def render_all(
-    rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig, max_prompt_tokens: int | None = None
-) -> tuple[Query, ...]:
-    """The rows as the model reads them.
 
-    `tokenizer` is a transformers tokenizer; `max_prompt_tokens` is the model's positions less the new tokens.
-    Raises UserError naming the row: messages without a chat template, an empty prompt, no tokens, too many tokens.
+def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -> tuple[Query, ...]:
+    """The rows as the model reads them; `tokenizer` is a transformers tokenizer.
+
+    Raises UserError naming the row: messages without a chat template, an empty prompt, no tokens.
     """
     if not rows:
         return ()
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    # Of every row: chat messages are refused where the template is not applied.
-    is_chat = has_template if queries.chat is None else queries.chat
+    has_template, is_chat = bool(getattr(tokenizer, "chat_template", None)), _is_chat(tokenizer, queries)
     for row in rows:
         _check_row(row, queries, is_chat=is_chat, has_template=has_template)
     texts = [_text(row, tokenizer, queries, is_chat=is_chat) for row in rows]
@@ -35,8 +35,35 @@ def render_all(
             ids = ids[:-1]
         query = Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=tuple(ids), columns=row.clean_columns)
         rendered.append(query)
-    _check_tokens(rendered, tokenizer, max_prompt_tokens)
+    _check_tokens(rendered, tokenizer)
     return tuple(rendered)
+
+
+def template_notes(rows: Sequence[Row], tokenizer: Any, queries: QueriesConfig) -> list[str]:
+    """A sentence for each variable that the chat template does not mention: it would pass over them in silence."""
+    names = dict.fromkeys(name for row in rows for name in _arguments(row, queries))
+    if names and not _is_chat(tokenizer, queries):
+        return [f"the column {_ARGUMENTS} has no effect: no chat template is applied"]
+    template = str(tokenizer.chat_template)
+    unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
+    return [f"{_ARGUMENTS}: the tokenizer's chat template has no variable {name}" for name in unknown]
+
+
+def _is_chat(tokenizer: Any, queries: QueriesConfig) -> bool:
+    """Whether the template is applied to every row: chat messages are refused where it is not."""
+    return bool(getattr(tokenizer, "chat_template", None)) if queries.chat is None else queries.chat
+
+
+def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:
+    """The recipe's variables of the chat template and the row's, which win; UserError for what are none."""
+    own, fix = row.columns.get(_ARGUMENTS), "write a mapping of the template's variables, {enable_thinking: false}"
+    if own is not None and not (isinstance(own, Mapping) and all(isinstance(name, str) for name in own)):
+        raise UserError(f"column {_ARGUMENTS!r} holds {str(own)[:60]!r}, not a mapping", where=row.id, fix=fix)
+    # In Parquet every row has every name, without a value where the row has none.
+    given = queries.chat_template_kwargs | {name: value for name, value in (own or {}).items() if value is not None}
+    if taken := sorted(_OWN_ARGUMENTS & given.keys()):
+        raise UserError(f"{_ARGUMENTS}: {', '.join(taken)} is not for a template but gspo's own", where=row.id, fix=fix)
+    return given
 
 
 def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template: bool) -> None:
@@ -46,12 +73,14 @@ def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template:
     reason = "the prompt is chat messages" if is_messages else "queries.chat is true"
     instruct = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
     template, system = queries.template is not None, queries.system is not None
+    has_arguments = bool(queries.chat_template_kwargs)
     refusals = (
         (is_messages and queries.chat is False, f"{reason}, and queries.chat is false", "remove queries.chat"),
         ((is_messages or is_chat) and not has_template, f"{reason}, and the tokenizer has no chat template", instruct),
         (template and is_messages, f"{reason}, and queries.template is for text", "remove queries.template"),
         (system and has_system, "the prompt has a system message already", "remove queries.system"),
         (system and not is_chat, "queries.system needs a chat template", "put the text into queries.template"),
+        (has_arguments and not is_chat, f"queries.{_ARGUMENTS} needs a chat template", "leave it out"),
     )
     for is_refused, what, fix in refusals:
         if is_refused:
@@ -69,14 +98,14 @@ def _text(row: Row, tokenizer: Any, queries: QueriesConfig, *, is_chat: bool) ->
     if queries.system is not None:
         messages = [{"role": "system", "content": queries.system}, *messages]
     prefilled = messages[-1]["role"] == "assistant"
-    options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled}
+    options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled, **_arguments(row, queries)}
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except Exception as error:  # a template's own complaints come as jinja2 errors of many kinds
         raise UserError(f"the chat template refuses the messages: {error}", where=row.id) from None
 
 
-def _check_tokens(queries: Sequence[Query], tokenizer: Any, max_prompt_tokens: int | None) -> None:
+def _check_tokens(queries: Sequence[Query], tokenizer: Any) -> None:
     special = set(tokenizer.all_special_ids)
     for query in queries:
         if not query.text.strip():
@@ -86,9 +115,3 @@ def _check_tokens(queries: Sequence[Query], tokenizer: Any, max_prompt_tokens: i
             what = f"no tokens for {query.text[:60]!r}: without tokenizer files transformers builds an empty tokenizer"
             fix = "copy the tokenizer's files into the model directory, or set model.tokenizer"
             raise UserError(what, where=query.id, fix=fix)
-    most = max_prompt_tokens if max_prompt_tokens is not None else math.inf
-    if too_long := [query for query in queries if len(query.prompt_ids) > most]:
-        num_tokens, others = len(too_long[0].prompt_ids), f" ({len(too_long)} such rows)" if len(too_long) > 1 else ""
-        what = f"the prompt has {num_tokens} tokens; the model's positions leave {max(most, 0)} beside the response's"
-        fix = "lower rollout.max_new_tokens, remove long rows, or use a model with more positions"
-        raise UserError(f"{what}{others}", where=too_long[0].id, fix=fix)

@@ -1,12 +1,14 @@
 """The rows of a recipe: to train on, held out (no question is in both), and demonstrations for the cold start."""
 
 import difflib
+import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from gspo.errors import UserError, writable
 from gspo.queries.render import render_all
@@ -25,7 +27,7 @@ SEED_SPACING = 4 * MAX_DRAWN
 NUM_SEEDS = 2**32 // SEED_SPACING
 # A small task repeats itself: this many times the wanted rows are drawn before fewer are accepted.
 MAX_DRAWS_PER_ROW = SEED_SPACING // MAX_DRAWN
-T = TypeVar("T")
+T = TypeVar("T", Row, Query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +39,34 @@ class Split(Generic[T]):
 
     train: tuple[T, ...]
     held_out: tuple[T, ...]
+    num_streamed: int = 0  # rows that were read of a stream, which are taken in their order; 0: no stream
+
+    def of_first(self, num_streamed: int) -> Self:
+        """What the first rows of a stream gave: more of them are read where a resumed run gets more steps."""
+        first = [row for row in self.train if int(row.id.rpartition(":")[2]) <= num_streamed]
+        return replace(self, train=tuple(first)) if num_streamed else self
 
 
 RowSet = Split[Row]
 QuerySet = Split[Query]
 
 
-def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -> RowSet:
+def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *, num_streamed: int = 0) -> RowSet:
     """Training and held-out rows; `rows` given from Python stand in for queries.path and queries.procedural.
 
+    `num_streamed` is how many a run that is resumed has read of a stream so far.
     Raises UserError where there are no rows, and where those not held out are too few for a step.
     """
     queries, evaluation = recipe.queries, recipe.evaluation
     task = queries.procedural if rows is None else None
-    data = _data_rows(queries, rows) if task is None else []
+    given, num_streamed = (None, 0) if rows is None else _read_given(rows, recipe, num_streamed)
+    data = _data_rows(queries, given) if task is None else []
     if evaluation.path is not None and evaluation.num_queries:
         held_out = _read(evaluation.path, queries, split=evaluation.split, limit=evaluation.num_queries)
     elif task is not None:
         held_out = procedural_rows(task, seed=None, size=evaluation.num_queries)
+    elif num_streamed:
+        held_out = data[: evaluation.num_queries]
     else:
         # A fixed draw of at most a tenth of the rows, at least one where any is asked for.
         size = min(evaluation.num_queries, max(1, int(len(data) * HELD_OUT_FRACTION)))
@@ -69,13 +81,29 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None) -
         what = f"a step takes {needed} different queries and the data has {len(train)} for training"
         fix = "lower rollout.queries_per_step or evaluation.num_queries, give more data, or a wider task"
         raise UserError(f"{what}, besides {len(held_out)} held out for evaluation", where="queries", fix=fix)
-    return RowSet(train=tuple(train), held_out=tuple(held_out))
+    return RowSet(train=tuple(train), held_out=tuple(held_out), num_streamed=num_streamed)
 
 
-def _data_rows(queries: QueriesConfig, rows: Iterable[Mapping[str, Any]] | None) -> list[Row]:
+def _read_given(rows: Any, recipe: Recipe, num_streamed: int) -> tuple[list[Any], int]:
+    """Rows given from Python, and how many were read of a stream; 0: all were, for they have an end.
+
+    A stream has no length and more rows than the run can use, or had when the run began.
+    """
+    if not isinstance(rows, Iterable) or isinstance(rows, str):
+        return [rows], 0
+    if isinstance(rows, Sized):
+        return list(rows), 0
+    rollout, evaluation = recipe.rollout, recipe.evaluation
+    num_train = recipe.steps * rollout.queries_per_step * (rollout.max_rounds if rollout.dynamic_sampling else 1)
+    num_held_out = 0 if evaluation.path else evaluation.num_queries
+    most = max(num_streamed, num_held_out + min(num_train, recipe.queries.limit or num_train))
+    given = list(islice(rows, most + 1))
+    return given[:most], min(most, len(given)) if num_streamed or len(given) > most else 0
+
+
+def _data_rows(queries: QueriesConfig, rows: Sequence[Mapping[str, Any]] | None) -> list[Row]:
     if rows is not None:
-        given = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
-        return lay_out(given, source="queries", prompt_column=queries.prompt)
+        return lay_out(rows, source="queries", prompt_column=queries.prompt)
     if queries.path is not None:
         return _read(queries.path, queries, split=queries.split)
     fix = "set queries.path or queries.procedural.task, or give rows from Python"
@@ -133,10 +161,50 @@ def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
 
 
 def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: int | None) -> QuerySet:
-    """Both sets of rows as the model reads them; prompts must leave rollout.max_new_tokens of the positions."""
-    longest = None if max_positions is None else max_positions - recipe.rollout.max_new_tokens
-    render = partial(render_all, tokenizer=tokenizer, queries=recipe.queries, max_prompt_tokens=longest)
-    return QuerySet(train=render(rows.train), held_out=render(rows.held_out))
+    """Both sets of rows as the model reads them, without prompts that are too long where queries.overlong says so.
+
+    A prompt must leave rollout.max_new_tokens of the positions. Raises UserError, which counts those that do not.
+    """
+    queries, most, limit = recipe.queries, math.inf, ""
+    render = partial(render_all, tokenizer=tokenizer, queries=queries)
+    train, held_out = render(rows.train), render(rows.held_out)
+    if max_positions is not None:
+        most = max(0, max_positions - recipe.rollout.max_new_tokens)
+        limit = f"beside the response's, the model's positions leave {most}"
+    if queries.max_prompt_tokens is not None and queries.max_prompt_tokens < most:
+        most, limit = queries.max_prompt_tokens, f"queries.max_prompt_tokens is {queries.max_prompt_tokens}"
+    too_long = [query for query in (*train, *held_out) if len(query.prompt_ids) > most]
+    if not too_long:
+        return QuerySet(train=train, held_out=held_out)
+    fitting = QuerySet(train=_fitting(train, most), held_out=_fitting(held_out, most))
+    longest = max(too_long, key=lambda query: len(query.prompt_ids))
+    what = f"{len(too_long)} of {len(train) + len(held_out)} prompts have too many tokens, this one the most: "
+    what += f"{len(longest.prompt_ids)}; {limit}"
+    fix = "lower rollout.max_new_tokens, use a model with more positions, or leave them out: queries.overlong: filter"
+    if queries.overlong == "error":
+        raise UserError(what, where=longest.id, fix=fix)
+    if len(fitting.train) < recipe.rollout.queries_per_step or (held_out and not fitting.held_out):
+        rest = f"{len(fitting.train)} training and {len(fitting.held_out)} held-out queries"
+        raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix="give more data")
+    return fitting
+
+
+def _fitting(queries: Sequence[Query], most: float) -> tuple[Query, ...]:
+    return tuple(query for query in queries if len(query.prompt_ids) <= most)
+
+
+def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
+    """Sentences about prompts that were left out, and about a stream."""
+    notes = []
+    num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
+    if num_train or num_held_out:
+        notes.append(f"{num_train} training and {num_held_out} held-out prompts are too long and left out")
+    if rows.num_streamed:
+        notes.append(
+            f"queries is a stream: its first {rows.num_streamed} rows are read, those held out come first; the others "
+            "are taken in their order, without queries.shuffle"
+        )
+    return notes
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:

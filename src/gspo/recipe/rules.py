@@ -15,7 +15,8 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    tables = _refused_sources(recipe), _refused_objectives(recipe.actor, _per_token(recipe)), _refused_sums(recipe)
+    objectives = _refused_objectives(recipe.actor, _per_token(recipe), is_shaped=bool(recipe.rollout.shaping))
+    tables = _refused_sources(recipe), objectives, _refused_sums(recipe)
     return [sentence for table in tables for sentence in _true_sentences(table)]
 
 
@@ -63,7 +64,7 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     }
 
 
-def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]:
+def _refused_objectives(actor: ActorConfig, per_token: str, *, is_shaped: bool) -> dict[str, object]:
     surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
     low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
@@ -81,7 +82,7 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
-        """: correction != "none" and actor.old_logprobs == "engine",
+        """: correction != "none" and actor.old_logprobs == "engine" and not is_shaped,
         f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
         """: correction not in ("none", "geometric_mask") and surrogate in ("minirl", "dppo"),
         f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
@@ -196,8 +197,6 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.overlong == "penalty" and rollout.overlong_margin == 0,
         """rollout.max_rounds 1: dynamic sampling has no round to replace a group in
         """: rollout.dynamic_sampling and rollout.max_rounds == 1,
-        """rollout.top_p/top_k: ratios are those of the whole distribution, so the responses are not quite π_old's
-        """: rollout.top_p < 1 or rollout.top_k > 0,
         f"""rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same
         """: rollout.max_rows < rollout.group_size,
         """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled

@@ -58,6 +58,13 @@ def _check_number(value: Any) -> Any:
     return value
 
 
+def _named_ids(value: Any) -> Any:
+    """Whole numbers among the names become `id:N`: a file of JSON or YAML may have lost which they were."""
+    if not isinstance(value, dict):
+        return value
+    return {f"id:{name}" if type(name) is int else name: number for name, number in value.items()}
+
+
 Integer = Annotated[int, BeforeValidator(_check_number)]
 Number = Annotated[float, BeforeValidator(_check_number)]
 Positive = Annotated[Integer, Field(gt=0, lt=2**63)]
@@ -71,6 +78,7 @@ Finite = Annotated[Number, Field(allow_inf_nan=False)]
 BelowOne = Annotated[Number, Field(ge=0, lt=1)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 PositiveFraction = Annotated[Number, Field(gt=0, le=1)]
+LogitBias = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], BeforeValidator(_named_ids)]
 PathText = Annotated[str, AfterValidator(_check_path)]  # or a hub id
 Schedule = Literal["constant", "linear", "cosine"]
 Per = Literal["response", "segment", "token"]
@@ -163,6 +171,11 @@ class QueriesConfig(Section):
     system: str | None = key(None, "A system message before the prompt, for chat models.")
     template: str | None = key(None, "Text around a text prompt, with `{prompt}` in it.")
     chat: bool | None = key(None, "Apply the chat template to text prompts. Default: if the tokenizer has one.")
+    chat_template_kwargs: dict[str, Any] = key(
+        {}, "Variables of the chat template, such as `{enable_thinking: false}`; a row's column of this name wins."
+    )
+    max_prompt_tokens: Positive | None = key(None, "The longest prompt, in tokens; by default what the model can read.")
+    overlong: Literal["error", "filter"] = key("error", "Longer prompts are an `error`, or left out (`filter`).")
     shuffle: bool = key(True, "Take the queries in a new order in each epoch.")
 
 
@@ -174,7 +187,18 @@ class RolloutConfig(Section):
     temperature: Temperature = key(1.0, "Logits are divided by it, in sampling and in all likelihoods.")
     top_p: PositiveFraction = key(1.0, "Sample from the fewest most likely tokens that together have this probability.")
     top_k: Natural = key(0, "Sample from this number of most likely tokens; 0: from all.")
+    min_p: Fraction = key(0.0, "Sample from tokens at least this times as likely as the likeliest; 0: from all.")
+    repetition_penalty: PositiveFloat = key(
+        1.0,
+        "Above 1, tokens that prompt or response has already get less likely: positive logits are divided by it.",
+    )
+    logit_bias: LogitBias = key(
+        {}, "What is added to tokens' logits, from -100 (never) to 100: `{Wait: -5, 151645: 2}`, by text or id."
+    )
     stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = key(
+        (), "Texts that end a response, with the token in which one of them is complete."
+    )
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "The most sampling rounds in a step; after them groups of equal rewards stay.")
@@ -185,6 +209,12 @@ class RolloutConfig(Section):
     segment_separator: Annotated[str, Field(min_length=1)] | None = key(
         None, "The text that ends a segment, for rewards `per: segment`."
     )
+
+    @property
+    def shaping(self) -> list[str]:
+        """The keys by which responses are drawn from another distribution than the policy's at the temperature."""
+        names = ("top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 
 class RewardConfig(Section):
@@ -330,7 +360,7 @@ class EvaluationConfig(Section):
     path: PathText | None = key(None, "A file or hub id. By default rows of `queries` are held out.")
     split: str = key("test", "The split of a hub id in `evaluation.path`.")
     samples: NumResponses = key(1, "Responses to each query.")
-    temperature: Temperature = key(1.0, "The temperature of these responses.")
+    temperature: Temperature = key(1.0, "The temperature of these responses; 1e-6 takes the likeliest token (greedy).")
     pass_threshold: Finite = key(
         1.0, "A response passes if its verifier returns at least this ([which](../guides/evaluation.md#pass1))."
     )

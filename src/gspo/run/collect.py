@@ -59,7 +59,7 @@ def _queries(run: Run, number: int, sampled: Sequence[Group]) -> list[Query]:
         num_queries=len(queries),
         queries_per_step=run.recipe.rollout.queries_per_step,
         seed=run.recipe.seed,
-        shuffle=run.recipe.queries.shuffle,
+        shuffle=run.recipe.queries.shuffle and not run.parts.rows.num_streamed,
     )
     sampled_ids = {group.query.id for group in sampled}  # where an epoch ends, the next batch may have them again
     return [queries[index] for index in indices if queries[index].id not in sampled_ids]

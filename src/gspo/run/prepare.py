@@ -17,9 +17,9 @@ from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
-from gspo.queries.render import render_all
+from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows
+from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows, source_notes
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
@@ -27,6 +27,7 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, load_functions, probe
 from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.engine import Engine, make_engine
+from gspo.rollout.shaping import sampling_notes
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
 from gspo.run.resume import check_rows, finished_cold_start
 from gspo.types import Score
@@ -98,6 +99,10 @@ def load_inputs(
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     notes = _try_training(recipe, config)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    sizes = recipe.model.architecture or vars(config.get_text_config())
+    notes += source_notes(rows, rendered)
+    notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
+    notes += template_notes([*rows.train, *rows.held_out], tokenizer, recipe.queries)
     say("starting and trying the reward functions")
     state = TrainerState(max_steps=recipe.steps)
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator, state=state)
@@ -109,7 +114,7 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=rendered,
         probed=probed,
-        notes=[*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe), *notes],
+        notes=[*notes, *evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
     )
 
 
@@ -135,7 +140,8 @@ def _load_data(
     recipe: Recipe, queries: Rows | None, functions: Sequence[RewardFunction], saved: Checkpoint | None
 ) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
     """Rows and demonstrations, which must be those of the run that is resumed."""
-    rows = load_rows(recipe, queries)
+    num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
+    rows = load_rows(recipe, queries, num_streamed=num_streamed)
     check_origin([*rows.train, *rows.held_out], functions)
     pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
     if saved is not None:
@@ -167,8 +173,9 @@ def prepare(
     if recipe.actor.gradient_checkpointing:
         for trained in filter(None, (policy, value_trunk)):
             checkpoint_gradients(trained)
-    pairs = inputs.pairs
-    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries, max_prompt_tokens=None)
+    left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
+    pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
+    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
     return Prepared(
         **vars(inputs),
         policy=policy,

@@ -75,7 +75,7 @@ def not_a_run(path: Path) -> UserError:
 def restore_progress(saved: Checkpoint, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
-    if saved.manifest["tokens_sha256"] != tokens_digest(queries):
+    if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
         fix = f"restore the tokenizer as it was; {new_run}"
         raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(policy.weights()):
@@ -136,8 +136,9 @@ def finished_cold_start(run: Path) -> Checkpoint | None:
 
 def check_rows(saved: Checkpoint, recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]]) -> None:
     """UserError where the data is not what the run was trained on so far."""
+    rows = rows.of_first(saved.manifest.get("num_streamed", 0))
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs):
-        fix = f"restore the data as it was; {_new_run(saved.path, recipe)}"
+        fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
         raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
 
 

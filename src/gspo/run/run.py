@@ -205,6 +205,7 @@ def open_run(
                 "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
                 "rows_sha256": rows_digest(parts.rows, parts.pairs),
                 "tokens_sha256": tokens_digest(parts.queries),
+                "num_streamed": parts.rows.num_streamed,
                 "working_directory": str(Path.cwd()),
             },
             in_cold_start=recipe.cold_start.steps > 0,

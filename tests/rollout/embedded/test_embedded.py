@@ -32,7 +32,7 @@ def check_logprobs(
     sequences = [TokenSequence(prompt_ids=tuple(prompt), response_ids=response.token_ids) for prompt, response in pairs]
     with torch.no_grad():
         expected = plain_logprobs(policy, sequences, temperature).tolist()
-    found = [value for _, response in pairs for value in response.sampler_logprobs.tolist()]
+    found = [value for _, response in pairs for value in response.engine_logprobs.tolist()]
     assert found == pytest.approx(expected, abs=1e-5)
 
 

@@ -131,7 +131,7 @@ def test_a_transcript_gives_each_response_its_own_rows_and_its_prompts_prefix() 
     def sample(*places: tuple[int, int]) -> None:
         token = torch.tensor([9 if place in stops else 5 for place in places])
         experts = torch.tensor([[place] for place in places], dtype=torch.uint8)
-        transcript.add(torch.tensor(places)[:, 0], token, torch.zeros(len(places)), experts)
+        transcript.add(torch.tensor(places)[:, 0], token, torch.zeros(len(places)), None, experts)
 
     transcript.prefixes += [torch.full((2, 1, 2), 7, dtype=torch.uint8), torch.zeros(0, 1, 2, dtype=torch.uint8)]
     sample((0, 0), (1, 0), (2, 0))

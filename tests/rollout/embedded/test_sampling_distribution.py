@@ -149,7 +149,7 @@ def test_a_large_vocabulary_drawn_from_block_by_block_gives_the_same_tokens(
     expected = sample_tokens(logits, sampling, uniform)
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", 0)
     monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", block)
-    token, logprob = sample_tokens(logits, sampling, uniform)
+    token, logprob, _ = sample_tokens(logits, sampling, uniform)
     assert token.tolist() == expected[0].tolist()
     torch.testing.assert_close(logprob, expected[1])
     assert len(set(token.tolist())) > 10
@@ -161,7 +161,7 @@ def test_a_token_of_probability_0_is_never_drawn_at_the_edge_of_rounding(monkeyp
     for large in (4096, 0):
         monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
         monkeypatch.setattr("gspo.rollout.embedded.sampling._BLOCK", 3)
-        token, _ = sample_tokens(logits, RolloutConfig(), torch.ones(3, dtype=torch.float64))
+        token, *_ = sample_tokens(logits, RolloutConfig(), torch.ones(3, dtype=torch.float64))
         assert token.tolist() == [4, 4, 4]
 
 
@@ -170,6 +170,6 @@ def test_logits_that_are_not_numbers_are_no_crash_of_the_sampler(large: int, mon
     monkeypatch.setattr("gspo.rollout.embedded.sampling._LARGE", large)
     logits = torch.zeros(2, 1030)
     logits[1] = torch.nan  # the run is stopped with its reason after the step
-    token, logprob = sample_tokens(logits, RolloutConfig(), torch.tensor([0.3, 0.7], dtype=torch.float64))
+    token, logprob, _ = sample_tokens(logits, RolloutConfig(), torch.tensor([0.3, 0.7], dtype=torch.float64))
     assert ((token >= 0) & (token < 1030)).all()
     assert logprob[0].isfinite() and logprob[1].isnan()

@@ -24,10 +24,10 @@ def sample(transcript: Transcript, rows: list[int], positions: list[int]) -> Non
 def check(transcript: Transcript) -> None:
     responses = list(transcript.responses([9, 1]))
     assert [ids.tolist() for ids, *_ in responses] == [[5, 6, 7, 8], [5, 1], [9], [5, 6, 7, 1], [1], [9]]
-    assert [finish_reason for _, _, finish_reason, _ in responses] == ["length", *["stop"] * 5]
-    for number, (ids, logprobs, _, experts) in enumerate(responses):
+    assert [finish_reason for *_, finish_reason, _ in responses] == ["length", *["stop"] * 5]
+    for number, (ids, logprobs, full, _, experts) in enumerate(responses):
         assert logprobs.tolist() == [logprob(number, position) for position in range(len(ids))]
-        assert experts is None
+        assert full is None and experts is None
 
 
 def test_a_response_ends_at_its_first_stop_token_whatever_was_sampled_after_it() -> None:

@@ -1,6 +1,6 @@
 """Decoding: all responses to some prompts, many side by side, with the policy's own weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
+from gspo.rollout.embedded.stop_strings import StopStrings
+from gspo.rollout.shaping import biased_ids
 from gspo.types import Experts, FinishReason, ShowProgress
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
@@ -23,7 +25,7 @@ _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
 _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
 _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
 
-Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], FinishReason, Experts | None]
+Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], Float[Tensor, "T"] | None, FinishReason, Experts | None]
 
 
 class Transcript:
@@ -32,40 +34,50 @@ class Transcript:
     def __init__(self, group_size: int) -> None:
         self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
         self._group_size = group_size
-        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []
 
     def add(
         self,
         index: Int[Tensor, "R"],
         token: Int[Tensor, "R"],
         logprob: Float[Tensor, "R"],
+        full_logprob: Float[Tensor, "R"] | None = None,
         experts: Integer[Tensor, "R L K"] | None = None,
     ) -> None:
         """One more token for each of the responses `index`, and the experts that the token before it was sent to."""
-        self._steps.append((index, token, logprob, experts))
+        self._steps.append((index, token, logprob, full_logprob, experts))
 
-    def responses(self, stop_ids: Sequence[int]) -> Iterator[Response]:
-        """Token ids, log-likelihoods, finish reason and experts of each response, all on the CPU.
+    def newest(self, count: int) -> Int[Tensor, "R n"]:
+        """The tokens that were added last, for the same responses."""
+        return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
 
-        A response ends with its first stop token; a row that was decoded on beyond it has sampled the rest for nothing.
+    def responses(self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None) -> Iterator[Response]:
+        """Token ids, log q, log π where q is not π, finish reason and experts of each response, all on the CPU.
+
+        A response ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on
+        beyond it has sampled the rest for nothing.
         """
         if not self._steps:
             return
-        *columns, recorded = zip(*self._steps, strict=True)
+        *columns, full, recorded = zip(*self._steps, strict=True)
         index, token, logprob = (torch.cat(column).cpu() for column in columns)
         order = index.argsort(stable=True)
         token, logprob = token[order], logprob[order]
+        full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
         experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
         is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
         prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
-        start = 0
+        start, ends = 0, ends or {}
         for number, num_sampled in enumerate(index.bincount().tolist()):
-            stopped = True in is_stop[start : start + num_sampled]
-            end = is_stop.index(True, start) + 1 if stopped else start + num_sampled
+            length = ends.get(number, num_sampled)
+            stopped = True in is_stop[start : start + length]
+            end = is_stop.index(True, start) + 1 if stopped else start + length
+            stopped |= number in ends
             own = None
             if experts is not None:
                 own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
-            yield token[start:end], logprob[start:end], "stop" if stopped else "length", own
+            full_part = None if full_logprob is None else full_logprob[start:end]
+            yield token[start:end], logprob[start:end], full_part, "stop" if stopped else "length", own
             start += num_sampled
 
 
@@ -83,6 +95,7 @@ class Rows:
     uniform: Float[Tensor, "R n"]  # the random numbers of the next tokens
     logits: Float[Tensor, "R V"]  # for the next token
     experts: Integer[Tensor, "R L K"] | None  # of the token whose hidden state gave the logits, where they are recorded
+    seen: Bool[Tensor, "R V"] | None  # the tokens of prompt and response so far, where a penalty asks for them
 
     @property
     def mask(self) -> Bool[Tensor, "R T"] | None:
@@ -93,14 +106,15 @@ class Rows:
 
     def keep(self, rows: Int[Tensor, "K"]) -> None:
         """Drop the other rows; logits and experts are those of the next token, and not known yet."""
-        for name in ("index", "position", "sampled", "alive", "uniform"):
-            setattr(self, name, getattr(self, name)[rows])
+        for name in ("index", "position", "sampled", "alive", "uniform", "seen"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, value[rows])
         self.cache.reorder_cache(rows)
 
     def join(self, new: "Rows") -> "Rows":
         """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
         self.uniform, new.uniform = self.uniform[:, :0], new.uniform[:, :0]  # they have not as many ahead
-        for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts"):
+        for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts", "seen"):
             values = [getattr(self, name), getattr(new, name)]
             setattr(self, name, None if values[0] is None else torch.cat(values))
         self.width, self.is_padded = int(self.position.max()), True
@@ -125,6 +139,11 @@ class Decoding:
         self.routing = self.policy.routing if self.record_experts else None
         self.decoder = written_out(self.policy.trunk)
         self.stop_ids = torch.tensor(self.policy.stop_ids, device=self.policy.device)
+        self.stop_strings = StopStrings(self.policy.tokenizer, self.settings.stop_strings)
+        biased = biased_ids(self.settings.logit_bias, self.policy.tokenizer, len(self.policy.head.weight))
+        bias = torch.zeros(len(self.policy.head.weight))
+        bias[[*biased]] = torch.tensor([*biased.values()])
+        self.bias = bias.to(self.policy.device) if biased else None
         self.transcript = Transcript(self.settings.group_size)
 
     def generate(self) -> Transcript:
@@ -163,6 +182,10 @@ class Decoding:
             for _ in range(until_look - 1):
                 self._advance(rows, token)
                 token = self._sample(rows)
+            if self.settings.stop_strings:
+                new = zip(rows.index.tolist(), self.transcript.newest(until_look).tolist(), strict=True)
+                ended = [self.stop_strings.read(response, tokens) for response, tokens in new]
+                rows.alive &= ~torch.tensor(ended, device=rows.alive.device)
             num_left -= until_look
             if num_left == 0:
                 rows.alive &= rows.sampled < self.settings.max_new_tokens
@@ -185,8 +208,11 @@ class Decoding:
             keys = [self.keys[response] for response in rows.index.tolist()]
             count = min(_DRAW_AHEAD, self.settings.max_new_tokens)
             rows.uniform = uniform_numbers(keys, rows.sampled.tolist(), count).to(rows.index.device)
-        token, logprob = sample_tokens(rows.logits, self.settings, rows.uniform[:, 0])
-        self.transcript.add(rows.index, token, logprob, rows.experts)
+        drawn = sample_tokens(rows.logits, self.settings, rows.uniform[:, 0], bias=self.bias, seen=rows.seen)
+        self.transcript.add(rows.index, *drawn, rows.experts)
+        token, *_ = drawn
+        if rows.seen is not None:
+            rows.seen.scatter_(1, token[:, None], True)
         rows.uniform = rows.uniform[:, 1:]
         rows.sampled += 1
         rows.alive &= ~torch.isin(token, self.stop_ids)
@@ -223,7 +249,15 @@ class Decoding:
             uniform=torch.empty(len(repeat), 0, dtype=torch.float64, device=device),
             logits=policy.head.logits(hidden[:, -1])[repeat],
             experts=None if experts is None else experts[repeat, -1],
+            seen=None if self.settings.repetition_penalty == 1 else self._seen(prompts)[repeat],
         )
+
+    def _seen(self, prompts: Sequence[Sequence[int]]) -> Bool[Tensor, "P V"]:
+        """True at the tokens of each prompt."""
+        seen = torch.zeros(len(prompts), len(self.policy.head.weight), dtype=torch.bool)
+        for row, prompt in zip(seen, prompts, strict=True):
+            row[torch.tensor(prompt)] = True
+        return seen.to(self.policy.device)
 
     def _advance(self, rows: Rows, token: Int[Tensor, "R"]) -> None:
         """Read one more token a row."""

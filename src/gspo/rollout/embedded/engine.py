@@ -34,7 +34,7 @@ class EmbeddedEngine:
     ) -> tuple[Group, ...]:
         """Decode the responses in this process, at most `settings.max_rows` side by side."""
         with _inference_mode(self._policy.model):
-            transcript = Decoding(
+            decoding = Decoding(
                 policy=self._policy,
                 prompts=[query.prompt_ids for query in queries],
                 settings=settings,
@@ -42,15 +42,15 @@ class EmbeddedEngine:
                 record_experts=record_experts,
                 check_stop=check_stop,
                 show_progress=show_progress,
-            ).generate()
-        responses = transcript.responses(self._policy.stop_ids)
+            )
+            responses = decoding.generate().responses(self._policy.stop_ids, decoding.stop_strings.ends)
         groups = [
             [self._sample_of(query, next(responses), settings) for _ in range(settings.group_size)] for query in queries
         ]
         return tuple(Group(samples=tuple(samples)) for samples in groups)
 
     def _sample_of(self, query: Query, response: Response, settings: RolloutConfig) -> Sample:
-        ids, logprobs, finish_reason, experts = response
+        ids, logprobs, full_logprobs, finish_reason, experts = response
         text, segments = text_and_segments(ids.tolist(), self._policy.tokenizer, settings.segment_separator)
         return Sample(
             query=query,
@@ -58,6 +58,7 @@ class EmbeddedEngine:
             loss_mask=torch.ones_like(ids, dtype=torch.bool),
             text=text,
             sampler_logprobs=logprobs,
+            full_logprobs=full_logprobs,
             finish_reason=finish_reason,
             versions=((self._version, len(ids)),),
             experts=experts,

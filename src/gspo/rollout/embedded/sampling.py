@@ -1,10 +1,11 @@
 """Drawing the next token of every row, with random numbers that belong to the response."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gspo.recipe.sections import RolloutConfig
@@ -14,18 +15,42 @@ _LARGE = 4096
 
 
 def sample_tokens(
-    logits: Float[Tensor, "R V"], settings: RolloutConfig, uniform: Float[Tensor, "R"]
-) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
-    """A token a row, drawn with the row's number in [0, 1), and the token's log-likelihood.
+    logits: Float[Tensor, "R V"],
+    settings: RolloutConfig,
+    uniform: Float[Tensor, "R"],
+    *,
+    bias: Float[Tensor, "V"] | None = None,
+    seen: Bool[Tensor, "R V"] | None = None,
+) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"], Float[Tensor, "R"] | None]:
+    """A token a row, drawn with the row's number in [0, 1), log q of it and, where q is not π, log π of it.
 
-    Top-k and top-p narrow the tokens that can be drawn; the log-likelihood is that of the whole softmax.
+    π is softmax(logits / temperature), and q what is drawn from: π as the settings, `bias` (rollout.logit_bias) and
+    the penalty on the tokens `seen` change it.
     """
+    scores = _scores(logits, settings)
+    shaped = scores if bias is None and seen is None else _scores(_changed(logits, settings, bias, seen), settings)
+    shaped = _truncate(shaped, settings)
+    token, total = _draw(shaped, uniform[:, None])
+    place = token[:, None]
+    logprob = shaped.gather(-1, place)[:, 0] - total.log()
+    return token, logprob, None if shaped is scores else scores.gather(-1, place)[:, 0] - scores.logsumexp(-1)
+
+
+def _scores(logits: Float[Tensor, "R V"], settings: RolloutConfig) -> Float[Tensor, "R V"]:
     scores = logits / settings.temperature
     scores -= scores.amax(-1, keepdim=True)
-    kept = _truncate(scores, settings)
-    token, total = _draw(kept, uniform[:, None])
-    log_total = total.log() if kept is scores else scores.logsumexp(-1)
-    return token, scores.gather(-1, token[:, None])[:, 0] - log_total
+    return scores
+
+
+def _changed(
+    logits: Float[Tensor, "R V"], settings: RolloutConfig, bias: Tensor | None, seen: Tensor | None
+) -> Float[Tensor, "R V"]:
+    """Logits with the bias, then with the penalty, as transformers has them."""
+    logits = logits if bias is None else logits + bias
+    if seen is None:
+        return logits
+    penalty = settings.repetition_penalty
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def _draw(scores: Float[Tensor, "R V"], uniform: Float[Tensor, "R 1"]) -> tuple[Int[Tensor, "R"], Float[Tensor, "R"]]:
@@ -63,7 +88,10 @@ def _first_above(cumulated: Float[Tensor, "R n"], point: Float[Tensor, "R 1"]) -
 
 
 def _truncate(scores: Float[Tensor, "R V"], settings: RolloutConfig) -> Float[Tensor, "R V"]:
-    """-inf outside the top k tokens and outside the smallest set of probability ≥ top_p."""
+    """-inf outside the top k tokens, then outside the smallest set of probability ≥ top_p, then below min_p.
+
+    This is transformers' order; each takes what the one before it leaves as the whole distribution.
+    """
     if 0 < settings.top_k < scores.shape[-1]:
         threshold = scores.topk(settings.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < threshold, -torch.inf)
@@ -72,6 +100,9 @@ def _truncate(scores: Float[Tensor, "R V"], settings: RolloutConfig) -> Float[Te
         outside = ordered.cumsum(-1) - ordered >= settings.top_p  # the mass before the token already suffices
         outside = torch.zeros_like(outside).scatter(-1, order, outside)
         scores = scores.masked_fill(outside, -torch.inf)
+    if settings.min_p > 0:
+        lowest = scores.amax(-1, keepdim=True) + math.log(settings.min_p)
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
     return scores
 
 

@@ -1,0 +1,47 @@
+"""Where a response's text first contains a stop string: looked for as the tokens come."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+_MARGIN = 8  # characters: a text decoded from its middle may begin otherwise, with a space less or half a character
+
+
+class StopStrings:
+    """Responses under way, and after how many tokens those have ended whose text contains one of the strings."""
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
+        self.ends: dict[int, int] = {}
+        self._decode = partial(tokenizer.decode, skip_special_tokens=True)
+        self._strings = strings
+        self._num_characters = max(map(len, strings), default=0) + _MARGIN
+        self._written: defaultdict[int, list[int]] = defaultdict(list)
+        self._may_complete: dict[int, bool] = {}  # by token, as they occur
+
+    def read(self, response: int, tokens: Sequence[int]) -> bool:
+        """Take in a response's next tokens; whether it has ended."""
+        written = self._written[response]
+        for token in () if response in self.ends else tokens:
+            written.append(token)
+            if token not in self._may_complete:
+                self._may_complete[token] = self._has_last_character(token)
+            if self._may_complete[token] and self._is_complete(written):
+                self.ends[response] = len(written)
+                break
+        return response in self.ends
+
+    def _has_last_character(self, token: int) -> bool:
+        """Whether a string can be complete with the token: most tokens are not looked at further."""
+        text = self._decode([token, token])  # the second shows what some tokenizers take off a beginning
+        return "\N{REPLACEMENT CHARACTER}" in text or any(string[-1] in text for string in self._strings)
+
+    def _is_complete(self, written: Sequence[int]) -> bool:
+        """Whether the text contains a string; its last characters are decoded first, the whole where they have one."""
+        size = self._num_characters  # in tokens at first: few of them have less than a character
+        while len(text := self._decode(written[-size:])) < self._num_characters and size < len(written):
+            size *= 2
+        return self._is_in(text) and self._is_in(self._decode(written))
+
+    def _is_in(self, text: str) -> bool:
+        return any(string in text for string in self._strings)

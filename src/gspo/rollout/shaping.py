@@ -1,0 +1,64 @@
+"""What a recipe changes about the distribution that responses are drawn from: checked, and put into sentences."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.errors import UserError
+from gspo.recipe.schema import Recipe
+
+
+def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int) -> dict[int, float]:
+    """rollout.logit_bias by token id; UserError for a name that is no single token, and for a token named twice."""
+    biases: dict[int, float] = {}
+    for name, bias in logit_bias.items():
+        token, where = _token_id(name, tokenizer, vocabulary), f"rollout.logit_bias: {name!r}"
+        if token in biases:
+            raise UserError(f"token {token} has another bias already", where=where, fix="name it once")
+        biases[token] = bias
+    return biases
+
+
+def _token_id(name: str, tokenizer: Any, vocabulary: int) -> int:
+    where, fix = f"rollout.logit_bias: {name!r}", "name one token by its text, or by its id, a number without quotes"
+    if number := re.fullmatch(r"id:(\d+)", name):
+        if int(number[1]) < vocabulary:
+            return int(number[1])
+        raise UserError(f"the model has tokens 0 to {vocabulary - 1}", where=where, fix=fix)
+    ids = tokenizer(name, add_special_tokens=False).input_ids
+    if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+        return int(ids[0])
+    if name in (pieces := tokenizer.get_vocab()):  # as the tokenizer's file spells it
+        return int(pieces[name])
+    shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids[:8]))) or "no token at all"
+    raise UserError(f"is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
+
+
+def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]:
+    """How q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
+    rollout, actor = recipe.rollout, recipe.actor
+    biased_ids(rollout.logit_bias, tokenizer, vocabulary)
+    for string in rollout.stop_strings:
+        if special := [token for token in tokenizer.all_special_tokens if token in string]:
+            what = f"{string!r} contains the special token {special[0]}, which is no part of a response's text"
+            raise UserError(what, where="rollout.stop_strings", fix="name it in rollout.stop_tokens")
+    notes, shaping = [], rollout.shaping
+    if rollout.top_k >= vocabulary:
+        notes.append(f"rollout.top_k {rollout.top_k} keeps all {vocabulary} tokens: it has no effect")
+        shaping.remove("top_k")
+    if not shaping:
+        return notes
+    kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
+    weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
+    if actor.surrogate in ("minirl", "dppo"):
+        weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
+    elif actor.correction == "none":
+        weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
+    notes.append(
+        f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "
+        f"sampling/kept_mass); π_θ/π_old is of whole distributions, and {weighed}"
+    )
+    if actor.correction == "geometric_mask" or actor.opsm_delta is not None:
+        dropping = "actor.correction: geometric_mask" if actor.opsm_delta is None else "actor.opsm_delta"
+        notes.append(f"{dropping} measures a sequence against q: it drops sequences for what shapes q, too")
+    return notes
