@@ -47,6 +47,7 @@ def definition_of(metric: str) -> Definition | None:
 
 def general_name(metric: str) -> str:
     """The name a metric is defined under, with `<set>` for an evaluated set and `<function>` for a reward function."""
+    metric = re.sub(r"^hook/.+$", "hook/<name>", metric)
     metric = re.sub(r"^evaluation/.+/[^/]+/mean$", "evaluation/<set>/<function>/mean", metric)
     metric = re.sub(r"^evaluation/.+?(/<function>/mean|/[^/]+)$", r"evaluation/<set>\1", metric)
     return re.sub(r"^reward/.+/(mean|seconds)$", r"reward/<function>/\1", metric)

@@ -18,6 +18,7 @@ from gspo.errors import RunError
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig
+from gspo.run.best import Best
 from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
 from gspo.run.checkpoint.store import (
     RECIPE,
@@ -51,6 +52,7 @@ class Snapshot:
     progress: str  # as JSON
     rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
+    best: Best | None  # where its model is the best so far
 
     @property
     def num_bytes(self) -> int:
@@ -92,6 +94,12 @@ class Checkpointer:
         self.progress, self._random, self._log_bytes = progress, random_state(), self.directory.log_bytes()
         self._steps_taken = self._count_steps()
 
+    @property
+    def _best(self) -> Best | None:
+        """By checkpoint.best, where it was the step that has just been finished."""
+        best = self.progress.best
+        return best if best is not None and self.progress.position == Position(best.step) else None
+
     def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
         """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written.
 
@@ -102,7 +110,8 @@ class Checkpointer:
         self._raise_failure()
         position, every, seconds = progress.position, self.settings.every, self.settings.seconds
         is_due = every and position.stage == 0 and position.steps > 0 and position.steps % every == 0
-        if is_due or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
+        # What best_model/ comes from is a whole checkpoint, so that a resume never starts from before that model.
+        if is_due or self._best or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
             self.save()
 
     def save(self) -> None:
@@ -119,6 +128,8 @@ class Checkpointer:
                 self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
+            elif self._best:  # a process that was killed may not have come to this
+                self.directory.save_best(self.path / "model", self._best)
 
     def wait(self) -> None:
         """Until nothing is being written; RunError where that has failed."""
@@ -157,6 +168,7 @@ class Checkpointer:
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
+            best=self._best,
         )
 
     def _work(self, snapshot: Snapshot) -> None:
@@ -169,7 +181,11 @@ class Checkpointer:
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
         try:
+            if snapshot.best is not None:
+                self.directory.save_best(self.store.path(snapshot.position) / "model", snapshot.best)
             self.store.prune(self.settings.keep)
+        except RunError as error:
+            self._failure = error
         except Exception as error:
             what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
             self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
