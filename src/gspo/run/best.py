@@ -10,7 +10,7 @@ from gspo.errors import UserError
 from gspo.metrics.definitions import definition_of, families
 from gspo.metrics.numbers import is_number
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import CheckpointConfig, EarlyStopConfig
+from gspo.recipe.sections import EarlyStopConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +27,16 @@ class Best:
     misses: int = 0  # values since then, none of them a new best
 
 
-def next_best(best: Best | None, line: Mapping[str, Any], settings: CheckpointConfig | EarlyStopConfig) -> Best | None:
-    """The best after a line of metrics; None where there is none yet."""
-    is_stop = isinstance(settings, EarlyStopConfig)
-    metric, margin = (settings.metric, settings.min_improvement) if is_stop else (settings.best, 0.0)
-    if best is not None and (best.metric, best.best_is) != (metric, settings.best_is):  # the recipe was changed since
+def next_best(
+    best: Best | None, line: Mapping[str, Any], metric: str | None, best_is: str, margin: float = 0.0
+) -> Best | None:
+    """The best after a line of metrics; None where there is none yet. A new best is better by more than the margin."""
+    if best is not None and (best.metric, best.best_is) != (metric, best_is):  # the recipe was changed since
         best = None
     if metric is None or not is_number(value := line.get(metric)):
         return best
-    if best is None or (value - best.value) * (1 if best.best_is == "highest" else -1) > margin:
-        return Best(metric=metric, best_is=settings.best_is, value=value, step=line["step"])
+    if best is None or (value - best.value) * (1 if best_is == "highest" else -1) > margin:
+        return Best(metric=metric, best_is=best_is, value=value, step=line["step"])
     return replace(best, misses=best.misses + 1)
 
 

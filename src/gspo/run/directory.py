@@ -113,10 +113,10 @@ class RunDirectory:
         """A directory for the block to write, which takes the place of the final one only once it is whole."""
         unfinished, replaced = final.with_name(f"unfinished_{final.name}"), final.with_name(f"replaced_{final.name}")
         with self._writing(final):
-            for rest in (unfinished, replaced):
-                clear(rest, ignore_errors=True)
+            clear(unfinished, ignore_errors=True)
             yield unfinished
-            if os.path.lexists(final):
+            if os.path.lexists(final):  # else a kill has left the one before as `replaced`, and it stays until now
+                clear(replaced, ignore_errors=True)
                 final.rename(replaced)
             unfinished.rename(final)
             clear(replaced, ignore_errors=True)

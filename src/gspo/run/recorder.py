@@ -129,11 +129,12 @@ class Recorder:
 
     def _watched(self, progress: Progress, line: dict[str, Any], stop: str | None = None) -> Progress:
         """Note the best values so far and whether the run ends here, where the model is evaluated a last time."""
-        run, recipe, step, before = self._run, self._run.recipe, line["step"], progress.early_stop
+        run, recipe, step = self._run, self._run.recipe, line["step"]
+        before, settings = progress.early_stop, recipe.early_stop
         if progress.ended and before:  # and goes on, with other steps: with patience from now on
             before = replace(before, misses=0)
-        early = next_best(before, line, recipe.early_stop)
-        stop = stop or reason_to_stop(early, line, recipe.early_stop)
+        early = next_best(before, line, settings.metric, settings.best_is, settings.min_improvement)
+        stop = stop or reason_to_stop(early, line, settings)
         ended = (stop, recipe.steps) if stop and step < recipe.steps else None
         if ended:
             run.display.note(f"ends after step {step}: {stop}")
@@ -143,7 +144,7 @@ class Recorder:
             if metric not in (names := {name for earlier in (*self.lines, line) for name in earlier}):
                 what = f"{metric} is not there after step 1, and may never be: {near_names(metric, names)}"
                 run.display.note(f"warning: {key}: {what}", "yellow")
-        best = next_best(progress.best, line, recipe.checkpoint)
+        best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
         return replace(progress, early_stop=early, best=best, ended=ended)
 
     def _evaluate(self, step: int) -> Metrics:

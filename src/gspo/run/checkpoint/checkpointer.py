@@ -52,7 +52,6 @@ class Snapshot:
     progress: str  # as JSON
     rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
-    best: Best | None  # where its model is the best so far
 
     @property
     def num_bytes(self) -> int:
@@ -125,7 +124,7 @@ class Checkpointer:
             self._saved_at = time.monotonic()
             if not self.path.exists():
                 snapshot = self._snapshot()
-                self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
+                self._thread = threading.Thread(target=self._work, args=(snapshot, self._best), daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
             elif self._best:  # a process that was killed may not have come to this
@@ -168,10 +167,9 @@ class Checkpointer:
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
-            best=self._best,
         )
 
-    def _work(self, snapshot: Snapshot) -> None:
+    def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
@@ -181,8 +179,8 @@ class Checkpointer:
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
         try:
-            if snapshot.best is not None:
-                self.directory.save_best(self.store.path(snapshot.position) / "model", snapshot.best)
+            if best is not None:
+                self.directory.save_best(self.store.path(snapshot.position) / "model", best)
             self.store.prune(self.settings.keep)
         except RunError as error:
             self._failure = error
