@@ -305,6 +305,7 @@ RUNS = {  # together, every part that logs numbers of its own
         f"reward={REWARDS}",
         "evaluation.every=1",
         "checkpoint.every=1",
+        f"hooks=[{Path(__file__).parent / 'run' / 'logging_hook.py'}:log]",
         "actor.routing_replay=engine",
         "actor.router_aux_loss=0.01",
     ],

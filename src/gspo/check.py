@@ -41,6 +41,8 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(inputs)
+    if inputs.hooks:
+        yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
     num_asked = recipe.steps * rollout.queries_per_step

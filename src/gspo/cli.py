@@ -135,7 +135,7 @@ def _run(recipe: "Recipe", display: "Display", *, resume: bool) -> int:
         report = _write_report(recipe.run_dir, display.note)
     diagnoses = {name: text for name, text in outcome.diagnoses.items() if not display.has_just_shown(text)}
     results = outcome.metrics, diagnoses, outcome.model, outcome.seconds
-    display.note(summary(*results, signal=outcome.signal, report=report))
+    display.note(summary(*results, signal=outcome.signal, reason=outcome.reason, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
 

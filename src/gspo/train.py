@@ -21,6 +21,7 @@ from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
+from gspo.run.hooks import Hook
 from gspo.run.interrupt import Stopped
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
@@ -41,6 +42,7 @@ class Outcome:
     model: Path  # loads with AutoModelForCausalLM.from_pretrained
     diagnoses: Mapping[str, str]  # sentences, by name
     signal: int | None  # the signal that ended the run early, if one did; the run can be resumed
+    reason: str | None = None  # why a hook or early_stop ended the run early, if one did
     seconds: float  # wall time, including the time before a resume
 
 
@@ -49,11 +51,13 @@ def train(
     *,
     queries: Rows | None = None,
     reward: Functions | None = None,
+    on_step: Hook | None = None,
     display: Display | None = None,
     resume: bool = False,
 ) -> Outcome:
     """Train as the recipe says; `queries` (rows) and `reward` (functions) given here replace those of the recipe.
 
+    `on_step(step, metrics, samples)` is called after each step, after the recipe's hooks (docs/guides/hooks.md).
     With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
     cannot be used, and RunError if the run cannot go on. When a first signal ends the run, or an error that leaves its
     state whole, a checkpoint of the last safe point is saved.
@@ -65,7 +69,7 @@ def train(
     display = display or Display()
     recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
     check_trackers(recipe.report.trackers, where="report.trackers")
-    with open_run(recipe, queries=queries, reward=reward, display=display, resume=resume) as run:
+    with open_run(recipe, queries=queries, reward=reward, on_step=on_step, display=display, resume=resume) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
         record_start(run, about)
         trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)
@@ -90,6 +94,7 @@ def train(
             model=model,
             diagnoses=run.progress.diagnoses,
             signal=run.stopped_by,
+            reason=run.progress.reason_for_end(recipe.steps),
             seconds=run.clock.elapsed,
         )
 
@@ -117,22 +122,22 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
     refreshed = None
     if reference is not None and recipe.actor.kl.refresh_steps:
         refreshed = trained_parts["reference"] = RefreshedReference(recipe.actor.kl, reference, policy)
-    progress = run.start_phase(trained_parts)
-    recorder.start()
-    progress = run.safe_point(progress)
+    progress = run.safe_point(recorder.start(run.start_phase(trained_parts)))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
         actor=recipe.actor,
-        temperature=recipe.rollout.temperature,
+        temperature=recipe.rollout.temperature,  # a hook may change it
         max_tokens=recipe.rollout.max_new_tokens,
         critic=critic,
         check_stop=check_stop,
     )
-    while progress.steps < recipe.steps:
+    while not progress.is_over(recipe.steps):
         with clock.stage("total"):
-            learner = replace(learner, actor=with_clip_range(recipe.actor, progress.clip_scale))
+            actor, sampling = with_clip_range(recipe.actor, progress.clip_scale), progress.sampling(recipe.rollout)
+            learner = replace(learner, actor=actor, temperature=sampling.temperature)
+            optimizer.factor = progress.learning_rate_factor
             if (batch := progress.batch) is None:
                 batch, num_rounds = collect(run, progress, policy_version=optimizer.steps_taken)
                 extra_rounds = progress.extra_rounds + num_rounds - 1

@@ -56,6 +56,11 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"surrogate": "grpo"}}, ["actor.surrogate", "importance_sampling_level: token"]),
         ({"actor": {"surrogate": "drgrpo"}}, ["did you mean dr_grpo"]),
         ({"reward": [{"function": "math", "per": "segment"}]}, ["rollout.segment_separator"]),
+        ({"early_stop": {"metric": "reward/mean"}}, ["early_stop.patience", "early_stop.goal"]),
+        (
+            {"checkpoint": {"best": "evaluation/held_out/pass_at_1"}, "evaluation": {"num_queries": 0}},
+            ["checkpoint.best", "evaluation.num_queries is 0"],
+        ),
         (
             {
                 "actor": {"clip_fraction": 0.1, "importance_sampling_level": "sequence_token"},
@@ -230,6 +235,10 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"cold_start": {"optimizer": {"lr": 1}}}, "cold_start.optimizer.lr has no effect"),
         ({"evaluation": {"num_queries": 0, "samples": 4}}, "evaluation.samples has no effect"),
         ({"checkpoint": {"every": 0, "seconds": None}}, "saves nothing before the end"),
+        ({"checkpoint": {"best_is": "lowest"}}, "checkpoint.best_is has no effect"),
+        ({"checkpoint": {"best": "evaluation/held_out/pass_at_1"}}, "set evaluation.every"),
+        ({"early_stop": {"patience": 3}}, "early_stop.patience has no effect"),
+        ({"early_stop": {"metric": "reward/mean", "goal": 1, "min_improvement": 0.1}}, "early_stop.min_improvement"),
     ],
 )
 def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str, Any], key: str) -> None:

@@ -18,6 +18,7 @@ import gspo
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
+from gspo.run.best import Best
 from gspo.run.progress import Progress, decode, encode
 from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
@@ -101,6 +102,10 @@ PROGRESS = Progress(
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
     batch=TRAINED,
+    learning_rate_factor=0.5,
+    temperature=0.9,
+    best=Best(metric="reward/mean", best_is="highest", value=0.7, step=12, misses=2),
+    ended=("hook on_step: enough", 20),
     reports=REPORTS,
     stage_seconds={"rollout": 0.1, "update": 2.0},
 )

@@ -54,6 +54,7 @@ class Optimizer:
         self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int, where: str = "actor.optimizer"
     ) -> None:
         self.settings, self.total_steps, self.steps_taken = settings, total_steps, 0
+        self.factor = 1.0  # of the scheduled rate
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for name, p in named.items()
@@ -70,15 +71,15 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step: linear warm-up, then the schedule down to min_lr_fraction · lr."""
-        settings = self.settings
+        """The rate of the next step: linear warm-up, then the schedule down to min_lr_fraction · lr, times `factor`."""
+        settings, lr = self.settings, self.factor * self.settings.lr
         if self.steps_taken < settings.warmup_steps:
-            return settings.lr * (self.steps_taken + 1) / settings.warmup_steps
+            return lr * (self.steps_taken + 1) / settings.warmup_steps
         progress = (self.steps_taken - settings.warmup_steps) / max(1, self.total_steps - settings.warmup_steps)
         progress = min(1.0, progress)
         cosine = (1 + math.cos(math.pi * progress)) / 2
         remaining = {"constant": 1.0, "linear": 1 - progress, "cosine": cosine}[settings.schedule]
-        return settings.lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
+        return lr * (settings.min_lr_fraction + (1 - settings.min_lr_fraction) * remaining)
 
     def gradient(self) -> list[Tensor]:
         """What has been accumulated, in float32, no copies: zero where nothing has been."""

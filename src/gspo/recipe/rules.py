@@ -59,6 +59,10 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.dynamic_sampling and actor.advantage == "gae",
         """reward: every function has weight 0, which measures only: there is nothing to train on
         """: rewards and not any(reward.weight for reward in rewards),
+        """early_stop.metric needs early_stop.patience (values without a new best), early_stop.goal, or both
+        """: recipe.early_stop.metric and recipe.early_stop.patience is None and recipe.early_stop.goal is None,
+        """checkpoint.best, early_stop.metric: evaluation.num_queries is 0, so there is no evaluation to go by
+        """: _goes_by_evaluation(recipe) and not recipe.evaluation.num_queries,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
     }
@@ -217,6 +221,8 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """actor.reward_aggregation: normalize_then_sum with a single function only divides a step's advantages by their
         deviation: there is no other reward to add
         """: actor.reward_aggregation != "sum" and sum(reward.weight != 0 for reward in rewards) == 1,
+        """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
+        """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
         """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
         **{f"reward.{i}.weight is 0: measured only": reward.weight == 0 for i, reward in enumerate(rewards)},
@@ -268,6 +274,9 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
         ("evaluation.every evaluation.path evaluation.samples", "evaluation.num_queries"): evaluation.num_queries,
         ("evaluation.temperature evaluation.pass_threshold", "evaluation.num_queries"): evaluation.num_queries,
+        ("checkpoint.best_is", "checkpoint.best"): recipe.checkpoint.best,
+        ("early_stop.patience early_stop.goal early_stop.best_is", "early_stop.metric"): recipe.early_stop.metric,
+        ("early_stop.min_improvement", "early_stop.patience"): recipe.early_stop.patience,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
     }
@@ -275,6 +284,10 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
 
 def _decays(optimizer: OptimizerConfig) -> object:
     return optimizer.weight_decay or optimizer.options.get("weight_decay")
+
+
+def _goes_by_evaluation(recipe: RecipeKeys) -> bool:
+    return any((key or "").startswith("evaluation/") for key in (recipe.checkpoint.best, recipe.early_stop.metric))
 
 
 def _true_sentences(table: Mapping[str, object]) -> list[str]:

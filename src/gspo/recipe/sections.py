@@ -82,6 +82,8 @@ LogitBias = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Befo
 PathText = Annotated[str, AfterValidator(_check_path)]  # or a hub id
 Schedule = Literal["constant", "linear", "cosine"]
 Per = Literal["response", "segment", "token"]
+MetricName = Annotated[str, Field(min_length=1)]  # of metrics.jsonl
+Which = Literal["highest", "lowest"]
 
 
 def key(default: Any, description: str) -> Any:
@@ -352,6 +354,10 @@ class CheckpointConfig(Section):
     every: Natural = key(0, "Steps between [checkpoints](../guides/resuming.md); 0: not by steps.")
     seconds: PositiveFloat | None = key(600.0, "The most seconds between checkpoints; `null`: not by time.")
     keep: Positive = key(2, "How many of the newest checkpoints are kept.")
+    best: MetricName | None = key(
+        None, "Keep the model of the step at which this [metric](metrics.md) is best, as `best_model/`."
+    )
+    best_is: Which = key("highest", "Which value of the metric is the best.")
 
 
 class EvaluationConfig(Section):
@@ -364,6 +370,16 @@ class EvaluationConfig(Section):
     pass_threshold: Finite = key(
         1.0, "A response passes if its verifier returns at least this ([which](../guides/evaluation.md#pass1))."
     )
+
+
+class EarlyStopConfig(Section):
+    """The end of a run whose metric has reached a goal, or is no longer getting better."""
+
+    metric: MetricName | None = key(None, "The [metric](metrics.md) to watch; `null`: none.")
+    best_is: Which = key("highest", "Which value of the metric is the best.")
+    patience: Positive | None = key(None, "End after this number of values in a row, none of them a new best.")
+    min_improvement: NonNegativeFloat = key(0.0, "A new best is better than the old one by more than this.")
+    goal: Finite | None = key(None, "End as soon as the metric is this good.")
 
 
 class ReportConfig(Section):
@@ -396,4 +412,9 @@ class RecipeKeys(Section):
     critic: CriticConfig = CriticConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    early_stop: EarlyStopConfig = EarlyStopConfig()
+    hooks: tuple[PathText, ...] = key(
+        (), "Functions called after each step, `module:name` or `file.py:name`: see [hooks](../guides/hooks.md)."
+    )
+    hook_errors: Literal["end", "warn"] = key("end", "An error of a hook ends the run, or is shown once as a warning.")
     report: ReportConfig = ReportConfig()

@@ -31,6 +31,7 @@ _STAGES = {  # of a clock; the others take no time
     "update": "updating the weights",
     "checkpoint": "saving a checkpoint",
     "evaluation": "evaluating",
+    "hooks": "calling hooks",
 }
 
 

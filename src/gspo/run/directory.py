@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
+from gspo.run.best import Best
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, move_into_place, sha256
 from gspo.run.lock import Lock
 from gspo.run.plain_files import (
@@ -42,6 +43,7 @@ class RunDirectory:
         self.checkpoints, self.cold_checkpoints = path / CHECKPOINTS, path / COLD_CHECKPOINTS
         self.cold_start = path / COLD_START
         self.model = path / "model"  # the final one
+        self.best_model = path / "best_model"  # by checkpoint.best
         self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
         self._lock = Lock(path)
@@ -91,14 +93,32 @@ class RunDirectory:
 
     def save_model(self, policy: Policy) -> None:
         """Write the final model, under its name only once it is whole."""
-        unfinished, replaced = self.path / "unfinished_model", self.path / "replaced_model"
-        with self._writing(self.model):
-            for rest in (unfinished, replaced):
-                clear(rest, ignore_errors=True)
+        with self._replacing(self.model) as unfinished:  # there is one if the run has since been given more steps
             policy.save(unfinished)
-            if os.path.lexists(self.model):  # of a run that has since been given more steps
-                self.model.rename(replaced)
-            unfinished.rename(self.model)
+
+    def save_best(self, model: Path, best: Best) -> None:
+        """Make best_model/ a copy of a checkpoint's model, with best.json in it, unless it is that already."""
+        with suppress(OSError, ValueError):
+            if json.loads((self.best_model / "best.json").read_text(encoding="utf-8")) == vars(best):
+                return
+        with self._replacing(self.best_model) as unfinished:
+            shutil.copytree(model, unfinished)
+            (unfinished / "best.json").write_text(json.dumps(vars(best)), encoding="utf-8")
+            for path in (*unfinished.rglob("*"), unfinished):
+                sync(path)
+        sync(self.path)
+
+    @contextmanager
+    def _replacing(self, final: Path) -> Iterator[Path]:
+        """A directory for the block to write, which takes the place of the final one only once it is whole."""
+        unfinished, replaced = final.with_name(f"unfinished_{final.name}"), final.with_name(f"replaced_{final.name}")
+        with self._writing(final):
+            clear(unfinished, ignore_errors=True)
+            yield unfinished
+            if os.path.lexists(final):  # else a kill has left the one before as `replaced`, and it stays until now
+                clear(replaced, ignore_errors=True)
+                final.rename(replaced)
+            unfinished.rename(final)
             clear(replaced, ignore_errors=True)
 
     def finish_cold_start(self, checkpoint: Path) -> None:

@@ -48,7 +48,7 @@ def end_recorded(run: Run) -> Iterator[None]:
 
 
 def _append_end(run: Run, error: BaseException | None) -> None:
-    how, reason = "finished", None
+    how, reason = "finished", run.progress.reason_for_end(run.recipe.steps)
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped):
         how = "interrupted"
     elif error is not None and not isinstance(error, Stopped):

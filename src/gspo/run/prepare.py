@@ -28,7 +28,9 @@ from gspo.reward.functions import Given, check_origin, load_functions, probe
 from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.engine import Engine, make_engine
 from gspo.rollout.shaping import sampling_notes
+from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
+from gspo.run.hooks import Hook, load_hooks
 from gspo.run.resume import check_rows, finished_cold_start
 from gspo.types import Score
 
@@ -50,6 +52,7 @@ class Inputs:
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
     probed: Sequence[tuple[str, Score]]  # the scores of the first row's answer, where it has one, and of junk, by text
+    hooks: Mapping[str, Hook]  # by name
     notes: Sequence[str]  # what one would not expect: of the evaluation, of settings without effect
 
 
@@ -72,6 +75,7 @@ def load_inputs(
     *,
     queries: Rows | None = None,
     reward: Functions | None = None,
+    on_step: Hook | None = None,
     saved: Checkpoint | None = None,
     say: Callable[[str], object] = lambda _: None,
     output: int = 2,
@@ -83,6 +87,8 @@ def load_inputs(
     """
     quiet_transformers()
     device_of(recipe.model.device)
+    hooks = load_hooks(recipe.hooks, on_step)
+    check_watched(recipe)
     separator = recipe.rollout.segment_separator
     functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
     if reward is not None:  # the rules hold of what Python gives, too
@@ -114,6 +120,7 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=rendered,
         probed=probed,
+        hooks=hooks,
         notes=[*notes, *evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
     )
 
@@ -154,6 +161,7 @@ def prepare(
     *,
     queries: Rows | None = None,
     reward: Functions | None = None,
+    on_step: Hook | None = None,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
@@ -163,7 +171,8 @@ def prepare(
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    inputs = load_inputs(recipe, queries=queries, reward=reward, saved=saved, say=say, output=output)
+    given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
+    inputs = load_inputs(recipe, **given, saved=saved, say=say, output=output)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)

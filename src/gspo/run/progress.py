@@ -16,6 +16,8 @@ from torch import Tensor
 from gspo.learner.optimizer import Noise, StepReport
 from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
+from gspo.recipe.sections import RolloutConfig
+from gspo.run.best import Best
 from gspo.run.checkpoint.store import Position
 from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
@@ -35,10 +37,27 @@ class Progress:
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
     reference_sha256: str | None = None  # of the weights that the reference model began with, where there is one
     clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
+    learning_rate_factor: float = 1.0  # of the schedule's rate; a hook may change it, and the temperature
+    temperature: float | None = None  # of sampling; None: the recipe's
+    best: Best | None = None  # by checkpoint.best
+    early_stop: Best | None = None  # by early_stop.metric
+    ended: tuple[str, int] | None = None  # early: why, and the recipe's steps then
     # Of the step under way:
     batch: Batch | None = None  # sampled and scored; None: not yet
     reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches that the batch has been trained on
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def reason_for_end(self, steps: int) -> str | None:
+        """Why a run of so many steps has ended early; None where it goes on, with another number than it had then."""
+        return self.ended[0] if self.ended and self.ended[1] == steps else None
+
+    def is_over(self, steps: int) -> bool:
+        """Whether a run of so many steps has ended, early or not."""
+        return self.steps >= steps or self.reason_for_end(steps) is not None
+
+    def sampling(self, rollout: RolloutConfig) -> RolloutConfig:
+        """The recipe's, at the temperature of now."""
+        return rollout if self.temperature is None else rollout.model_copy(update={"temperature": self.temperature})
 
     @property
     def position(self) -> Position:
@@ -49,7 +68,7 @@ class Progress:
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Activation, Batch, Experts, Failure, Group, MiniBatchReport, Noise),
+        *(Activation, Batch, Best, Experts, Failure, Group, MiniBatchReport, Noise),
         *(Progress, Sample, Score, SequenceStats, StepReport),
     )
 }

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from math import isfinite, nan
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
@@ -19,7 +18,9 @@ from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
+from gspo.run.best import evaluated_set, near_names, next_best, reason_to_stop, watched_metrics
 from gspo.run.checkpoint.store import sha256
+from gspo.run.hooks import Samples, call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -44,6 +45,7 @@ class Recorder:
         self._run, self._token_text = run, None
         if run.recipe.report.tokens:
             self._token_text = TokenText(partial(run.parts.policy.tokenizer.decode, skip_special_tokens=True))
+        self._failed_hooks: set[str] = set()
 
     def cold_step(self, step: ColdStep, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
@@ -54,20 +56,26 @@ class Recorder:
             raise DivergedError(f"cold start, step {step.step}: {_NOT_FINITE}\n  fix: lower cold_start.optimizer.lr")
         return replace(progress, steps=step.step, skipped_in_a_row=counts[-1])
 
-    def start(self) -> None:
+    def start(self, progress: Progress) -> Progress:
         """Evaluate before the first step: line 0 of the metrics."""
-        if not self.lines and (metrics := self._evaluate(0)):
-            self._append({"step": 0, **metrics})
+        if self.lines or not (metrics := self._evaluate(0)):
+            return progress
+        line = {"step": 0, **metrics}
+        progress = self._watched(progress, line)
+        self._append(line)
+        return progress
 
     def step(self, progress: Progress) -> Progress:
         """Write a step, which is finished with it; DivergedError where the run cannot go on from it."""
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
-        seconds, is_last = {"checkpoint": 0.0, **run.clock.seconds}, step == recipe.steps
+        seconds = {"checkpoint": 0.0, **run.clock.seconds}
         line: dict[str, Any] = {"step": step, **step_metrics(batch, progress.reports, seconds, recipe.actor)}
         run.display.step(step, line)
-        if is_last or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
+        if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
+        after = self._hooked(progress, line, batch.samples)
+        is_last = after.is_over(recipe.steps)
         self._append(line)
         # Where nothing had an advantage, an update that was made is no sign of health.
         applied = [report.step.applied for report in progress.reports if report.num_trained or not report.step.applied]
@@ -84,8 +92,7 @@ class Recorder:
             raise DivergedError(f"step {step}: {_NOT_FINITE}; the batch is in {path}\n  fix: {fix}")
         run.clock.seconds = {}
         return replace(
-            progress,
-            steps=step,
+            after,
             skipped_in_a_row=counts[-1],
             diagnoses=named,
             rollout_files=files,
@@ -93,6 +100,52 @@ class Recorder:
             batch=None,
             reports=(),
         )
+
+    def _hooked(self, progress: Progress, line: dict[str, Any], samples: Sequence[Sample]) -> Progress:
+        """Call the hooks, log what they log, and note what they set; the step is finished with it."""
+        progress, stop, parts, clock = replace(progress, steps=line["step"]), None, self._run.parts, self._run.clock
+        if parts.hooks:
+            line["policy/learning_rate_factor"] = progress.learning_rate_factor
+            line["policy/temperature"] = progress.sampling(self._run.recipe.rollout).temperature
+            line["time/elapsed_seconds"] = clock.elapsed
+            lazy = partial(Samples, len(samples), lambda: rollout_lines(samples, self._token_text))
+            with clock.stage("hooks"):
+                action = call_hooks(parts.hooks, line, lazy, self._hook_failed)
+            line |= {f"hook/{name}": value for name, value in action.log.items()}
+            line["time/hooks_seconds"] = clock.seconds.pop("hooks")
+            stop = action.stop
+            progress = replace(progress, **action.model_dump(exclude_none=True, exclude={"log", "stop"}))
+        return self._watched(progress, line, stop)
+
+    def _hook_failed(self, name: str, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._run.interrupt.check_stop()  # a second signal ends a hook that hangs: the state is whole, and saved
+        fault = fault_of(name, error, self._run.parts.hooks[name])
+        if self._run.recipe.hook_errors == "end":
+            raise fault from None
+        if name not in self._failed_hooks:
+            self._failed_hooks.add(name)
+            self._run.display.note(f"warning: {fault.where} {fault.what}; no further error of it is shown", "yellow")
+
+    def _watched(self, progress: Progress, line: dict[str, Any], stop: str | None = None) -> Progress:
+        """Note the best values so far and whether the run ends here, where the model is evaluated a last time."""
+        run, recipe, step = self._run, self._run.recipe, line["step"]
+        before, settings = progress.early_stop, recipe.early_stop
+        if progress.ended and before:  # and goes on, with other steps: with patience from now on
+            before = replace(before, misses=0)
+        early = next_best(before, line, settings.metric, settings.best_is, settings.min_improvement)
+        stop = stop or reason_to_stop(early, line, settings)
+        ended = (stop, recipe.steps) if stop and step < recipe.steps else None
+        if ended:
+            run.display.note(f"ends after step {step}: {stop}")
+            if not any(name.startswith("evaluation/") for name in line):
+                line |= self._evaluate(step)
+        for key, metric in watched_metrics(recipe).items() if step == 1 else ():
+            if metric not in (names := {name for earlier in (*self.lines, line) for name in earlier}):
+                what = f"{metric} is not there after step 1, and may never be: {near_names(metric, names)}"
+                run.display.note(f"warning: {key}: {what}", "yellow")
+        best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
+        return replace(progress, early_stop=early, best=best, ended=ended)
 
     def _evaluate(self, step: int) -> Metrics:
         run, parts = self._run, self._run.parts
@@ -107,8 +160,7 @@ class Recorder:
             score = evaluate(parts.engine, queries, parts.functions, run.recipe, state, **watched)
         if run.recipe.report.rollouts:
             run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)
-        path = run.recipe.evaluation.path
-        metrics = evaluation_metrics(score, Path(path).stem if path else "held_out")
+        metrics = evaluation_metrics(score, evaluated_set(run.recipe))
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
         run.display.note(f"pass@1 {when}: {evaluation_summary(score, metrics)}")
         if failures := failure_summary(score):

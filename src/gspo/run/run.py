@@ -19,6 +19,7 @@ from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory, check_absent, how_to_resume
+from gspo.run.hooks import Hook
 from gspo.run.interrupt import Interrupt, Stopped
 from gspo.run.prepare import Functions, Prepared, Rows, prepare
 from gspo.run.progress import Progress
@@ -128,7 +129,7 @@ class Run:
     @property
     def stopped_by(self) -> Signals | None:
         """The signal that ended the run before its last step."""
-        is_done = not self.in_cold_start and self.progress.steps >= self.recipe.steps
+        is_done = not self.in_cold_start and self.progress.is_over(self.recipe.steps)
         return None if is_done else self.interrupt.signal
 
     def finish_phase(self) -> Path:
@@ -174,7 +175,13 @@ class Run:
 
 @contextmanager
 def open_run(
-    recipe: Recipe, *, queries: Rows | None, reward: Functions | None, display: Display, resume: bool
+    recipe: Recipe,
+    *,
+    queries: Rows | None,
+    reward: Functions | None,
+    on_step: Hook | None = None,
+    display: Display,
+    resume: bool,
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
@@ -187,9 +194,8 @@ def open_run(
         output = stack.enter_context(display.output_of_processes())
         with (interrupt := Interrupt(display.alert)), display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
-            parts = prepare(
-                recipe, queries=queries, reward=reward, saved=saved, check_stop=stop, say=say, output=output
-            )
+            given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
+            parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
@@ -202,7 +208,7 @@ def open_run(
             interrupt=interrupt,
             clock=Clock(display.stage),
             about={
-                "environment": environment(parts.policy, parts.functions, parts.engine.describe()),
+                "environment": environment(parts.policy, parts.functions, parts.engine.describe(), parts.hooks),
                 "rows_sha256": rows_digest(parts.rows, parts.pairs),
                 "tokens_sha256": tokens_digest(parts.queries),
                 "num_streamed": parts.rows.num_streamed,
@@ -219,6 +225,9 @@ def _consequence(line: str) -> str:
     """Of a change that is not refused."""
     if line.startswith("code of reward"):  # a digest of its whole file
         return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
+    if line.startswith("code of hook"):
+        missing = "It is not called: from Python, give on_step= again. " if line.endswith("is None") else ""
+        return f"{missing}What it logs, stops and sets differs from here on if it acts otherwise"
     return "The numbers may differ from here on, in their last bits at first"
 
 
@@ -242,5 +251,7 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
         note(f"NOT an exact resume: {line}. {_consequence(line)}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
-    if run.progress.steps == recipe.steps and not run.in_cold_start:
-        note(f"all {recipe.steps} steps are done; more are made with steps=…")
+    if run.progress.is_over(recipe.steps) and not run.in_cold_start:
+        why = progress.reason_for_end(recipe.steps)
+        done = f"all {recipe.steps} steps are done" if why is None else f"ended after step {progress.steps}: {why}"
+        note(f"{done}; more are made with {'' if why is None else 'another '}steps=…")

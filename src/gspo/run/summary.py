@@ -95,6 +95,7 @@ def summary(
     seconds: float,
     *,
     signal: int | None = None,
+    reason: str | None = None,
     report: Path | None = None,
 ) -> str:
     """The short table at the end: scores before and after, the place of the model and how to load it."""
@@ -105,6 +106,8 @@ def summary(
     if signal is not None:
         run, num_steps = model.parents[2], max((line["step"] for line in lines), default=0)
         rows.insert(0, ("ended early", f"by {Signals(signal).name} after {num_steps} steps"))
+    if reason is not None:
+        rows.insert(0, ("ended early", reason))
     if lines:
         rows.append(("metrics", str(run / "metrics.jsonl")))
     if report is not None:

@@ -28,7 +28,7 @@ def state_sentence(run: RunFiles) -> str:
     done = f"{run.num_steps} of {run.recipe['steps']} steps"
     end, again = run.last("ended"), f"it can be resumed: gspo resume {run.path}"
     return {
-        "finished": f"finished: {done}",
+        "finished": f"finished: {done}" + (f"; ended by {end['reason']}" if end.get("reason") else ""),
         "running": f"still running: {done} so far",
         "stopped": f"stopped by {end.get('reason')} after {done}; {again}",
         "interrupted": f"interrupted at once after {done}; {again}",

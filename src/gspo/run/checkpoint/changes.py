@@ -14,10 +14,13 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.reward.calls import RewardFunction
+from gspo.run.hooks import Hook
 
 # None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
 _SAFE = re.compile(
-    r"name|output_dir|steps|checkpoint\..*|report\..*|evaluation\.every|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
+    r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
+    r"|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
+    r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
 )
 # How the work is cut to fit the memory: equal but for rounding.
 _ROUNDING = re.compile(
@@ -52,8 +55,13 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     return Changes(safe=safe, rounding=rounding, refused=refused)
 
 
-def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str]) -> dict[str, str]:
-    """Libraries, processor, threads, what was proven of the model at load, the engine and the code of the rewards."""
+def environment(
+    policy: Policy,
+    functions: Sequence[RewardFunction],
+    engine: Mapping[str, str],
+    hooks: Mapping[str, Hook] | None = None,
+) -> dict[str, str]:
+    """Libraries, processor, threads, what was proven of the model at load, the engine, code of rewards and hooks."""
     device = policy.device
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
@@ -65,7 +73,8 @@ def environment(policy: Policy, functions: Sequence[RewardFunction], engine: Map
         "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.supports_packing),
         **engine,
-        **{f"code of reward {function.name}": f"{_code(function)}{function.settings}" for function in functions},
+        **{f"code of reward {function.name}": f"{_code(function.call)}{function.settings}" for function in functions},
+        **{f"code of hook {name}": _code(hook) for name, hook in (hooks or {}).items()},
     }
 
 
@@ -89,9 +98,8 @@ def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-def _code(function: RewardFunction) -> str:
+def _code(call: Any) -> str:
     """A digest of the file that a function is in; of its own lines, for one from a script or a notebook."""
-    call = function.call
     try:
         if getattr(call, "__module__", "__main__") == "__main__":
             text = inspect.getsource(call)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gspo.errors import RunError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig
+from gspo.run.best import Best
 from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
 from gspo.run.checkpoint.store import (
     RECIPE,
@@ -91,6 +92,12 @@ class Checkpointer:
         self.progress, self._random, self._log_bytes = progress, random_state(), self.directory.log_bytes()
         self._steps_taken = self._count_steps()
 
+    @property
+    def _best(self) -> Best | None:
+        """By checkpoint.best, where it was the step that has just been finished."""
+        best = self.progress.best
+        return best if best is not None and self.progress.position == Position(best.step) else None
+
     def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
         """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written.
 
@@ -101,7 +108,8 @@ class Checkpointer:
         self._raise_failure()
         position, every, seconds = progress.position, self.settings.every, self.settings.seconds
         is_due = every and position.stage == 0 and position.steps > 0 and position.steps % every == 0
-        if is_due or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
+        # What best_model/ comes from is a whole checkpoint, so that a resume never starts from before that model.
+        if is_due or self._best or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
             self.save()
 
     def save(self) -> None:
@@ -115,9 +123,11 @@ class Checkpointer:
             self._saved_at = time.monotonic()
             if not self.path.exists():
                 snapshot = self._snapshot()
-                self._thread = threading.Thread(target=self._work, args=(snapshot,), daemon=True)
+                self._thread = threading.Thread(target=self._work, args=(snapshot, self._best), daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
+            elif self._best:  # a process that was killed may not have come to this
+                self.directory.save_best(self.path / "model", self._best)
 
     def wait(self) -> None:
         """Until nothing is being written; RunError where that has failed."""
@@ -157,7 +167,7 @@ class Checkpointer:
             log_bytes=self._log_bytes,
         )
 
-    def _work(self, snapshot: Snapshot) -> None:
+    def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:
         what = f"the checkpoint of {snapshot.position} could not be written"
         try:
             self._write(snapshot)
@@ -167,7 +177,11 @@ class Checkpointer:
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
         try:
+            if best is not None:
+                self.directory.save_best(self.store.path(snapshot.position) / "model", best)
             self.store.prune(self.settings.keep)
+        except RunError as error:
+            self._failure = error
         except Exception as error:
             what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
             self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")

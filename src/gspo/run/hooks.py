@@ -1,0 +1,103 @@
+"""Hooks: the user's functions that are called after each step, in the trainer's process, and what they may ask for."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from gspo.errors import UserError
+from gspo.recipe.callables import error_line, load_callable
+from gspo.recipe.sections import Number, Temperature
+
+Line = Mapping[str, Any]
+Hook = Callable[[int, Line, Sequence[Line]], Mapping[str, Any] | None]
+_Name = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_length=100)]
+
+
+class Action(BaseModel):
+    """What a hook may return, as a mapping with some of these keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    log: dict[_Name, Number] = Field({})
+    stop: Annotated[str, Field(min_length=1)] | None = None  # why the run is to end
+    learning_rate_factor: Annotated[Number, Field(gt=0, le=10)] | None = None
+    temperature: Temperature | None = None
+
+
+class Samples(Sequence[Line]):
+    """A step's samples as the lines of rollouts/ have them, made when a hook first looks at one."""
+
+    def __init__(self, number: int, make: Callable[[], Iterable[Line]]) -> None:
+        self._number, self._lines = number, cache(lambda: tuple(make()))
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._lines()[index]
+
+
+def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hook]:
+    """By name, the hooks of `recipe.hooks` and the one `given` from Python; UserError where one cannot be called."""
+    hooks: dict[str, Hook] = {name: load_callable(name, where="hooks") for name in names}
+    if given is not None:
+        hooks["on_step"] = given
+    for name, hook in hooks.items():
+        try:
+            inspect.signature(hook).bind(1, {}, ())
+        except (TypeError, ValueError) as error:
+            what = f"{name} cannot be called with step, metrics and samples: {error}"
+            raise UserError(what, where="hooks", fix="write it as: def hook(step, metrics, samples): …") from None
+    return hooks
+
+
+def call_hooks(
+    hooks: Mapping[str, Hook], line: Line, samples: Callable[[], Samples], failed: Callable[[str, BaseException], None]
+) -> Action:
+    """What all hooks ask for after a step; where several set the same, the last one's counts.
+
+    Each has copies of its own to look at. `failed` is called with the name and the error of one that fails.
+    """
+    asked: dict[str, Any] = {}
+    for name, hook in hooks.items():
+        try:
+            returned = hook(line["step"], copy.deepcopy(line), samples())
+            action = _action(returned, logged := asked.get("log", {}))
+        except BaseException as error:  # SystemExit too: an error of a hook never looks like success
+            failed(name, error)
+            continue
+        asked |= action.model_dump(exclude_none=True) | {"log": {**logged, **action.log}}
+        if action.stop is not None:
+            asked["stop"] = f"hook {name}: {action.stop}"
+    return Action.model_validate(asked)
+
+
+def fault_of(name: str, error: BaseException, hook: Hook) -> UserError:
+    """What is to be said of a hook that has failed."""
+    fix = "correct it, then resume; with hook_errors: warn a run goes on without what a failing hook asks for"
+    if isinstance(error, SystemExit):
+        fix = f'return {{"stop": "why"}} to end a run; {fix}'
+    if isinstance(error, UserError):
+        return UserError(error.what, where=f"hook {name}", fix=f"{error.fix}; {fix}")
+    what = f"raises {type(error).__name__}: {error}{error_line(error, hook)}"
+    return UserError(what, where=f"hook {name}", fix=fix)
+
+
+def _action(returned: Any, logged: Mapping[str, float]) -> Action:
+    """UserError where it is none, or logs what a hook before it has `logged`."""
+    fix = f"return None or a dictionary with some of the keys {', '.join(Action.model_fields)}"
+    if not isinstance(returned, Mapping | None):
+        raise UserError(f"returns {type(returned).__name__}", fix=fix)
+    try:
+        action = Action.model_validate(dict(returned or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
+        wrong = "no such key" if first["type"] == "extra_forbidden" else f"{message}, not {first['input']!r}"
+        raise UserError(f"returns {where}: {wrong}", fix=fix) from None
+    if twice := action.log.keys() & logged.keys():
+        raise UserError(f"logs {min(twice)}, as a hook before it does", fix="give it another name")
+    return action
