@@ -1,4 +1,4 @@
-"""The reward of verl_gsm8k.yaml. It is called as verl calls it, one response a call, so a file of verl's works as it is."""
+"""The reward of verl_gsm8k.yaml. It is called as verl calls it, so the function of a verl run stays as it is."""
 
 import re
 from typing import Any
