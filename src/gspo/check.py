@@ -9,6 +9,7 @@ from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
 from gspo.run.directory import check_absent
+from gspo.run.memory import memory_lines
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
@@ -47,6 +48,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     yield f"arithmetic  {arithmetic(recipe)}"
     num_asked = recipe.steps * rollout.queries_per_step
     yield f"            {num_asked:,} queries in all: the training data {num_asked / len(queries.train):.2f} times"
+    yield from memory_lines(recipe, inputs)
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:
