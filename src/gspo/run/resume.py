@@ -27,7 +27,8 @@ from gspo.run.checkpoint.store import (
     set_aside,
     verified,
 )
-from gspo.run.directory import RunDirectory, is_unused
+from gspo.run.directory import RunDirectory
+from gspo.run.place import is_unused
 from gspo.run.plain_files import clear
 from gspo.run.progress import Progress, decode
 

@@ -13,7 +13,7 @@ from gspo.errors import UserError
 from gspo.report.page.data import run_data
 from gspo.report.page.overview import state_sentence
 from gspo.report.page.sample_data import samples_json
-from gspo.report.run_files import RunFiles, read_run
+from gspo.report.run_files import RunFiles, read_run, runs_in
 from gspo.run.plain_files import read_plain, replace_text
 
 Note = Callable[[str], object]
@@ -94,7 +94,8 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    is_one = len(distinct(paths)) == 1
+    paths = distinct(paths)
+    is_one = len(paths) == 1
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
@@ -117,7 +118,9 @@ def _is_page(path: Path) -> bool:
 
 
 def distinct(paths: Sequence[Path]) -> list[Path]:
-    """Each directory once, however it is spelled: or it would pass for two seeds."""
+    """The runs, those in a directory of runs too, each once, however it is spelled: or it would pass for two seeds."""
+    inside = {path: [] if os.path.lexists(path / "recipe.yaml") else runs_in(path) for path in paths}
+    paths = [Path(run) for path in paths for run in inside[path] or [path]]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
