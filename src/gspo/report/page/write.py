@@ -120,7 +120,7 @@ def _is_page(path: Path) -> bool:
 def distinct(paths: Sequence[Path]) -> list[Path]:
     """The runs, those in a directory of runs too, each once, however it is spelled: or it would pass for two seeds."""
     inside = {path: [] if os.path.lexists(path / "recipe.yaml") else runs_in(path) for path in paths}
-    paths = [Path(run) for path in paths for run in inside[path] or [path]]
+    paths = [run for path in paths for run in map(Path, inside[path] or [str(path)])]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 
