@@ -42,10 +42,12 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
         import_module("argcomplete").autocomplete(parser)
+    options = None
     try:
         options, rest = parser.parse_known_args(arguments)
-        if rest:
-            raise _no_option(rest[0], options, sys.argv[1:] if arguments is None else arguments)
+        if unknown := [word for word in rest if word.startswith("-") or options.overrides is None]:
+            raise _no_option(unknown[0], options, sys.argv[1:] if arguments is None else arguments)
+        options.overrides = [*(options.overrides or ()), *rest]  # argparse leaves those after an option there
         return options.command(options) or 0
     except UserError as error:
         text, code = f"error: {error}", 2
@@ -55,6 +57,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
+        if options is None:  # of --help and --version
+            raise
         text, code = f"error: code that the recipe names ended the program: SystemExit: {error}", 2
     except BrokenPipeError:  # the reader, such as head, has enough
         from gspo.run.console import drop_output

@@ -85,7 +85,7 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
     elif kind == "refusal" and not where:  # a rule names its keys itself
         yield from (("", sentence) for sentence in message.split("\n  "))
     elif kind == "missing":
-        yield where, f"{where}: this key is needed and missing"
+        yield where.rpartition(".")[0] or where, f"{where}: this key is needed and missing"  # of who wrote its section
     elif kind == "extra_forbidden":
         yield from _unknown(where, value)
     elif kind.startswith("model_"):
