@@ -108,7 +108,7 @@ def test_a_missing_file_is_named_with_its_key_both_places_and_those_there_are(
         check_files(load_recipe("sub/my.yaml", [override]), "sub/my.yaml")
     text = str(error.value)
     assert text.startswith(said)
-    assert f"beside the recipe, {home / 'sub'}" in text and f"in the working directory, {home}" in text
+    assert f"looked up beside the recipe ({home / 'sub'}) and in the working directory ({home})" in text
     if override.startswith("queries"):
         assert "there are: exam.jsonl, rows.jsonl, worked.jsonl" in text
 

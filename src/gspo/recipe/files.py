@@ -59,7 +59,7 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
             folder, name = os.path.split(file)
             paths = [path for place in places for path in Path(place, folder).glob(f"*{Path(name).suffix}")]
             near = sorted({os.path.join(folder, path.name) for path in paths if path.is_dir() == ("." not in name)})  # noqa: PTH118
-            fix = "; ".join(f"looked up {words}, {place}" for place, words in places.items())
+            fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
             what = "no such directory" if key.startswith(("model", "actor")) else "no such file"
             raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
 
