@@ -77,11 +77,10 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
     where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ")
     key = ".".join(part for part in location if isinstance(part, str))
-    named = f"{key}: {value}" if isinstance(value, str) else ""
-    if new_name := RENAMED.get(key) or RENAMED.get(named):
+    if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
         yield where, f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
-    elif named in _other_names():
-        yield where, f"{where}: {value}: {_other_names()[named]}"
+    elif meant := isinstance(value, str) and _other_names().get(f"{key}={value}"):
+        yield where, f"{where}: {value}: {meant}"
     elif kind == "refusal" and not where:  # a rule names its keys itself
         yield from (("", sentence) for sentence in message.split("\n  "))
     elif kind == "missing":
@@ -133,4 +132,4 @@ def _in_words(meant: str) -> str:
 @cache
 def _other_names() -> Mapping[str, str]:
     text = files("gspo.recipe").joinpath("other_names.yaml").read_text(encoding="utf-8")
-    return {name: meant for names in yaml.safe_load(text).values() for name, meant in names.items()}
+    return {name: meant for meant, names in yaml.safe_load(text).items() for name in names.split()}
