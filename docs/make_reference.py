@@ -33,7 +33,11 @@ and `true` is not the number 1.
 - "As published" means that the paper of `actor.surrogate` or `actor.correction` gives the value, if the recipe leaves
   the key out or sets it to `null`.
 - `reward` is a list of functions. Each entry has the keys of its table: `reward.0.weight`, `reward.1.weight`.
-- In every path, `~` is the home directory. Relative paths start at the directory in which `gspo` is called.
+- On the command line, `reward+=file.py:name` adds to a list. So does the next index:
+  `reward.1.function=format reward.1.weight=0.5`.
+- In every path, `~` is the home directory. Relative paths are looked up [beside the recipe, then in the working
+  directory](../guides/data.md#files-and-data-sets).
+- There is no key for epochs: `steps` = epochs × rows ÷ `rollout.queries_per_step`. `gspo check` prints the epochs.
 - A recipe has at most 10,000 values. Values that YAML aliases repeat count each time.
 """
 

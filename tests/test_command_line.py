@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
-from gspo.recipe.load import load_recipe
+from gspo.recipe.load import dump_recipe, load_recipe
 
 TINY = Path(__file__).with_name("tiny.yaml")
 GSPO = Path(sys.executable).with_name("gspo")
@@ -86,12 +86,101 @@ def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[s
         assert piece in ended.stdout
 
 
-def test_without_a_command_or_a_recipe_the_usage_is_shown_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["train"], ["resume"], ["tarin", "x.yaml"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        assert ended.value.code == 2
-        assert "usage: gspo" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "missing: COMMAND"),
+        ("train", "missing: RECIPE\n"),
+        ("resume", "missing: RUN_DIR\n"),
+        ("tarin x.yaml", "there is no command 'tarin' (choose from "),
+        ("train x.yaml --new --resume", "not allowed with"),
+        ("show runs/a --step x", "argument --step: invalid int value"),
+    ],
+)
+def test_what_is_no_command_shows_the_usage_with_exit_code_2(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: command line: ") and said in error and "fix: usage: gspo" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("train --config base.yaml", "the recipe comes first: gspo train base.yaml"),
+        ("check --config base.yaml", "the recipe comes first: gspo check base.yaml"),
+        ("train base.yaml --steps 3", "keys follow as key.subkey=value: gspo train base.yaml steps=3"),
+        ("train --steps 3", "keys follow as key.subkey=value: gspo train RECIPE steps=3"),
+        ("train base.yaml --lr 1e-6", "gspo train base.yaml actor.optimizer.lr=1e-6"),
+        ("train base.yaml --learning-rate=1e-6 seed=1", "gspo train base.yaml actor.optimizer.lr=1e-6"),
+        ("train base.yaml --actor.clip_low 1e-3", "gspo train base.yaml actor.clip_low=1e-3"),
+        ("train base.yaml --use_vllm", "use_vllm: not here: one engine samples"),
+        ("train base.yaml --group_size 8", "group_size: did you mean rollout.group_size?"),
+        ("show runs/a --steps 3", "see --help"),
+    ],
+)
+def test_an_option_of_another_program_says_how_it_is_written_here(
+    line: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert "there is no option '--" in error and fix in error.partition("fix: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train TINY queries.procedural=null queries.path=absent.jsonl", "queries.path: absent.jsonl: no such file"),
+        ("check TINY reward=absent.py:f", "reward.0.function: absent.py: no such file"),
+        ("train TINY model.path=./absent model.architecture=null model.tokenizer=null", "no such directory"),
+        ("train TINY", "runs/tiny: this output directory exists"),
+        ("train TINY --overwrite", "runs/tiny: it holds what no run has written, so it is not overwritten: notes"),
+        ("resume absent", "absent: no such directory"),
+        ("resume TINY", "this is a file, not a run's directory"),
+        ("resume runs/tiny/cold_start", "this is a checkpoint, not a run\n  fix: name the run: runs/tiny"),
+        ("resume runs", "this is not a run's directory: it has no recipe.yaml\n  fix: name the runs in it: runs/tiny"),
+        ("resume runs/tiny group_size=3", "command line: unknown key group_size"),
+        ("show TINY", "fix: name the directory of its run, such as runs/tiny"),
+    ],
+)
+def test_a_cheap_mistake_is_one_message_before_anything_heavy_is_loaded(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("runs/tiny/cold_start").mkdir(parents=True)
+    for name in ("recipe.yaml", "lock", "history.jsonl", "notes"):
+        Path("runs/tiny", name).touch()
+    Path("runs/tiny/recipe.yaml").write_text(dump_recipe(load_recipe(TINY)), encoding="utf-8")
+    for name in ("recipe.yaml", "manifest.json"):
+        Path("runs/tiny/cold_start", name).touch()
+
+    def heavy() -> None:
+        raise AssertionError("the heavy libraries are loaded")
+
+    monkeypatch.setattr(cli, "_display", heavy)
+    assert cli.main(line.replace("TINY", str(TINY)).split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_a_command_reads_before_it_starts_loads_nothing_heavy(environment: dict[str, str]) -> None:
+    code = """
+import sys
+import gspo.recipe.files, gspo.recipe.load, gspo.report.run_files, gspo.run.place
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_new_run_gets_a_number_or_takes_the_place_of_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    short = [str(TINY), "steps=1", "evaluation.num_queries=0", "cold_start.steps=0"]
+    for options in ([], ["--new"], ["--overwrite", "seed=5"]):
+        assert cli.main(["train", *short, *options]) == 0
+    assert "new: this run is tiny-2, in runs/tiny-2\n" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["tiny", "tiny-2"]
+    assert load_recipe("runs/tiny/recipe.yaml").seed == 5
+    assert Path("runs/tiny-2/report.html").is_file() and Path("runs/tiny/report.html").is_file()
+    assert cli.main(["report", "runs"]) == 0
+    assert "2 runs" in Path("compared.html").read_text(encoding="utf-8").partition("</title>")[0]
 
 
 def test_overrides_are_taken_with_or_without_a_plus_and_the_last_one_holds() -> None:
@@ -106,7 +195,7 @@ def test_an_override_in_the_style_of_an_option_is_refused_with_the_right_way(
 ) -> None:
     assert cli.main(["train", str(TINY), "--steps=3"]) == 2
     error = capsys.readouterr().err
-    assert "--steps=3" in error and "key.subkey=value" in error
+    assert "--steps=3" in error and "key.subkey=value" in error and " steps=3" in error
 
 
 def test_the_paths_in_the_summary_can_be_copied_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,6 +130,34 @@ def test_a_recipe_made_in_code_trains_like_its_yaml() -> None:
     assert metrics[0]["policy/grad_norm"] == metrics[1]["policy/grad_norm"]
 
 
+def test_a_mapping_and_a_file_are_taken_wherever_a_recipe_is() -> None:
+    from gspo.check import check
+
+    keys = ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0"]
+    tree = load_recipe(TINY, keys).model_dump(mode="json")
+    Path("sub").mkdir()
+    Path("sub/own.py").write_text("def f(completions, **_):\n    return [1.0 for _ in completions]\n", encoding="utf-8")
+    in_file = {**tree, "name": "file", "reward": "own.py:f"}
+    Path("sub/own.yaml").write_text(json.dumps(in_file), encoding="utf-8")
+    metrics = [train(recipe, display=Display(quiet=True)).metrics[0] for recipe in (tree, "sub/own.yaml")]
+    assert metrics[1]["reward/mean"] == 1.0 and metrics[0]["response/mean_tokens"] == metrics[1]["response/mean_tokens"]
+    for recipe in (tree, "sub/own.yaml", Path("sub/own.yaml")):
+        assert next(iter(check(recipe))).startswith("recipe ")
+    Path("sub/own.yaml").write_text(json.dumps({**in_file, "name": "x", "queries": {"path": "absent.jsonl"}}))
+    with pytest.raises(UserError, match=r"queries\.path: absent\.jsonl: no such file(.|\n)*beside the recipe"):
+        train("sub/own.yaml", display=Display(quiet=True))
+    assert train("sub/own.yaml", queries=ROWS * 2, display=Display(quiet=True)).model.parent == Path("runs/x")
+
+
+def test_an_outcome_is_shown_as_a_short_table_and_keeps_its_numbers() -> None:
+    outcome = run(recipe_of("steps=1"), queries=ROWS, reward=length_of)
+    lines = repr(outcome).splitlines()
+    assert len(lines) <= 10 and max(map(len, lines)) < 200
+    for label in ("pass@1", "reward ", "model ", "time "):
+        assert any(line.startswith(label) for line in lines)
+    assert "runs/tiny/model" in repr(outcome) and len(outcome.metrics[-1]) > 20
+
+
 def test_rows_may_come_from_a_generator_and_are_not_changed() -> None:
     rows = [dict(row) for row in ROWS]
     run(recipe_of("steps=1"), queries=(row for row in rows), reward=length_of)
@@ -377,7 +405,8 @@ def test_what_python_stands_in_for_is_not_written_as_the_runs_recipe() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: train(cast("Any", "own.yaml")), "a recipe is needed, not str"),
+        (lambda: train("own.yaml"), "no such recipe file"),
+        (lambda: train(cast("Any", 3)), "a recipe is a mapping, not 3"),
         (lambda: gspo.make_recipe(cast("Any", "own.yaml")), "a recipe is a mapping"),
         (lambda: gspo.make_recipe(cast("Any", None)), "a recipe is a mapping"),
         (lambda: gspo.load_recipe(TINY, "steps=2"), "a list of texts"),

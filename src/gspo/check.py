@@ -1,25 +1,31 @@
 """`gspo check`: it tests everything about a recipe that does not need the weights."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, named_stop_ids
+from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
-from gspo.run.directory import check_absent
 from gspo.run.memory import memory_lines
+from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
 
 
-def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iterator[str]:
-    """Yield what a run of the recipe would be, line by line; UserError at the first fault.
+def check(
+    recipe: Recipe | Mapping[str, Any] | str | Path, say: Callable[[str], object] = lambda _: None
+) -> Iterator[str]:
+    """Yield what a run of the recipe, or of its mapping or file, would be, line by line; UserError at the first fault.
 
     `say` is called with what is waited for next.
     """
+    recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
     inputs = load_inputs(recipe, say=say)
@@ -52,7 +58,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:
-        check_absent(recipe)
+        check_place(recipe)
     except UserError as error:
         yield f"note        {error}"
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import sys
 from argparse import Namespace
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gspo.errors import RunError, UserError, printable
 from gspo.run.interrupt import Stopped
@@ -41,11 +42,12 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
         import_module("argcomplete").autocomplete(parser)
-    options, rest = parser.parse_known_args(arguments)
+    options = None
     try:
-        if options.overrides is None and rest:
-            raise UserError(f"there is no option {rest[0]!r}", where="command line", fix="see --help")
-        options.overrides = [*(options.overrides or ()), *rest]
+        options, rest = parser.parse_known_args(arguments)
+        if unknown := [word for word in rest if word.startswith("-") or options.overrides is None]:
+            raise _no_option(unknown[0], options, sys.argv[1:] if arguments is None else arguments)
+        options.overrides = [*(options.overrides or ()), *rest]  # argparse leaves those after an option there
         return options.command(options) or 0
     except UserError as error:
         text, code = f"error: {error}", 2
@@ -55,6 +57,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
+        if options is None:  # of --help and --version
+            raise
         text, code = f"error: code that the recipe names ended the program: SystemExit: {error}", 2
     except BrokenPipeError:  # the reader, such as head, has enough
         from gspo.run.console import drop_output
@@ -64,6 +68,26 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     with suppress(OSError):  # the terminal may be gone
         print(printable(text), file=sys.stderr)
     return code
+
+
+def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserError:
+    """What says how that is written here which another program has as an option."""
+    from gspo.recipe.faults import hint
+    from gspo.recipe.schema import recipe_keys
+
+    what, fix = f"there is no option {option!r}", "see --help"
+    if options.overrides is not None:
+        name, _, value = option.lstrip("-").partition("=")
+        name, value = name.replace("-", "_"), value or next(iter(words[words.index(option) + 1 :]), "VALUE")
+        meant = "" if name in dict(recipe_keys()) else hint(name) or ""
+        key = next(iter(re.findall("^here it is ([a-z_.]+)", meant)), name)
+        target = "RECIPE" if options.target == value else options.target
+        fix = f"keys follow as key.subkey=value: gspo {options.name} {target} {key}={value}"
+        if name.startswith(("config", "recipe")):
+            fix = f"the recipe comes first: gspo {options.name} {value}"
+        elif meant and key == name:
+            fix = f"keys follow as key.subkey=value; {name}: {meant}"
+    return UserError(what, where="command line", fix=fix)
 
 
 def _note(text: str) -> None:
@@ -88,30 +112,36 @@ def _display() -> "Display":
 
 
 def _train(options: Namespace) -> int:
+    from gspo.run.place import check_place, renamed
+
+    recipe = _loaded(options)
+    if options.new:
+        recipe = renamed(recipe, _note)
+    elif not options.resume:
+        check_place(recipe, overwrite=options.overwrite)
+    return _run(recipe, _display(), resume=options.resume, overwrite=options.overwrite)
+
+
+def _loaded(options: Namespace) -> "Recipe":
+    """The recipe, and its files are there; nothing heavy is imported, for a mistake is to show at once."""
+    from gspo.recipe.files import check_files
     from gspo.recipe.load import load_recipe
 
-    return _run(load_recipe(options.target, options.overrides), _display(), resume=options.resume)
+    recipe = load_recipe(options.target, options.overrides)
+    check_files(recipe, options.target)
+    return recipe
 
 
 def _resume(options: Namespace) -> int:
     from gspo.recipe.load import load_recipe
     from gspo.recipe.sections import path_fault
+    from gspo.report.run_files import read_run
 
     if fault := path_fault(options.target):
         raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
-    if (directory / "manifest.json").is_file():
-        run = next(path for path in directory.parents if (path / "history.jsonl").exists() or path == path.parent)
-        fix = f"gspo resume {run}: it goes on from the newest whole one"
-        raise UserError("this is a checkpoint, not a run", where=str(directory), fix=fix)
-    display = _display()
-    from gspo.run.history import working_directory_of
-    from gspo.run.resume import not_a_run
-
-    if not (directory / "recipe.yaml").is_file():
-        raise not_a_run(directory)
-    home = working_directory_of(directory)
-    if home is not None and home != Path.cwd() and home.is_dir():
+    home = Path(read_run(directory).last("begun", "resumed").get("working_directory") or ".")
+    if home != Path.cwd() and home.is_dir():
         _note(f"in {home}, where the run was started")
         directory = directory.absolute()
         os.chdir(home)
@@ -123,14 +153,14 @@ def _resume(options: Namespace) -> int:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    return _run(recipe, display, resume=True)
+    return _run(recipe, _display(), resume=True)
 
 
-def _run(recipe: "Recipe", display: "Display", *, resume: bool) -> int:
+def _run(recipe: "Recipe", display: "Display", *, resume: bool, overwrite: bool = False) -> int:
     from gspo.run.summary import summary
     from gspo.train import train
 
-    outcome = train(recipe, display=display, resume=resume)
+    outcome = train(recipe, display=display, resume=resume, overwrite=overwrite)
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
     diagnoses = {name: text for name, text in outcome.diagnoses.items() if not display.has_just_shown(text)}
@@ -150,10 +180,7 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
 
 
 def _check(options: Namespace) -> None:
-    from gspo.recipe.load import load_recipe
-
-    recipe = load_recipe(options.target, options.overrides)
-    display = _display()  # only now, since it takes seconds: a mistake in the recipe shows at once
+    recipe, display = _loaded(options), _display()
     from gspo.check import check
 
     with display.waiting("loading the recipe's parts") as say:
@@ -209,15 +236,25 @@ def _keys(prefix: str, **_: object) -> list[str]:
     return [f"{name}=" for name, _ in recipe_keys() if name.startswith(prefix)]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its messages have the form of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError: what, and the usage."""
+        what = message.replace(", key=value", "").replace("the following arguments are required", "missing")
+        what = re.sub(r"argument COMMAND: invalid choice: ('.*?') \(", r"there is no command \1 (", what)
+        raise UserError(what, where="command line", fix=" ".join(self.format_usage().split()))
+
+
 def _parser() -> argparse.ArgumentParser:
     text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
-    parser = argparse.ArgumentParser(prog="gspo", description=text)
+    parser = _Parser(prog="gspo", description=text)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of gspo, Python and torch")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:
         added = commands.add_parser(name, help=text, description=text + more)
-        added.set_defaults(command=command, overrides=None)
+        added.set_defaults(command=command, name=name, overrides=None)
         added.add_argument("target", **target)
         if not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3"
@@ -229,7 +266,11 @@ def _parser() -> argparse.ArgumentParser:
     run = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
     shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
+    option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
+    text = "replace the run in the recipe's directory, which must have ended, once everything is loaded"
+    option("--overwrite", action="store_true", help=text)
+    option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
     add("resume", _resume, "continue a run that ended early", **run)
     add("check", _check, "test a recipe, its data, tokenizer and rewards without loading weights or training", **recipe)
     text = "write one HTML page with the curves and samples of one run, or several"

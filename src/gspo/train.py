@@ -16,6 +16,8 @@ from gspo.learner.reference import RefreshedReference
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
 from gspo.recipe.callables import refuse_import
+from gspo.recipe.files import check_files
+from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
@@ -23,15 +25,16 @@ from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
 from gspo.run.interrupt import Stopped
+from gspo.run.place import renamed
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
-from gspo.run.summary import introduction
+from gspo.run.summary import introduction, summary
 from gspo.trackers.send import tracked
 from gspo.trackers.tracker import check_trackers
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Outcome:
     """The result of a run.
 
@@ -45,31 +48,45 @@ class Outcome:
     reason: str | None = None  # why a hook or early_stop ended the run early, if one did
     seconds: float  # wall time, including the time before a resume
 
+    def __repr__(self) -> str:
+        """The table at a run's end; all numbers of all steps would fill pages of a notebook."""
+        return summary(self.metrics, self.diagnoses, self.model, self.seconds, signal=self.signal)
+
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     *,
     queries: Rows | None = None,
     reward: Functions | None = None,
     on_step: Hook | None = None,
     display: Display | None = None,
     resume: bool = False,
+    overwrite: bool = False,
+    new: bool = False,
 ) -> Outcome:
-    """Train as the recipe says; `queries` (rows) and `reward` (functions) given here replace those of the recipe.
+    """Train as a recipe says, also as a mapping or a file; `queries` (rows) and `reward` (functions) replace its own.
 
     `on_step(step, metrics, samples)` is called after each step, after the recipe's hooks (docs/guides/hooks.md).
-    With `resume`, the run in the recipe's directory goes on as if it had never ended. Raises UserError for input that
-    cannot be used, and RunError if the run cannot go on. When a first signal ends the run, or an error that leaves its
-    state whole, a checkpoint of the last safe point is saved.
+    With `resume`, the run in the recipe's directory goes on as if it had never ended. With `overwrite`, a run that has
+    ended there is replaced, once everything is loaded. With `new`, the run takes the next free name: `name-2`, …
+
+    Raises UserError for input that cannot be used, and RunError if the run cannot go on. When a first signal ends the
+    run, or an error that leaves its state whole, a checkpoint of the last safe point is saved.
     """
     refuse_import()
-    if not isinstance(recipe, Recipe):
-        fix = 'gspo.train(gspo.load_recipe("my_run.yaml"), …) or gspo.train(gspo.make_recipe({"name": …}), …)'
-        raise UserError(f"a recipe is needed, not {type(recipe).__name__}", where="gspo.train", fix=fix)
-    display = display or Display()
-    recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
+    if resume + overwrite + new > 1:
+        raise UserError("give one of resume, overwrite and new", where="gspo.train", fix="leave out the others")
+    display, path = display or Display(), recipe if isinstance(recipe, str | Path) else None
+    recipe = _without_what_is_given(
+        as_recipe(recipe, where="gspo.train"), queries is not None, reward is not None, display
+    )
+    if path is not None:
+        check_files(recipe, path)
+    if new:
+        recipe = renamed(recipe, display.note)
     check_trackers(recipe.report.trackers, where="report.trackers")
-    with open_run(recipe, queries=queries, reward=reward, on_step=on_step, display=display, resume=resume) as run:
+    given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
+    with open_run(recipe, **given, display=display, resume=resume, overwrite=overwrite) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
         record_start(run, about)
         trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)

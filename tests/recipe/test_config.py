@@ -95,6 +95,23 @@ def test_names_in_a_list_of_rewards_are_overridden_by_their_place(tmp_path: Path
     assert [(reward.function, reward.weight) for reward in rewards] == [("exact_match", 2), ("math", 3)]
 
 
+@pytest.mark.parametrize("written", ["", "reward: format", "reward: [format]", "reward: {function: format}"])
+def test_a_list_is_added_to_by_a_plus_and_by_the_place_after_its_end(written: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "one.yaml", f"name: x\nsteps: 1\nmodel: {{path: m}}\n{written}\n")
+    end = 1 if written else 0
+    overrides = ["reward+=math", "+reward+=[{function: a.py:f, weight: 2}, b.py:g]"]
+    overrides += [f"reward.{end + 3}.function=c.py:h", f"reward.{end + 3}.weight=3", "report.trackers+=trackio"]
+    recipe = load_recipe(path, [*overrides, "report.trackers+=[wandb]", "rollout.stop_tokens+=<x>"])
+    functions = [reward.function for reward in recipe.reward]
+    assert functions == [*["format"] * end, "math", "a.py:f", "b.py:g", "c.py:h"]
+    assert [reward.weight for reward in recipe.reward[end:]] == [1, 2, 1, 3]
+    assert recipe.report.trackers == ("trackio", "wandb") and recipe.rollout.stop_tokens == ("<x>",)
+    with pytest.raises(UserError, match=r"command line: reward\.\d\.function: this key is needed and missing"):
+        load_recipe(path, [f"reward.{end}.weight=2"])
+    with pytest.raises(UserError, match=r"command line: steps: should be an integer"):
+        load_recipe(path, ["steps+=1"])
+
+
 def test_an_override_of_a_section_leaves_its_alias_elsewhere_as_it_is(tmp_path: Path) -> None:
     text = "name: a\nsteps: 1\nmodel: {path: x}\nactor: {optimizer: &adam {lr: 1e-4}}\ncold_start: {optimizer: *adam}\n"
     recipe = load_recipe(write(tmp_path / "aliased.yaml", text), ["actor.optimizer.lr=1e-2"])
@@ -160,8 +177,8 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
         ("actor.clip_low=wide", "actor.clip_low: should be a number, not 'wide'"),
         ("actor.optimizer.betas=[true, 0.9]", "actor.optimizer.betas.0: should be a number, not True"),
         ("actor.clip_low=true", "actor.clip_low: should be a number"),
-        ("reward.².weight=2", "takes an index from 0 to 0"),
-        (f"reward.{'0' * 5000}.weight=2", "takes an index from 0 to 0"),
+        ("reward.².weight=2", "takes an index from 0 to 1, which adds to it"),
+        (f"reward.{'0' * 5000}.weight=2", "takes an index from 0 to 1"),
         ("reward.0.function.x=2", "reward.0.function: should be text"),
         (f"seed={2**64}", "seed: should be less than"),
         (f"steps={10**100}", "steps: should be less than"),

@@ -171,10 +171,10 @@ def test_what_cannot_be_served_is_one_message(run: Path, tmp_path: Path, capsys:
             ([str(run), "--port", str(port)], "Address already in use"),
             ([str(run), "--port", "99999"], "there is no such port"),
             ([str(tmp_path / "no")], "no such directory"),
-            ([str(run), str(tmp_path)], "this is not a run's directory"),
+            ([str(run), str(run / "rollouts")], "this is not a run's directory"),
         ]:
             assert cli.main(["view", *arguments]) == 2
             error = capsys.readouterr().err
             assert why in error and error.startswith("error: ") and len(error.splitlines()) <= 2
     with pytest.raises(UserError):
-        view([tmp_path], 0, note=lambda _: None)
+        view([run / "rollouts"], 0, note=lambda _: None)

@@ -17,7 +17,8 @@ from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run import directory as run_directory
 from gspo.run.checkpoint.store import sha256
-from gspo.run.directory import RunDirectory, check_absent
+from gspo.run.directory import RunDirectory
+from gspo.run.place import check_place
 from gspo.run.plain_files import EVALUATION, rollout_files
 from gspo.run.recorder import rollout_lines
 from gspo.types import Failure, Query, Sample, Score, SequenceStats
@@ -56,7 +57,7 @@ def test_a_file_in_the_place_of_the_directory_is_not_overwritten(recipe: Recipe)
 
 def test_looking_whether_a_directory_is_free_changes_nothing(recipe: Recipe) -> None:
     recipe.run_dir.mkdir(parents=True)
-    check_absent(recipe)  # empty: free
+    check_place(recipe)  # empty: free
     assert recipe.run_dir.is_dir()
     RunDirectory.create(recipe)
 
@@ -180,10 +181,10 @@ def test_a_directory_that_exists_is_refused_with_how_to_go_on_where_it_is_a_runs
 ) -> None:
     directory.close()
     with pytest.raises(UserError, match=r"gspo.train\(recipe, queries=…, reward=…, resume=True\);"):
-        check_absent(recipe)
+        check_place(recipe)
     (directory.path / "recipe.yaml").rename(directory.path / "other")
     with pytest.raises(UserError, match="never overwrites") as caught:
-        check_absent(recipe)
+        check_place(recipe)
     assert "resume" not in str(caught.value)
 
 

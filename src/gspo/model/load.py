@@ -165,7 +165,10 @@ def _read_config(recipe: ModelConfig) -> Any:
     place = Path(path)
     _refuse_missing_directory(path, "model.path")
     if place.exists() and not (place / "config.json").is_file():
-        raise UserError("no config.json here, so this is no model directory", where=path)
+        is_adapter = (place / "adapter_config.json").is_file()
+        fix = "merge the adapter into its base model (peft: merge_and_unload), and name that" if is_adapter else None
+        what = "a LoRA adapter, which is no whole model" if is_adapter else "no config.json here"
+        raise UserError(f"{what}, so this is no model directory", where=path, fix=fix)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)

@@ -205,7 +205,8 @@ def device_of(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"model.device: {name} cannot be used here: {str(error).partition(chr(10))[0]}") from None
+        what = f"{name} cannot be used here: {str(error).partition(chr(10))[0]}"
+        raise UserError(what, where="model.device", fix="model.device: auto takes what there is") from None
 
 
 def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:

@@ -100,20 +100,22 @@ def labels_of(runs: Sequence[RunFiles]) -> list[str]:
 def _recipe(path: Path) -> Mapping[str, Any]:
     file = path / "recipe.yaml"
     if not os.path.lexists(path):  # False, not an error, where no such name can be
-        near = _runs_in(path.parent)
+        near = runs_in(path.parent)
         fix = f"there are: {listed(near)}" if near else _NAME_A_RUN
         raise UserError("no such directory", where=str(path), fix=fix)
     if (path / "manifest.json").is_file():
-        raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {path.parent.parent}")
+        run = next((parent for parent in path.parents if (parent / "history.jsonl").is_file()), path.parent.parent)
+        raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {run}")
     if path.is_file():
-        run = next((str(parent) for parent in path.parents if (parent / "recipe.yaml").is_file()), None)
-        fix = f"name the run: {run}" if run else _NAME_A_RUN
+        runs = [parent for parent in path.parents if (parent / "recipe.yaml").is_file()]
+        own = f"name the directory of its run, such as runs/{path.stem}" if path.suffix == ".yaml" else _NAME_A_RUN
+        fix = f"name the run: {runs[0]}" if runs else own
         raise UserError("this is a file, not a run's directory", where=str(path), fix=fix)
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:
-        runs = _runs_in(path)
-        fix = f"name the runs in it: {listed(runs)}" if runs else _NAME_A_RUN
+        near = runs_in(path)
+        fix = f"name the runs in it: {listed(near)}" if near else _NAME_A_RUN
         raise UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError, UserError) as error:
         why = error.what if isinstance(error, UserError) else " ".join(str(error).split())
@@ -123,7 +125,8 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     return tree
 
 
-def _runs_in(path: Path) -> list[str]:
+def runs_in(path: Path) -> list[str]:
+    """The runs' directories in a directory."""
     return sorted(str(entry.parent) for entry in path.glob("*/recipe.yaml")) if os.path.lexists(path) else []
 
 

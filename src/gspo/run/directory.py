@@ -20,12 +20,12 @@ from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, move_into_place, sha256
 from gspo.run.lock import Lock
+from gspo.run.place import check_place, empty
 from gspo.run.plain_files import (
     FOLDERS,
     ROLLOUTS,
     clear,
     for_writing,
-    is_unfinished,
     read_json_lines,
     replace_text,
     rollout_files,
@@ -50,14 +50,16 @@ class RunDirectory:
         self.close, self.check_lock = self._lock.release, self._lock.check
 
     @classmethod
-    def create(cls, recipe: Recipe) -> "RunDirectory":
-        """Make the recipe's directory; UserError where it exists, for a run never overwrites another."""
-        check_absent(recipe)
+    def create(cls, recipe: Recipe, *, overwrite: bool = False) -> "RunDirectory":
+        """Make the recipe's directory; UserError where it exists, unless the run in it is to be replaced."""
+        check_place(recipe, overwrite=overwrite)
         path = recipe.run_dir
         directory: RunDirectory | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
+            if overwrite:
+                empty(path)
             directory.write_recipe(recipe)
             sync(path.parent)
         except OSError as error:
@@ -176,29 +178,6 @@ class RunDirectory:
         except (OSError, SafetensorError) as error:
             fix = "make room or the directory writable"
             raise RunError(f"{path} could not be written: {error}\n  fix: {fix}") from error
-
-
-def is_unused(directory: Path) -> bool:
-    """Whether there is no more in it than what a run leaves that was killed as it began."""
-    names = (entry.name for entry in directory.iterdir())
-    return all(name == "lock" or is_unfinished(name, "recipe.yaml") for name in names)
-
-
-def check_absent(recipe: Recipe) -> None:
-    """UserError where the run's directory exists and is not empty."""
-    path = recipe.run_dir
-    if path.exists() and not (path.is_dir() and is_unused(path)):
-        fix = "give this run another name=… or output_dir=…, or remove the directory"
-        if (path / "recipe.yaml").is_file():
-            fix = f"to go on with that run: {how_to_resume(recipe)}; else {fix}"
-        raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
-
-
-def how_to_resume(recipe: Recipe) -> str:
-    """What goes on with the run of a recipe."""
-    if recipe.reward and (recipe.queries.path or recipe.queries.procedural):
-        return f"gspo resume {recipe.run_dir}"
-    return "gspo.train(recipe, queries=…, reward=…, resume=True)"
 
 
 def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:

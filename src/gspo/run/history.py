@@ -5,13 +5,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from signal import Signals
 from typing import Any
 
 from gspo.errors import RunError, UserError, encodable
 from gspo.run.interrupt import Stopped
-from gspo.run.plain_files import read_json_lines
 from gspo.run.run import Run
 
 HISTORY = "history.jsonl"
@@ -28,12 +26,6 @@ def record_start(run: Run, introduction: str) -> None:
         introduction=introduction,
         environment=run.about["environment"],
     )
-
-
-def working_directory_of(run: Path) -> Path | None:
-    """Where a run was last begun or resumed, which its recipe's relative paths start from; None where nothing says."""
-    places = [line.get("working_directory") for line in read_json_lines(run / HISTORY)[0]]
-    return next((Path(place) for place in reversed(places) if isinstance(place, str)), None)
 
 
 @contextmanager

@@ -15,9 +15,9 @@ class Stopped(KeyboardInterrupt):
 class Interrupt:
     """A context in which SIGINT, SIGTERM or SIGHUP sets `signal`; whoever may be stopped asks `check_stop`."""
 
-    def __init__(self, alert: Callable[[str], object]) -> None:
+    def __init__(self, alert: Callable[[str], object], ending: str = "ending, and saving what is done") -> None:
         self.signal: signal.Signals | None = None  # the first that came
-        self._alert = alert
+        self._alert, self.ending = alert, ending  # what is said to the first
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -43,4 +43,4 @@ class Interrupt:
         for other in self._previous:
             signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
         again = "Ctrl-C" if number == signal.SIGINT else self.signal.name
-        self._alert(f"ending, and saving what is done ({again} again: end at once)")
+        self._alert(f"{self.ending} ({again} again: end at once)")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError, files_beside
+from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
@@ -27,7 +27,8 @@ from gspo.run.checkpoint.store import (
     set_aside,
     verified,
 )
-from gspo.run.directory import RunDirectory, is_unused
+from gspo.run.directory import RunDirectory
+from gspo.run.place import is_unused
 from gspo.run.plain_files import clear
 from gspo.run.progress import Progress, decode
 
@@ -46,7 +47,9 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
         note(f"nothing to resume in {path.absolute()}: from the start")
         return None, None
     if not (path / RECIPE).is_file():
-        raise not_a_run(path)
+        is_saved = any((path / "checkpoints").glob(f"*/{RECIPE}"))
+        fix = "copy it back from the newest of its checkpoints" if is_saved else "name the directory of a run"
+        raise UserError(f"this is not a run's directory: it has no {RECIPE}", where=str(path), fix=fix)
     directory = RunDirectory(path)
     try:
         saved = _newest(recipe, directory)
@@ -60,16 +63,6 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
         for damaged, reason in saved.damaged:
             note(f"passed over {damaged.name}: {reason}; set aside as damaged_{damaged.name}")
     return directory, saved
-
-
-def not_a_run(path: Path) -> UserError:
-    """What is to be said of a directory without a recipe."""
-    if not path.exists():
-        return UserError("no such directory", where=str(path), fix=files_beside(path, ""))
-    fix = "name the directory that a run has made, such as runs/arithmetic"
-    if any((path / "checkpoints").glob("*/recipe.yaml")):
-        fix = "copy it back from the newest of its checkpoints"
-    return UserError("this is not a run's directory: it has no recipe.yaml", where=str(path), fix=fix)
 
 
 def restore_progress(saved: Checkpoint, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:

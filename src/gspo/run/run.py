@@ -18,9 +18,10 @@ from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_st
 from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
-from gspo.run.directory import RunDirectory, check_absent, how_to_resume
+from gspo.run.directory import RunDirectory
 from gspo.run.hooks import Hook
 from gspo.run.interrupt import Interrupt, Stopped
+from gspo.run.place import check_place, how_to_resume
 from gspo.run.prepare import Functions, Prepared, Rows, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
@@ -182,28 +183,31 @@ def open_run(
     on_step: Hook | None = None,
     display: Display,
     resume: bool,
+    overwrite: bool = False,
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
         with display.waiting("reading the newest checkpoint"):
             reopened, saved = reopen(recipe, display.note) if resume else (None, None)
         if reopened is None:
-            check_absent(recipe)  # before anything takes time
+            check_place(recipe, overwrite=overwrite)  # before anything takes time
         else:
             stack.enter_context(closing(reopened))
         output = stack.enter_context(display.output_of_processes())
-        with (interrupt := Interrupt(display.alert)), display.waiting("loading the recipe's parts") as say:
+        interrupt = Interrupt(display.alert, ending="ending: no step is under way, so nothing is lost")
+        with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
             given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
             parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
         stack.callback(display.stop)
+        interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow
         run = Run(
             recipe=recipe,
             parts=parts,
-            directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe))),
+            directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite))),
             display=display,
             interrupt=interrupt,
             clock=Clock(display.stage),

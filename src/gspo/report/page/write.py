@@ -13,7 +13,7 @@ from gspo.errors import UserError
 from gspo.report.page.data import run_data
 from gspo.report.page.overview import state_sentence
 from gspo.report.page.sample_data import samples_json
-from gspo.report.run_files import RunFiles, read_run
+from gspo.report.run_files import RunFiles, read_run, runs_in
 from gspo.run.plain_files import read_plain, replace_text
 
 Note = Callable[[str], object]
@@ -94,8 +94,16 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    is_own = out is None and len(distinct(paths)) == 1  # any other file may be one of the run's
-    target = paths[0] / "report.html" if is_own else out or Path(_COMPARED)
+    paths = distinct(paths)
+    is_one = len(paths) == 1
+    target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
+    if out is None:
+        read_run(paths[0])  # says what is wrong with it rather than with the file
+    if os.path.isdir(target):  # noqa: PTH112 (False, not an error, where no such name can be)
+        raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
+    if not os.path.isdir(target.parent):  # noqa: PTH112
+        raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
+    is_own = out is None and is_one  # any other file may be one of the run's
     if not is_own and os.path.lexists(target) and not _is_page(target):
         fix = "name a file that is not there yet, such as --out page.html"
         raise UserError("this is there already, and is no page that gspo has written", where=str(target), fix=fix)
@@ -110,7 +118,9 @@ def _is_page(path: Path) -> bool:
 
 
 def distinct(paths: Sequence[Path]) -> list[Path]:
-    """Each directory once, however it is spelled: or it would pass for two seeds."""
+    """The runs, those in a directory of runs too, each once, however it is spelled: or it would pass for two seeds."""
+    inside = {path: [] if os.path.lexists(path / "recipe.yaml") else runs_in(path) for path in paths}
+    paths = [run for path in paths for run in map(Path, inside[path] or [str(path)])]
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]
 
 

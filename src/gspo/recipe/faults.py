@@ -1,0 +1,135 @@
+"""What is wrong with a recipe, in a person's words: which key, where it was written, and what was probably meant."""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from reprlib import Repr
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gspo.errors import UserError
+from gspo.recipe.published import ALIASES
+from gspo.recipe.schema import recipe_keys
+
+# Keys, and values of keys, that had another name in an earlier version, or have one elsewhere.
+RENAMED = {
+    "rollout.turn_separator": "rollout.segment_separator",
+    "reward.per: turn": "per: segment",
+    **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
+}
+# Of pydantic's messages, in a person's words.
+_PLAIN = {
+    **{"a valid string": "text", "a valid integer": "an integer", "a valid number": "a number"},
+    **{"a valid boolean": "true or false", "a valid tuple": "a list", "a valid dictionary": "a mapping"},
+    **dict.fromkeys((", unable to interpret input", ", unable to parse string as an integer"), ""),
+    ", unable to parse string as a number": "",
+}
+_NEAR, _MISSPELT = 0.6, 0.85  # how much of two names is alike: a guess, and what hardly means anything else
+_SHORT = Repr()  # of a value in a message
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def described(error: ValidationError, *, where: str, overridden: Sequence[str]) -> UserError:
+    """Every fault at once, each with where its key was written: there, or on the command line."""
+    faults = [fault for item in error.errors() for fault in _faults(item)]
+    lines = [("command line" if _is_of(overridden, *fault) else where, fault[1]) for fault in faults]
+    places = list(dict.fromkeys(place for place, _ in lines))
+    if len(lines) == 1:
+        return UserError(lines[0][1], where=places[0])
+    shown = [line if len(places) == 1 else f"{place}: {line}" for place, line in lines]
+    return UserError("\n  ".join(["cannot be used:", *shown]), where=" and ".join(places))
+
+
+def hint(key: str) -> str | None:
+    """What was meant by a key that there is not: by its name in another library, or in another section."""
+    parts = key.split(".")
+    for end in (".".join(parts[first:]) for first in range(len(parts))):
+        if end in _other_names():
+            return _in_words(_other_names()[end])
+        keys = [name for name, _ in recipe_keys() if name == end or name.endswith(f".{end}")]
+        if keys:
+            keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
+            return f"did you mean {' or '.join(keys[:3])}?"
+    return next((_in_words(_other_names()[part]) for part in parts[:-1] if part in _other_names()), None)
+
+
+def shown(value: Any) -> str:
+    """A value in short."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def _is_of(overridden: Sequence[str], key: str, sentence: str) -> bool:
+    """Whether a fault is of a key that was overridden; a rule between keys names them in its sentence."""
+    if not key:
+        return any(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", sentence) for name in overridden)
+    return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)
+
+
+def _faults(item: Any) -> Iterator[tuple[str, str]]:
+    """The key and a sentence for one of pydantic's errors: what is wrong, and the nearest key or value."""
+    location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
+    where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ")
+    key = ".".join(part for part in location if isinstance(part, str))
+    if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
+        yield where, f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
+    elif meant := isinstance(value, str) and _other_names().get(f"{key}={value}"):
+        yield where, f"{where}: {value}: {meant}"
+    elif kind == "refusal" and not where:  # a rule names its keys itself
+        yield from (("", sentence) for sentence in message.split("\n  "))
+    elif kind == "missing":
+        yield where.rpartition(".")[0] or where, f"{where}: this key is needed and missing"  # of who wrote its section
+    elif kind == "extra_forbidden":
+        yield from _unknown(where, value)
+    elif kind.startswith("model_"):
+        yield (
+            where,
+            f"{where}: should be a section with keys such as {', '.join(_keys_in(key)[:3])}, not {shown(value)}",
+        )
+    else:
+        yield where, f"{where}: {message if kind == 'refusal' else _of_value(message, key, value)}"
+
+
+def _of_value(message: str, key: str, value: Any) -> str:
+    for pydantic_words, words in _PLAIN.items():
+        message = message.replace(pydantic_words, words)
+    field = dict(recipe_keys()).get(key)
+    near = difflib.get_close_matches(shown(value), re.findall(r"'(\w+)'", message), n=1, cutoff=0.5)
+    meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
+    advice = f"did you mean {near[0]}?" if near else meaning or "see docs/reference/recipe.md"
+    return f"{message}, not {shown(value)}: {advice}"
+
+
+def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The fault of an unknown key; of an unknown section, those of the keys in it."""
+    parent, dot, last = where.rpartition(".")
+    known = _keys_in(re.sub(r"\.\d+", "", parent))
+    near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
+    if isinstance(value, dict) and value and not near:
+        for name, inner in value.items():
+            yield from _unknown(f"{where}.{name}", inner)
+        return
+    guess = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(known or _keys_in(''))}"
+    is_misspelt = bool(near) and difflib.SequenceMatcher(None, last, near[0]).ratio() >= _MISSPELT
+    yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
+
+
+def _keys_in(section: str) -> list[str]:
+    names = (name.rpartition(".") for name, _ in recipe_keys())
+    return [last for parent, _, last in names if parent == section]
+
+
+def _in_words(meant: str) -> str:
+    return meant if meant.startswith("not here") else f"here it is {meant}"
+
+
+@cache
+def _other_names() -> Mapping[str, str]:
+    text = files("gspo.recipe").joinpath("other_names.yaml").read_text(encoding="utf-8")
+    return {name: meant for meant, names in yaml.safe_load(text).items() for name in names.split()}

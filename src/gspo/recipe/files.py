@@ -1,0 +1,77 @@
+"""The files that a recipe names: beside the recipe or in the working directory, and there before anything is loaded."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo.errors import UserError, listed
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import names_file
+
+_PATHS = re.compile(r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference")
+_FUNCTIONS = re.compile(r"(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations")
+
+
+def folders_of(path: Path) -> tuple[str, ...]:
+    """Where a recipe's relative paths are looked up, in this order; "" is the working directory.
+
+    The recipe that a run or a checkpoint has written holds paths that are right from the run's working directory.
+    """
+    is_written = path.name == "recipe.yaml" and any(
+        (path.parent / name).is_file() for name in ("history.jsonl", "manifest.json")
+    )
+    return ("",) if is_written or path.parent.samefile(Path.cwd()) else (str(path.parent), "")
+
+
+def located(tree: Any, folders: Sequence[str], key: str = "") -> Any:
+    """A copy of a recipe's tree, or of the value of a key, each file with the first of the folders that has it."""
+
+    def place(key: str, text: str, file: str) -> str:
+        there = (folder for folder in folders if os.path.lexists(os.path.join(folder, file)))  # noqa: PTH118
+        return os.path.join(next(there, ""), text)  # noqa: PTH118 - Path would make of ./name into name, a hub id
+
+    return _with_files(tree, place, key)
+
+
+def files_of(recipe: Recipe) -> list[tuple[str, str]]:
+    """The keys of a recipe that name a file, a directory or a hub id, and which."""
+    named: list[tuple[str, str]] = []
+
+    def take(key: str, text: str, file: str) -> str:
+        named.append((key, file))
+        return text
+
+    _with_files(recipe.model_dump(mode="json"), take)
+    return named
+
+
+def check_files(recipe: Recipe, path: str | Path) -> None:
+    """UserError for a local file or directory that the recipe of that path needs and that is not there."""
+    needed = {"evaluation": recipe.evaluation.num_queries, "cold_start": recipe.cold_start.steps}
+    needed["actor"] = recipe.actor.kl.coefficient > 0
+    places = {str(Path(path).resolve().parent): "beside the recipe", str(Path.cwd()): "in the working directory"}
+
+    for key, file in files_of(recipe):
+        is_local = file.endswith(".py") or names_file(file)
+        if needed.get(key.partition(".")[0], True) and is_local and not os.path.lexists(file):
+            folder, name = os.path.split(file)
+            paths = [path for place in places for path in Path(place, folder).glob(f"*{Path(name).suffix}")]
+            near = sorted({os.path.join(folder, path.name) for path in paths if path.is_dir() == ("." not in name)})  # noqa: PTH118
+            fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
+            what = "no such directory" if key.startswith(("model", "actor")) else "no such file"
+            raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
+
+
+def _with_files(tree: Any, change: Callable[[str, str, str], str], key: str = "") -> Any:
+    """A copy of the tree in which each text that names a file is changed, given its key, itself and the file."""
+    if isinstance(tree, dict):
+        return {name: _with_files(value, change, f"{key}.{name}".lstrip(".")) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_files(value, change, f"{key}.{place}") for place, value in enumerate(tree)]
+    if not isinstance(tree, str) or tree in ("", "fit"):
+        return tree
+    if function := _FUNCTIONS.fullmatch(key) and re.fullmatch(r"(.+\.py):[^:/]*", tree):
+        return change(key, tree, function[1])
+    return change(key, tree, tree) if _PATHS.fullmatch(key) else tree

@@ -1,0 +1,86 @@
+"""Where a new run may go: a directory that is free, the next numbered name, or the place of a run that it replaces."""
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from gspo.errors import UserError, listed
+from gspo.recipe.files import files_of
+from gspo.recipe.schema import Recipe
+from gspo.run.lock import is_locked
+from gspo.run.plain_files import clear, is_unfinished
+
+# What a run, its report, its trackers and its resumption write; anything else in the directory is not ours to remove.
+_OF_A_RUN = re.compile(
+    r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
+    r"|(cold_start_)?checkpoints|(set_aside|damaged)_.*|unfinished_.*|replaced_model|events\.out\.tfevents\..*"
+)
+
+
+def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
+    """UserError where the run's directory is taken; with `overwrite`, where what is there is not an ended run."""
+    path = recipe.run_dir
+    if _is_free(path):
+        return
+    if overwrite:
+        _check_replaceable(recipe)
+        return
+    fix = "give this run another name=… or output_dir=…, or remove the directory"
+    if (path / "recipe.yaml").is_file():
+        fix = (
+            f"to go on with that run: {how_to_resume(recipe)}; for a run beside it: --new, name=… or output_dir=…; "
+            "to replace it: --overwrite (in Python: new=True, overwrite=True)"
+        )
+    raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
+
+
+def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
+    """The recipe itself where its directory is free, else with the next number in its name and its directory."""
+    if _is_free(recipe.run_dir):
+        return recipe
+    path = next(filter(_is_free, (Path(f"{recipe.run_dir}-{number}") for number in itertools.count(2))))
+    name = f"{recipe.name}-{path.name.rpartition('-')[2]}"
+    note(f"new: this run is {name}, in {path}")
+    return recipe.model_copy(update={"name": name, "output_dir": recipe.output_dir and str(path)})
+
+
+def empty(path: Path) -> None:
+    """Remove the run in a directory whose lock is held; the recipe last, for a kill in between leaves a run."""
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "recipe.yaml"):
+        if entry.name != "lock":
+            clear(entry)
+
+
+def is_unused(directory: Path) -> bool:
+    """Whether there is no more in it than what a run leaves that was killed as it began."""
+    names = (entry.name for entry in directory.iterdir())
+    return all(name == "lock" or is_unfinished(name, "recipe.yaml") for name in names)
+
+
+def how_to_resume(recipe: Recipe) -> str:
+    """What goes on with the run of a recipe."""
+    if recipe.reward and (recipe.queries.path or recipe.queries.procedural):
+        return f"gspo resume {recipe.run_dir}"
+    return "gspo.train(recipe, queries=…, reward=…, resume=True)"
+
+
+def _is_free(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and is_unused(path))
+
+
+def _check_replaceable(recipe: Recipe) -> None:
+    path = recipe.run_dir
+    where, fix = str(path), "give this run another name=… or output_dir=…, or remove the directory yourself"
+    if not (path.is_dir() and all((path / name).is_file() for name in ("recipe.yaml", "lock"))):
+        raise UserError("this is not a run's directory, so it is not overwritten", where=where, fix=fix)
+    if is_locked(path):
+        fix = "wait for it or end it, or give this run another name: --new"
+        raise UserError("a process is writing to this directory: it is not overwritten", where=where, fix=fix)
+    if others := sorted(entry.name for entry in path.iterdir() if not _OF_A_RUN.fullmatch(entry.name)):
+        what = f"it holds what no run has written, so it is not overwritten: {listed(others)}"
+        raise UserError(what, where=where, fix=f"move that elsewhere; or {fix}")
+    inside = [key for key, file in files_of(recipe) if path.resolve() in Path(file).resolve().parents]
+    if inside:
+        what = f"{listed(inside)} is in the run that is to be overwritten"
+        raise UserError(what, where=where, fix="copy it elsewhere, or give this run another name: --new")
