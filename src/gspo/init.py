@@ -6,8 +6,8 @@ Sizes follow from the data, the model's shape and this machine's memory, by form
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from keyword import iskeyword
 from pathlib import Path
@@ -22,11 +22,8 @@ from gspo.recipe.sections import QueriesConfig
 from gspo.recipe.yaml_text import Dumper, read_yaml
 
 # The columns in which published data has the right answer, by precedence; matched without regard to case.
-ANSWER_COLUMNS = (
-    *("answer", "ground_truth", "final_answer", "expected_answer", "gold", "target", "label", "solution"),
-    *("reference", "expected", "output", "response", "completion"),
-)
-INSTRUCTIONS = {
+_ANSWERS = "answer ground_truth final_answer expected_answer gold target label solution reference output completion"
+_INSTRUCTIONS = {
     "math": r"Please reason step by step, and put your final answer within \boxed{}.",
     "exact_match": "End with your final answer, and nothing else, between <answer> and </answer>.",
 }
@@ -34,11 +31,14 @@ _HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
 _NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
 _MAX_LETTERS = 80  # of a right answer that is compared as text
 _MIN_NEW_TOKENS = 16
-_SHORT = 128  # tokens of a response, for which the paper's clip range is narrow
-_GROUP_SIZE = 8
-_TAKEN = ("completions", "columns", "prompts", "completion_ids", "float", "len", "zip", "str")  # in the templates
+_ON_GPU = {"new_tokens": 1024, "queries": 64, "pass_tokens": 16_384, "held_out": 512, "steps": 200}  # at most
+_ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 20}
+_CLIP = "clip_low: 3e-4 # the GSPO paper's range\n  clip_high: 4e-4"
+_CLIP_OF_SHORT = "clip_low: 3e-3 # ten times the GSPO paper's range, for responses this short\n  clip_high: 4e-3"
+_SHORT = 128  # tokens of a response
+_REPLAY = "\n  routing_replay: none # experts: policy and engine are explained in docs/concepts/experts.md"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_REPLAY = "\n  routing_replay: none # experts may differ between sampling and update: docs/concepts/experts.md"
+_TAKEN = ("completions", "columns", "prompts", "completion_ids", "float")  # by the template, or by gspo
 _KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
 
 RECIPE = """\
@@ -62,48 +62,37 @@ rollout:
 reward:{reward}
 
 actor:
-  clip_low: {clip_low} # {about_clip}
-  clip_high: {clip_high}
+  {clip}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; each takes about {token_bytes:,} bytes in the update
   optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters: docs/guides/models.md{experts}
 
 evaluation:
-  num_queries: {num_held_out} # {about_held_out}
+  num_queries: {num_held_out} # held out of the rows; evaluation.path: FILE gives others
 """
 REWARDS = '''\
-"""Reward functions of {name}.yaml. They get lists with an entry for each response, and return a number for each.
+"""Reward functions of {name}.yaml; `python rewards.py` tries the example at the end.
 
-`None` in place of a number says that the function does not apply. `python rewards.py` runs the example at the end.
+A function gets lists with an entry for each response, and returns a number for each, or None where it does not apply.
 """
 
-# The columns of the data, with the first row's values:
-{columns}
+# The columns of the data, with the first row's values:{columns}
 
 
-{function}'''
-MEASURE = '''\
-def contains_answer(completions, {parameters}**columns):
-    """1.0 where the right answer is anywhere in the response: less strict than `{builtin}`, so it is only measured."""
-    pairs = zip(completions, {answers})
-    return [None if right in (None, "") else float({test}) for completion, right in pairs]
-
-
-if __name__ == "__main__":
-    assert contains_answer([{good}, {bad}], {arguments}) == [1.0, 0.0]
-'''
-UNWRITTEN = '''\
-def score(completions, {parameters}**columns):
-    """A number for each response: the higher, the better."""
+def {function}(completions, {parameters}**columns):
+    """{meaning}"""
     texts = [{text} for completion in completions]
-    raise NotImplementedError("write here what makes a response good, and remove this line")
-    return [float(len(text) < 200) for text in texts]
+    {body}
 
 
 if __name__ == "__main__":
-    good, bad = score([{good}, {bad}], {arguments})
+    good, bad = {function}([{examples}], {arguments})
     assert good > bad
 '''
+_MEASURE = """\
+rights = [right if isinstance(right, list) else [right] for right in {column}]
+    return [float(any(str(entry) in text for entry in right)) for text, right in zip(texts, rights)]"""
+_TO_WRITE = 'raise NotImplementedError("return a number for each of the texts: what makes a response good?")'
 
 
 def init(
@@ -128,8 +117,12 @@ def init(
     given = {"path": data, **{key: value for key, value in queries.items() if value is not None}}
     smallest = {"rollout": {"queries_per_step": 1}, "actor": {"mini_batches": 1}, "evaluation": {"num_queries": 0}}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, **smallest}
-    with _keys_as_options():
+    try:
         values = _values(make_recipe(draft, where="gspo init"), out, say)
+    except UserError as error:  # of a recipe's keys
+        parts = (error.what, error.where or "", error.fix or "")
+        what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
+        raise UserError(what, where=where, fix=fix) from None
     texts = {recipe_file: RECIPE.format(**values), reward_file: REWARDS.format(**values)}
     make_recipe(read_yaml(texts[recipe_file], where=str(recipe_file)), where=str(recipe_file))
     try:
@@ -142,19 +135,8 @@ def init(
         raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
     lines = [f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "reward")]
     lines += [f"written   {recipe_file}, {reward_file}"]
-    lines += [f"first     write the function score in {reward_file}"] if not values["builtin"] else []
+    lines += [f"first     write {values['function']} in {reward_file}"] if values["function"] == "score" else []
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
-
-
-@contextmanager
-def _keys_as_options() -> Iterator[None]:
-    """Errors within name the options of `gspo init` in place of a recipe's keys."""
-    try:
-        yield
-    except UserError as error:
-        parts = [error.what, error.where or "", error.fix or ""]
-        what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
-        raise UserError(what, where=where, fix=fix) from None
 
 
 def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str, Any]:
@@ -169,8 +151,10 @@ def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str,
     rows = load_rows(draft).train
     say(f"loading the tokenizer of {model}, and reading the prompts with it")
     config, tokenizer = load_config(draft.model), load_tokenizer(model)
-    positions, reward = max_positions(config), _reward(rows, _path("rewards.py", out))
-    rendered, system = _rendered(rows, tokenizer, queries, reward["builtin"], positions)
+    is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
+    data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
+    positions, (builtin, reward) = max_positions(config), _reward(rows, "" if is_here else f"{out.absolute()}/")
+    rendered, system = _rendered(rows, tokenizer, queries, builtin, positions)
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(config, max(lengths), positions, len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
@@ -182,105 +166,85 @@ def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str,
         **sizes,
         "name": _yaml(draft.name),
         "epochs": sizes["steps"] * sizes["queries_per_step"] / (len(rows) - sizes["num_held_out"]),
-        "model": _yaml(_path(model, out)),
+        "model": _yaml(model),
         "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
-        "data": _yaml(_path(data, out)),
+        "data": _yaml(data),
         "about_data": f"{len(rows):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
         "queries": "".join(f"\n  {key}: {_yaml(value)}" for key, value in keys.items() if value is not None),
     }
 
 
-def _path(path: str, out: Path) -> str:
-    """The path as it was given if the recipe lies in the working directory; else, but for a hub id, an absolute one."""
-    if out.resolve() == Path.cwd():
-        return path
-    return (
-        str((out if path == "rewards.py" else Path()).absolute() / path)
-        if path == "rewards.py" or Path(path).exists()
-        else path
-    )
-
-
-def _yaml(text: Any) -> str:
+def _yaml(text: str) -> str:
     return yaml.dump(text, Dumper=Dumper, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
 
 
 def _rendered(
     rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, builtin: str, positions: int | None
 ) -> tuple[Sequence[Any], str | None]:
-    """The rows as the model reads them, and a system message about the form of the answer where the model takes one."""
+    """The rows as the model reads them, and a system message on the form of the answer where the model takes one."""
     from gspo.queries.render import render_all
 
     render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
-    system = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else INSTRUCTIONS.get(builtin)
+    system = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
     with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
         return render(queries=queries.model_copy(update={"system": system})), system
     return render(queries=queries), None
 
 
 def _sizes(config: Any, longest: int, positions: int | None, num_prompts: int) -> dict[str, Any]:
-    """The numbers that depend on memory, on the lengths of prompts and on the number of rows.
+    """The numbers that depend on memory, on the longest prompt's tokens and on the number of different prompts.
 
     A response has a key and a value in each layer for each token, and three float32 copies of its logits. In the
-    update, a token has about 17 numbers of the hidden size in each layer (arXiv 2205.05198, equation 2).
+    update, a token has about 17 numbers of the hidden size in each layer (arXiv 2205.05198: 34 bytes of 16 bits).
     """
-    text, num_parameters = config.get_text_config(), _num_parameters(config)
-    on_gpu, memory, machine = _machine()
-    number_bytes, training_bytes = (2, 18 * num_parameters) if on_gpu else (4, 16 * num_parameters)
-    if training_bytes > memory:
-        machine += f"; training takes about {training_bytes / 2**30:,.0f} GiB: choose a smaller model"
-    spare = max(memory - training_bytes, 0) // 2
-    max_new_tokens = min(1024 if on_gpu else 256, (positions or 2**20) - longest)
-    heads, head_size = text.num_attention_heads, getattr(text, "head_dim", None)
-    token_cache = 2 * number_bytes * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads)
-    row_bytes = token_cache * (head_size or text.hidden_size // heads) * (longest + max_new_tokens)
-    row_bytes += 12 * text.vocab_size
-    token_bytes = 17 * number_bytes * text.num_hidden_layers * text.hidden_size
-    num_held_out = min(512 if on_gpu else 64, num_prompts // 10)
-    queries_per_step = _power_of_two(num_prompts - num_held_out, 1, 64 if on_gpu else 8)
-    few = "fewer than ten different prompts: give a file with others as evaluation.path"
-    reads = f"prompts have up to {longest:,} tokens"
-    is_short = max_new_tokens <= _SHORT
-    return {
-        "about_machine": machine,
-        "num_parameters": num_parameters,
-        "max_new_tokens": max_new_tokens,
-        "about_tokens": reads if positions is None else f"{reads}; the model has {positions:,} positions",
-        "max_rows": _power_of_two(spare // row_bytes, _GROUP_SIZE, 512),
-        "row_bytes": row_bytes,
-        "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + max_new_tokens, 16_384 if on_gpu else 4096),
-        "token_bytes": token_bytes,
-        "num_held_out": num_held_out,
-        "about_held_out": "held out of the rows" if num_held_out else few,
-        "queries_per_step": queries_per_step,
-        "mini_batches": min(4, queries_per_step),
-        "steps": 200 if on_gpu else 20,
-        "clip_low": "3e-3" if is_short else "3e-4",
-        "clip_high": "4e-3" if is_short else "4e-4",
-        "about_clip": "for short responses, as in recipes/arithmetic.yaml" if is_short else "the GSPO paper's range",
-        "lr": "1e-6" if num_parameters >= 10**8 else "1e-5" if num_parameters >= 10**7 else "1e-4",
-        "experts": _EXPERTS_KEY if any(getattr(text, name, None) for name in _EXPERTS) else "",
-    }
-
-
-def _num_parameters(config: Any) -> int:
-    """Of a model of this configuration, without memory for the weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    with torch.device("meta"):  # needs no memory for the weights
+        num_parameters = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    text, on_gpu = config.get_text_config(), torch.cuda.is_available()
+    most, number_bytes = (_ON_GPU, 2) if on_gpu else (_ON_CPU, 4)
+    memory, machine = _machine(on_gpu)
+    training_bytes = (18 if on_gpu else 16) * num_parameters
+    if training_bytes > memory:
+        machine += f"; training takes about {training_bytes / 2**30:,.0f} GiB: choose a smaller model"
+    spare = max(memory - training_bytes, 0) // 2
+    new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    row_bytes = 2 * number_bytes * text.num_hidden_layers * heads * head_size * (longest + new_tokens)
+    row_bytes += 12 * text.vocab_size
+    token_bytes = 17 * number_bytes * text.num_hidden_layers * text.hidden_size
+    num_held_out = min(most["held_out"], max(num_prompts // 10, int(num_prompts > 2)))
+    queries_per_step = _power_of_two(num_prompts - num_held_out, 1, most["queries"])
+    return {
+        "about_machine": machine,
+        "num_parameters": num_parameters,
+        "max_new_tokens": new_tokens,
+        "about_tokens": f"prompts have up to {longest:,} tokens, the model has {positions or 'any':,} positions",
+        "max_rows": _power_of_two(spare // row_bytes, 8, 512),
+        "row_bytes": row_bytes,
+        "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
+        "token_bytes": token_bytes,
+        "num_held_out": num_held_out,
+        "queries_per_step": queries_per_step,
+        "mini_batches": min(4, queries_per_step),
+        "steps": most["steps"],
+        "clip": _CLIP_OF_SHORT if new_tokens <= _SHORT else _CLIP,
+        "lr": "1e-6" if num_parameters >= 10**8 else "1e-5" if num_parameters >= 10**7 else "1e-4",
+        "experts": _REPLAY if any(getattr(text, name, None) for name in _EXPERTS) else "",
+    }
 
 
-def _machine() -> tuple[bool, int, str]:
-    """Whether there is a GPU, the bytes of memory there or here, and both in words."""
+def _machine(on_gpu: bool) -> tuple[int, str]:
+    """The bytes of memory that training may use, and where that is, in words."""
     import torch
 
-    if torch.cuda.is_available():
+    if on_gpu:
         gpu = torch.cuda.get_device_properties(0)
-        return True, gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
+        return gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return False, memory, f"float32 on a CPU, {torch.get_num_threads()} threads, {memory / 2**30:.0f} GiB; no GPU here"
+    return memory, f"float32 on the CPU with {memory / 2**30:.0f} GiB, as there is no GPU"
 
 
 def _power_of_two(most: int, low: int, high: int) -> int:
@@ -288,61 +252,46 @@ def _power_of_two(most: int, low: int, high: int) -> int:
     return max(low, min(high, 1 << max(most.bit_length() - 1, 0)))
 
 
-def _reward(rows: Sequence[Any], reward_path: str) -> dict[str, Any]:
-    """The reward that fits the column with the right answer: a built-in one, or a function that is to be written."""
-    is_text, first = isinstance(rows[0].prompt, str), rows[0].clean_columns
-    column = next((name for wanted in ANSWER_COLUMNS for name in first if name.lower() == wanted), "")
-    answers = [row.clean_columns.get(column) for row in rows]
-    builtin, about = _builtin(column, answers)
-    own = _yaml(f"{reward_path}:{'contains_answer' if builtin else 'score'}")
-    lines = f"\n  - function: {own} # {about}"
+def _reward(rows: Sequence[Any], folder: str) -> tuple[str, dict[str, str]]:
+    """The built-in function that fits the column with the right answer, or none; and what fills the templates."""
+    first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
+    column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
+    builtin, about = _builtin(column, [row.clean_columns.get(column) for row in rows])
+    function = "contains_answer" if builtin else "score"
+    own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
+    options = f"\n    options: {{answer_column: {column}}}" if column != "answer" else ""
+    verifier = f"\n  - function: {builtin} # {about}{options}\n  - {own}\n    weight: 0 # measured only"
     names = [name for name in first if name.isidentifier() and not iskeyword(name) and name not in _TAKEN]
-    if builtin:
-        options = f"\n    options: {{answer_column: {column}}}" if column != "answer" else ""
-        lines = f"\n  - function: {builtin} # {about}{options}\n  - function: {own}\n    weight: 0 # measured only"
-        names = [column]
-    is_list, good, bad = any(isinstance(answer, list) for answer in answers), "It is 42.", "I do not know."
-    example = (
-        {name: _literal(first[name]) for name in names} if not builtin else {column: "['42']" if is_list else "'42'"}
-    )
-    text = "completion" if is_text else 'completion[-1]["content"]'
-    values = {
-        "builtin": builtin,
-        "parameters": "".join(f"{name}, " for name in names),
-        "answers": column,
-        "text": text,
-        "test": f"any(str(entry) in {text} for entry in right)" if is_list else f"str(right) in {text}",
-        "good": _literal(good if is_text else [{"role": "assistant", "content": good}]),
-        "bad": repr(bad if is_text else [{"role": "assistant", "content": bad}]),
-        "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in example.items()),
-    }
-    shown = [f"#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()]
-    return {
-        "reward": lines,
-        "about_reward": f"{builtin or 'to be written'}: {about}",
-        "columns": "\n".join(shown) or "#   (there is none besides the prompt)",
-        "builtin": builtin,
-        "function": (MEASURE if builtin else UNWRITTEN).format(**values),
+    example = {column: "42"} if builtin else {name: first[name] for name in names}
+    short = {name: repr(value) if type(value) in (str, int, float) else "None" for name, value in example.items()}
+    texts = [
+        repr(text if is_text else [{"role": "assistant", "content": text}]) for text in ("It is 42.", "I don't know.")
+    ]
+    return builtin, {
+        "function": function,
+        "meaning": "1.0 where the right answer is anywhere in the response, else 0.0."
+        if builtin
+        else "The higher, the better.",
+        "body": _MEASURE.format(column=column) if builtin else _TO_WRITE,
+        "reward": verifier if builtin else f"\n  - {own} # {about}",
+        "about_reward": f"{builtin or 'rewards.py'}: {about}",
+        "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
+        "parameters": "".join(f"{name}, " for name in short),
+        "text": "completion" if is_text else "completion[-1]['content']",
+        "examples": ", ".join(texts),
+        "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in short.items()),
     }
 
 
 def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str]:
-    """The built-in function that compares responses with such answers; empty if there is none. Why it is so."""
-    if not column:
-        return "", "no column looks like the right answer"
+    """The built-in function that compares responses with such answers, or none, and why."""
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
     texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
     if not texts:
-        return "", f"column {column} is empty"
-    num_numbers, is_list = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), len(entries) > len(answers)
-    if num_numbers >= 0.9 * len(texts) and not is_list:
-        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula in column {column}"
-    if max(map(len, texts)) <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
-        return "exact_match", f"compares with the short texts in column {column}"
-    return "", f"column {column} has texts of up to {max(map(len, texts)):,} letters, too long to be compared"
-
-
-def _literal(value: Any) -> str:
-    """The value as Python has it, if it is short and plain."""
-    is_plain = isinstance(value, str | int | float | None) and len(repr(value)) <= _MAX_LETTERS
-    return repr(value) if is_plain else "'…'"
+        return "", f"column {column} is empty" if column else "no column looks like the right answer"
+    num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
+    if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
+        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column}"
+    if longest <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
+        return "exact_match", f"column {column} has short texts, of up to {longest} letters"
+    return "", f"column {column} has texts of up to {longest:,} letters, too long to be compared"
