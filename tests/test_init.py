@@ -147,10 +147,14 @@ def test_the_form_of_the_answer_is_asked_for_only_where_the_model_and_the_rows_l
         "no chat template": ("What is {} + {}?", "plain"),
     }.items():
         write("rows.jsonl", rows_of(prompt, answer="[]"))
-        asked[case] = init("--data", "rows.jsonl", "--out", case, model=model).queries.system
+        queries = init("--data", "rows.jsonl", "--out", case, model=model).queries
+        asked[case] = ["boxed" in str(text) for text in (queries.system, queries.template)]
         assert cli.main(["check", f"{case}/mine.yaml"]) == 0
-    assert {case for case, system in asked.items() if system} == {"text"}
-    assert "boxed" in str(asked["text"])
+    none = [False, False]
+    assert asked == {
+        **{"text": [True, False], "own instruction": none},
+        **{"own system message": none, "no chat template": [False, True]},
+    }
 
 
 def test_nothing_is_overwritten_and_the_message_says_where_else_to_write(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +176,11 @@ def test_a_recipe_in_another_directory_works_from_there_and_from_here(
     assert cli.main(["check", "new/project/mine.yaml"]) == 0
     monkeypatch.chdir("new/project")
     assert cli.main(["check", "mine.yaml"]) == 0
+
+
+def test_without_a_model_the_message_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "--data", write("rows.jsonl", rows_of("What is {}?"))]) == 2
+    assert "--model DIR" in capsys.readouterr().err and not Path("rows.yaml").exists()
 
 
 def _damaged(model: str, *missing: str) -> None:
@@ -200,6 +209,7 @@ FAULTS = [
     (["--data", "rows.jsonl", "--model", "new"], ["config.json"]),
     (["--data", "rows.jsonl", "--model", "adapter"], ["adapter", "model"]),
     (["--data", "rows.jsonl", "--model", "no-tokenizer"], ["no-tokenizer", "tokenizer"]),
+    (["--data", "rows.jsonl", "--model", "translator"], ["--model: translator", "T5"]),
     (["--data", "rows.jsonl", "--model", "no-weights"], ["no-weights", "no weights"]),
     (["--data", "chat.jsonl", "--model", "plain"], ["chat.jsonl:1", "chat template"]),
 ]
@@ -222,7 +232,10 @@ def test_what_cannot_be_used_is_named_and_nothing_is_written(
     Path("adapter/adapter_config.json").write_text("{}")
     _damaged("no-tokenizer", "tokenizer*", "chat_template*")
     _damaged("no-weights", "*.safetensors")
+    _damaged("translator", "generation_config.json")
+    config_of("t5", is_encoder_decoder=True).save_pretrained("translator")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
     assert cli.main(["init", "--model", "chat", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and [part for part in named if part not in error] == [], error
@@ -261,7 +274,7 @@ def test_sizes_follow_from_the_model_the_machine_and_the_data(monkeypatch: pytes
     for gigabytes in (8, 24, 80):
         gpu = SimpleNamespace(name="a GPU", total_memory=gigabytes * 10**9)
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda _, gpu=gpu: gpu)
-        sizes = found[gigabytes] = _sizes(config, 200, 32_768, 5000)
+        sizes = found[gigabytes] = _sizes("a model", config, 200, 5000)
         assert sizes["num_parameters"] == 494_032_768  # of Qwen2.5-0.5B
         # By hand: 24 layers × 2 heads of 64 × 2 (keys and values) × 2 bytes × 1,224 tokens, and the logits.
         assert sizes["row_bytes"] == 24 * 2 * 64 * 2 * 2 * 1224 + 12 * 151_936
@@ -275,8 +288,9 @@ def test_sizes_follow_from_the_model_the_machine_and_the_data(monkeypatch: pytes
 
 def test_a_short_context_few_rows_and_experts_are_seen() -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
-    sizes = _sizes(config_of("qwen3", **small), 100, 128, 5)
+    small |= {"max_position_embeddings": 128}
+    sizes = _sizes("a model", config_of("qwen3", **small), 100, 5)
     assert sizes["max_new_tokens"] == 28 and "3e-3" in sizes["clip"] and sizes["lr"] == "1e-4"
     assert (sizes["num_held_out"], sizes["queries_per_step"], sizes["mini_batches"]) == (1, 4, 4)
     assert sizes["experts"] == ""
-    assert "routing_replay" in _sizes(config_of("qwen3_moe", **small, num_experts=4), 100, 128, 5)["experts"]
+    assert "routing_replay" in _sizes("a model", config_of("qwen3_moe", **small, num_experts=4), 100, 5)["experts"]

@@ -241,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
     option("--data", metavar="FILE", required=True, help=text)
     text = "a model directory, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct"
-    option("--model", metavar="DIR", required=True, help=text)
+    option("--model", metavar="DIR", help=text)
     option("--out", metavar="DIR", type=Path, default=Path(), help="where to write; by default the working directory")
     option("--name", metavar="NAME", help="the name of the run and of the recipe; by default that of the data")
     option("--prompt", metavar="COLUMN", help="the column with the prompt, where it is not recognised")

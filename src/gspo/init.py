@@ -97,7 +97,7 @@ _TO_WRITE = 'raise NotImplementedError("return a number for each of the texts: w
 
 def init(
     data: str,
-    model: str,
+    model: str | None,
     *,
     out: Path = Path(),
     name: str | None = None,
@@ -109,6 +109,9 @@ def init(
     `queries` are keys of that section: prompt, config and split. `say` is called with what is waited for next.
     Raises UserError, before anything is written, where a file exists and where data or model cannot be used.
     """
+    if model is None:
+        fix = "add --model DIR, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct; to see a run without one: make train"
+        raise UserError("there is no model", where="gspo init", fix=fix)
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem).strip("-._") or "my-run"
     recipe_file, reward_file = out / f"{name}.yaml", out / "rewards.py"
     for file, fix in ((recipe_file, "--name NAME or --out DIRECTORY"), (reward_file, "--out DIRECTORY")):
@@ -154,11 +157,11 @@ def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str,
     is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
     data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
     positions, (builtin, reward) = max_positions(config), _reward(rows, "" if is_here else f"{out.absolute()}/")
-    rendered, system = _rendered(rows, tokenizer, queries, builtin, positions)
+    rendered, instruction = _rendered(rows, tokenizer, queries, builtin, positions)
     lengths = [len(query.prompt_ids) for query in rendered]
-    sizes = _sizes(config, max(lengths), positions, len({str(row.prompt) for row in rows}))
+    sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
-    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, "system": system}
+    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
     kind = "text" if isinstance(rows[0].prompt, str) else "chat"
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     return {
@@ -180,38 +183,37 @@ def _yaml(text: str) -> str:
 
 def _rendered(
     rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, builtin: str, positions: int | None
-) -> tuple[Sequence[Any], str | None]:
-    """The rows as the model reads them, and a system message on the form of the answer where the model takes one."""
+) -> tuple[Sequence[Any], dict[str, str]]:
+    """The rows as the model reads them, and the key that asks for the form of the answer, unless the rows do."""
     from gspo.queries.render import render_all
 
     render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
-    system = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
-    with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
-        return render(queries=queries.model_copy(update={"system": system})), system
-    return render(queries=queries), None
+    wanted = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
+    for key in ({"system": wanted}, {"template": f"{{prompt}}\n{wanted}\n"}) if wanted else ():
+        with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
+            return render(queries=queries.model_copy(update=key)), key
+    return render(queries=queries), {}
 
 
-def _sizes(config: Any, longest: int, positions: int | None, num_prompts: int) -> dict[str, Any]:
+def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
     """The numbers that depend on memory, on the longest prompt's tokens and on the number of different prompts.
 
     A response has a key and a value in each layer for each token, and three float32 copies of its logits. In the
     update, a token has about 17 numbers of the hidden size in each layer (arXiv 2205.05198: 34 bytes of 16 bits).
     """
-    import torch
-    from transformers import AutoModelForCausalLM
+    from gspo.model.load import max_positions
 
-    with torch.device("meta"):  # needs no memory for the weights
-        num_parameters = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
-    text, on_gpu = config.get_text_config(), torch.cuda.is_available()
-    most, number_bytes = (_ON_GPU, 2) if on_gpu else (_ON_CPU, 4)
-    memory, machine = _machine(on_gpu)
-    training_bytes = (18 if on_gpu else 16) * num_parameters
+    text, num_parameters, positions = config.get_text_config(), _num_parameters(model, config), max_positions(config)
+    on_gpu, memory, machine = _machine()
+    most, number_bytes, training_bytes = (_ON_GPU, 2, 18) if on_gpu else (_ON_CPU, 4, 16)
+    training_bytes *= num_parameters
     if training_bytes > memory:
         machine += f"; training takes about {training_bytes / 2**30:,.0f} GiB: choose a smaller model"
     spare = max(memory - training_bytes, 0) // 2
     new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    all_heads = getattr(text, "num_attention_heads", None) or 1
+    heads = getattr(text, "num_key_value_heads", None) or all_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // all_heads
     row_bytes = 2 * number_bytes * text.num_hidden_layers * heads * head_size * (longest + new_tokens)
     row_bytes += 12 * text.vocab_size
     token_bytes = 17 * number_bytes * text.num_hidden_layers * text.hidden_size
@@ -221,7 +223,8 @@ def _sizes(config: Any, longest: int, positions: int | None, num_prompts: int) -
         "about_machine": machine,
         "num_parameters": num_parameters,
         "max_new_tokens": new_tokens,
-        "about_tokens": f"prompts have up to {longest:,} tokens, the model has {positions or 'any':,} positions",
+        "about_tokens": f"prompts have up to {longest:,} tokens"
+        + (f" of {positions:,} positions" if positions else ""),
         "max_rows": _power_of_two(spare // row_bytes, 8, 512),
         "row_bytes": row_bytes,
         "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
@@ -236,15 +239,28 @@ def _sizes(config: Any, longest: int, positions: int | None, num_prompts: int) -
     }
 
 
-def _machine(on_gpu: bool) -> tuple[int, str]:
-    """The bytes of memory that training may use, and where that is, in words."""
+def _num_parameters(model: str, config: Any) -> int:
+    """Of a model of this configuration, without memory for the weights; UserError where there is none."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    except Exception as error:  # transformers raises many kinds
+        fix = "give a causal language model that transformers knows"
+        raise UserError(f"no model can be made: {str(error)[:200]}", where=f"--model: {model}", fix=fix) from None
+
+
+def _machine() -> tuple[bool, int, str]:
+    """Whether there is a GPU, the bytes of memory for training, and both in words."""
     import torch
 
-    if on_gpu:
+    if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
-        return gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
+        return True, gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return memory, f"float32 on the CPU with {memory / 2**30:.0f} GiB, as there is no GPU"
+    return False, memory, f"float32 on the CPU with {memory / 2**30:.0f} GiB: there is no GPU"
 
 
 def _power_of_two(most: int, low: int, high: int) -> int:
@@ -264,21 +280,18 @@ def _reward(rows: Sequence[Any], folder: str) -> tuple[str, dict[str, str]]:
     names = [name for name in first if name.isidentifier() and not iskeyword(name) and name not in _TAKEN]
     example = {column: "42"} if builtin else {name: first[name] for name in names}
     short = {name: repr(value) if type(value) in (str, int, float) else "None" for name, value in example.items()}
-    texts = [
-        repr(text if is_text else [{"role": "assistant", "content": text}]) for text in ("It is 42.", "I don't know.")
-    ]
+    texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
+    meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
     return builtin, {
         "function": function,
-        "meaning": "1.0 where the right answer is anywhere in the response, else 0.0."
-        if builtin
-        else "The higher, the better.",
+        "meaning": f"A number for each response. {meaning}",
         "body": _MEASURE.format(column=column) if builtin else _TO_WRITE,
         "reward": verifier if builtin else f"\n  - {own} # {about}",
         "about_reward": f"{builtin or 'rewards.py'}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
         "parameters": "".join(f"{name}, " for name in short),
         "text": "completion" if is_text else "completion[-1]['content']",
-        "examples": ", ".join(texts),
+        "examples": ", ".join(map(repr, texts)),
         "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in short.items()),
     }
 
