@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.small_model import save_small_model
 
 from gspo import cli
 from gspo.metrics.definitions import families, general_name
@@ -31,10 +32,6 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 OUTSIDE: Sequence[str] = runpy.run_path(str(DOCS / "outside_pages.py"))["OUTSIDE"]  # pages of the site, too
 NOT_RUN = ("git clone", "cd ", "source ", "pip install", "python -m venv")  # they set a machine up
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 GSM8K_CARD = """---
 configs:
 - config_name: main
@@ -90,6 +87,9 @@ def words_of(command: str) -> list[str]:
     return [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
+INITS = [words_of(command)[1:] for _, command in COMMANDS if command.startswith("gspo init --")]
+
+
 def shrunk(recipe: Recipe) -> list[str]:
     """Overrides that make the recipe's run a short one; a value that is small already stays."""
     rollout, parts = recipe.rollout, min(recipe.actor.mini_batches, 2)
@@ -115,29 +115,13 @@ def gsm8k_rows(number: int) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def save_small_model(path: Path) -> None:
-    """An untrained chat model that reads any text, at the path where a reader would have a real one."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    tokens = ["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    inner = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", chat_template=CHAT_TEMPLATE)
-    shape = {**(load_recipe(TINY).model.architecture or {}), "max_position_embeddings": 2048}
-    config = AutoConfig.for_model(**{**shape, "vocab_size": len(tokens), "eos_token_id": 0, "bos_token_id": None})
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-
-
 @pytest.fixture(scope="module")
 def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader who follows the documents has: the recipes, the files shown, a model, GSM8K."""
+    """What a reader who follows the documents has: the recipes, the files shown, a model, GSM8K, what `init` writes."""
     path = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "recipes", path / "recipes")
     for block in BLOCKS:
-        if block.title is not None:
+        if block.title is not None and block.title != "rewards.py":
             (path / block.title).parent.mkdir(parents=True, exist_ok=True)
             (path / block.title).write_text(block.text, encoding="utf-8")
     gsm8k = path / "openai" / "gsm8k"  # where `datasets` looks before it asks the hub
@@ -150,12 +134,19 @@ def readers_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in models_named(path):
         if not (path / name).exists():
             save_small_model(path / name)
+    with as_the_reader(path):
+        for words in INITS:
+            assert cli.main(words) == 0
+    for block in BLOCKS:
+        if block.title == "rewards.py":  # the reader's own instead of what `init` wrote
+            (path / block.title).write_text(block.text, encoding="utf-8")
     return path
 
 
 def models_named(directory: Path) -> set[str]:
     """Every model.path of the recipes and the commands, unless a run of the documents makes it."""
     named = {word.partition("=")[2] for _, command in COMMANDS for word in words_of(command) if "model.path=" in word}
+    named |= {words[words.index("--model") + 1] for words in INITS}
     recipes = [*(directory / "recipes").rglob("*.yaml"), *directory.glob("*.yaml")]
     named |= {recipe.model.path for recipe in map(load_recipe, recipes) if recipe.model.path}
     return {name for name in named if not name.startswith("runs/") and not Path(name).is_absolute()}
@@ -171,6 +162,9 @@ def as_the_reader(directory: Path) -> Iterator[None]:
 
 def run_gspo(words: Sequence[str], directory: Path) -> int:
     command, recipe_path, *overrides = words
+    if command == "init":  # where it has not been run yet
+        shutil.rmtree("elsewhere", ignore_errors=True)
+        return cli.main([*words, "--out", "elsewhere"])
     if command not in ("train", "check") or recipe_path.startswith("-"):
         with pytest.raises(SystemExit) as ended:
             cli.main(list(words))
@@ -235,7 +229,7 @@ def test_the_readme_is_short_and_shows_how_to_start() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
     in_the_readme = [block for block in BLOCKS if block.document == "README.md"]
     assert {"make train", "make test", "gspo check my_run.yaml"} <= SHOWN.keys()
-    assert {"my_prompts.jsonl", "my_reward.py", "my_run.yaml", None} == {block.title for block in in_the_readme}
+    assert {"my_prompts.jsonl", "rewards.py", None} == {block.title for block in in_the_readme}
     assert any(block in EXAMPLES for block in in_the_readme)
 
 

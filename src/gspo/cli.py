@@ -82,9 +82,9 @@ def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserErr
         meant = "" if name in dict(recipe_keys()) else hint(name) or ""
         key = next(iter(re.findall("^here it is ([a-z_.]+)", meant)), name)
         target = "RECIPE" if options.target == value else options.target
-        fix = f"keys follow as key.subkey=value: gspo {options.name} {target} {key}={value}"
+        fix = f"keys follow as key.subkey=value: gspo {options.command_name} {target} {key}={value}"
         if name.startswith(("config", "recipe")):
-            fix = f"the recipe comes first: gspo {options.name} {value}"
+            fix = f"the recipe comes first: gspo {options.command_name} {value}"
         elif meant and key == name:
             fix = f"keys follow as key.subkey=value; {name}: {meant}"
     return UserError(what, where="command line", fix=fix)
@@ -94,7 +94,7 @@ def _note(text: str) -> None:
     print(printable(text), flush=True)
 
 
-def _waiting(name: str) -> AbstractContextManager[object]:
+def _waiting(name: str) -> AbstractContextManager[Callable[[str], None]]:
     """A block whose name is shown once it takes seconds."""
     from gspo.run.console import Display
 
@@ -188,6 +188,15 @@ def _check(options: Namespace) -> None:
             _note(line)
 
 
+def _init(options: Namespace) -> None:
+    from gspo.init import init
+
+    given = {name: getattr(options, name) for name in ("out", "name", "prompt", "config", "split")}
+    with _waiting("loading torch and transformers") as say:
+        lines = init(options.data, options.model, say=say, **given)
+    _note("\n".join(lines))
+
+
 def _report(options: Namespace) -> None:
     from gspo.report.page.write import watch, write_report
 
@@ -254,9 +263,10 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:
         added = commands.add_parser(name, help=text, description=text + more)
-        added.set_defaults(command=command, name=name, overrides=None)
-        added.add_argument("target", **target)
-        if not target.get("type"):
+        added.set_defaults(command=command, command_name=name, overrides=None)
+        if target:
+            added.add_argument("target", **target)
+        if target and not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3"
             overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
             overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
@@ -265,6 +275,16 @@ def _parser() -> argparse.ArgumentParser:
     recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
     run = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
     shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
+    option = add("init", _init, "write a recipe and a reward file for own data, with the reason of each value")
+    text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
+    option("--data", metavar="FILE", required=True, help=text)
+    text = "a model directory, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct"
+    option("--model", metavar="DIR", help=text)
+    option("--out", metavar="DIR", type=Path, default=Path(), help="where to write; by default the working directory")
+    option("--name", metavar="NAME", help="the name of the run and of the recipe; by default that of the data")
+    option("--prompt", metavar="COLUMN", help="the column with the prompt, where it is not recognised")
+    option("--config", metavar="NAME", help="the configuration of a hub id's data set")
+    option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")

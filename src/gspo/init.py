@@ -1,0 +1,310 @@
+"""`gspo init`: a recipe and a reward file for own data, with the reason beside each value.
+
+Sizes follow from the data, the model's shape and this machine's memory, by formulas: they are a start.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gspo.errors import UserError
+from gspo.recipe.load import make_recipe
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import QueriesConfig
+from gspo.recipe.yaml_text import Dumper, read_yaml
+
+# The columns in which published data has the right answer, by precedence; matched without regard to case.
+_ANSWERS = "answer ground_truth final_answer expected_answer gold target label solution reference output completion"
+_INSTRUCTIONS = {
+    "math": r"Please reason step by step, and put your final answer within \boxed{}.",
+    "exact_match": "End with your final answer, and nothing else, between <answer> and </answer>.",
+}
+_HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
+_NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
+_MAX_LETTERS = 80  # of a right answer that is compared as text
+_MIN_NEW_TOKENS = 16
+_ON_GPU = {"new_tokens": 1024, "queries": 64, "pass_tokens": 16_384, "held_out": 512, "steps": 200}  # at most
+_ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 20}
+_CLIP = "clip_low: 3e-4 # the GSPO paper's range\n  clip_high: 4e-4"
+_CLIP_OF_SHORT = "clip_low: 3e-3 # ten times the GSPO paper's range, for responses this short\n  clip_high: 4e-3"
+_SHORT = 128  # tokens of a response
+_REPLAY = "\n  routing_replay: none # experts: policy and engine are explained in docs/concepts/experts.md"
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_TAKEN = ("completions", "columns", "prompts", "completion_ids", "float")  # by the template, or by gspo
+_KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
+
+RECIPE = """\
+# Written by gspo init; every key is in docs/reference/recipe.md
+name: {name}
+steps: {steps} # {epochs:.2g} epochs of the rows
+
+model:
+  path: {model} # {about_model}
+  dtype: auto # {about_machine}
+
+queries:
+  path: {data} # {about_data}{queries}
+
+rollout:
+  queries_per_step: {queries_per_step}
+  group_size: 8 # responses to each query; an advantage compares them
+  max_new_tokens: {max_new_tokens} # {about_tokens}
+  max_rows: {max_rows} # responses side by side; each takes about {row_bytes:,} bytes while sampling
+
+reward:{reward}
+
+actor:
+  {clip}
+  mini_batches: {mini_batches} # optimiser steps for one rollout batch
+  micro_batch_tokens: {micro_batch_tokens} # in one pass; each takes about {token_bytes:,} bytes in the update
+  optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters: docs/guides/models.md{experts}
+
+evaluation:
+  num_queries: {num_held_out} # held out of the rows; evaluation.path: FILE gives others
+"""
+REWARDS = '''\
+"""Reward functions of {name}.yaml; `python rewards.py` tries the example at the end.
+
+A function gets lists with an entry for each response, and returns a number for each, or None where it does not apply.
+"""
+
+# The columns of the data, with the first row's values:{columns}
+
+
+def {function}(completions, {parameters}**columns):
+    """{meaning}"""
+    texts = [{text} for completion in completions]
+    {body}
+
+
+if __name__ == "__main__":
+    good, bad = {function}([{examples}], {arguments})
+    assert good > bad
+'''
+_MEASURE = """\
+rights = [right if isinstance(right, list) else [right] for right in {column}]
+    return [float(any(str(entry) in text for entry in right)) for text, right in zip(texts, rights)]"""
+_TO_WRITE = 'raise NotImplementedError("return a number for each of the texts: what makes a response good?")'
+
+
+def init(
+    data: str,
+    model: str | None,
+    *,
+    out: Path = Path(),
+    name: str | None = None,
+    say: Callable[[str], object] = lambda _: None,
+    **queries: str | None,
+) -> list[str]:
+    """Write NAME.yaml and rewards.py into the directory `out`; returns lines on what was read and what to run.
+
+    `queries` are keys of that section: prompt, config and split. `say` is called with what is waited for next.
+    Raises UserError, before anything is written, where a file exists and where data or model cannot be used.
+    """
+    if model is None:
+        fix = "add --model DIR, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct; to see a run without one: make train"
+        raise UserError("there is no model", where="gspo init", fix=fix)
+    name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem).strip("-._") or "my-run"
+    recipe_file, reward_file = out / f"{name}.yaml", out / "rewards.py"
+    for file, fix in ((recipe_file, "--name NAME or --out DIRECTORY"), (reward_file, "--out DIRECTORY")):
+        if os.path.lexists(file):
+            raise UserError("this file exists, and none is overwritten", where=str(file), fix=f"add {fix}")
+    given = {"path": data, **{key: value for key, value in queries.items() if value is not None}}
+    smallest = {"rollout": {"queries_per_step": 1}, "actor": {"mini_batches": 1}, "evaluation": {"num_queries": 0}}
+    draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, **smallest}
+    try:
+        values = _values(make_recipe(draft, where="gspo init"), out, say)
+    except UserError as error:  # of a recipe's keys
+        parts = (error.what, error.where or "", error.fix or "")
+        what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
+        raise UserError(what, where=where, fix=fix) from None
+    texts = {recipe_file: RECIPE.format(**values), reward_file: REWARDS.format(**values)}
+    make_recipe(read_yaml(texts[recipe_file], where=str(recipe_file)), where=str(recipe_file))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            with file.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+    except OSError as error:
+        fix = "add --out DIRECTORY, one that you may write to"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
+    lines = [f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "reward")]
+    lines += [f"written   {recipe_file}, {reward_file}"]
+    lines += [f"first     write {values['function']} in {reward_file}"] if values["function"] == "score" else []
+    return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
+
+
+def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str, Any]:
+    """What fills the templates: of the draft's data and model, and of this machine."""
+    from gspo.model.load import load_config, load_tokenizer, max_positions
+    from gspo.queries.source import load_rows
+    from gspo.run.prepare import quiet_transformers
+
+    quiet_transformers()
+    data, model, queries = str(draft.queries.path), str(draft.model.path), draft.queries
+    say(f"reading {data}")
+    rows = load_rows(draft).train
+    say(f"loading the tokenizer of {model}, and reading the prompts with it")
+    config, tokenizer = load_config(draft.model), load_tokenizer(model)
+    is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
+    data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
+    positions, (builtin, reward) = max_positions(config), _reward(rows, "" if is_here else f"{out.absolute()}/")
+    rendered, instruction = _rendered(rows, tokenizer, queries, builtin, positions)
+    lengths = [len(query.prompt_ids) for query in rendered]
+    sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
+    split = queries.split if queries.split != "train" else None
+    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
+    kind = "text" if isinstance(rows[0].prompt, str) else "chat"
+    template = "with a chat template" if tokenizer.chat_template else "without a chat template"
+    return {
+        **reward,
+        **sizes,
+        "name": _yaml(draft.name),
+        "epochs": sizes["steps"] * sizes["queries_per_step"] / (len(rows) - sizes["num_held_out"]),
+        "model": _yaml(model),
+        "about_model": f"{config.model_type}, {sizes['num_parameters']:,} parameters, {template}",
+        "data": _yaml(data),
+        "about_data": f"{len(rows):,} rows, {kind} prompts of {min(lengths):,} to {max(lengths):,} tokens",
+        "queries": "".join(f"\n  {key}: {_yaml(value)}" for key, value in keys.items() if value is not None),
+    }
+
+
+def _yaml(text: str) -> str:
+    return yaml.dump(text, Dumper=Dumper, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
+
+
+def _rendered(
+    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, builtin: str, positions: int | None
+) -> tuple[Sequence[Any], dict[str, str]]:
+    """The rows as the model reads them, and the key that asks for the form of the answer, unless the rows do."""
+    from gspo.queries.render import render_all
+
+    render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
+    wanted = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
+    for key in ({"system": wanted}, {"template": f"{{prompt}}\n{wanted}\n"}) if wanted else ():
+        with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
+            return render(queries=queries.model_copy(update=key)), key
+    return render(queries=queries), {}
+
+
+def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
+    """The numbers that depend on memory, on the longest prompt's tokens and on the number of different prompts.
+
+    A response has a key and a value in each layer for each token, and three float32 copies of its logits. In the
+    update, a token has about 17 numbers of the hidden size in each layer (arXiv 2205.05198: 34 bytes of 16 bits).
+    """
+    from gspo.model.load import max_positions
+
+    text, num_parameters, positions = config.get_text_config(), _num_parameters(model, config), max_positions(config)
+    on_gpu, memory, machine = _machine()
+    most, number_bytes, training_bytes = (_ON_GPU, 2, 18) if on_gpu else (_ON_CPU, 4, 16)
+    training_bytes *= num_parameters
+    if training_bytes > memory:
+        machine += f"; training takes about {training_bytes / 2**30:,.0f} GiB: choose a smaller model"
+    spare = max(memory - training_bytes, 0) // 2
+    new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
+    all_heads = getattr(text, "num_attention_heads", None) or 1
+    heads = getattr(text, "num_key_value_heads", None) or all_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // all_heads
+    row_bytes = 2 * number_bytes * text.num_hidden_layers * heads * head_size * (longest + new_tokens)
+    row_bytes += 12 * text.vocab_size
+    token_bytes = 17 * number_bytes * text.num_hidden_layers * text.hidden_size
+    num_held_out = min(most["held_out"], max(num_prompts // 10, int(num_prompts > 2)))
+    queries_per_step = _power_of_two(num_prompts - num_held_out, 1, most["queries"])
+    return {
+        "about_machine": machine,
+        "num_parameters": num_parameters,
+        "max_new_tokens": new_tokens,
+        "about_tokens": f"prompts have up to {longest:,} tokens"
+        + (f" of {positions:,} positions" if positions else ""),
+        "max_rows": _power_of_two(spare // row_bytes, 8, 512),
+        "row_bytes": row_bytes,
+        "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
+        "token_bytes": token_bytes,
+        "num_held_out": num_held_out,
+        "queries_per_step": queries_per_step,
+        "mini_batches": min(4, queries_per_step),
+        "steps": most["steps"],
+        "clip": _CLIP_OF_SHORT if new_tokens <= _SHORT else _CLIP,
+        "lr": "1e-6" if num_parameters >= 10**8 else "1e-5" if num_parameters >= 10**7 else "1e-4",
+        "experts": _REPLAY if any(getattr(text, name, None) for name in _EXPERTS) else "",
+    }
+
+
+def _num_parameters(model: str, config: Any) -> int:
+    """Of a model of this configuration, without memory for the weights; UserError where there is none."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    except Exception as error:  # transformers raises many kinds
+        fix = "give a causal language model that transformers knows"
+        raise UserError(f"no model can be made: {str(error)[:200]}", where=f"--model: {model}", fix=fix) from None
+
+
+def _machine() -> tuple[bool, int, str]:
+    """Whether there is a GPU, the bytes of memory for training, and both in words."""
+    import torch
+
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        return True, gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return False, memory, f"float32 on the CPU with {memory / 2**30:.0f} GiB: there is no GPU"
+
+
+def _power_of_two(most: int, low: int, high: int) -> int:
+    """The largest power of two up to `most`, within the bounds."""
+    return max(low, min(high, 1 << max(most.bit_length() - 1, 0)))
+
+
+def _reward(rows: Sequence[Any], folder: str) -> tuple[str, dict[str, str]]:
+    """The built-in function that fits the column with the right answer, or none; and what fills the templates."""
+    first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
+    column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
+    builtin, about = _builtin(column, [row.clean_columns.get(column) for row in rows])
+    function = "contains_answer" if builtin else "score"
+    own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
+    options = f"\n    options: {{answer_column: {column}}}" if column != "answer" else ""
+    verifier = f"\n  - function: {builtin} # {about}{options}\n  - {own}\n    weight: 0 # measured only"
+    names = [name for name in first if name.isidentifier() and not iskeyword(name) and name not in _TAKEN]
+    example = {column: "42"} if builtin else {name: first[name] for name in names}
+    short = {name: repr(value) if type(value) in (str, int, float) else "None" for name, value in example.items()}
+    texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
+    meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
+    return builtin, {
+        "function": function,
+        "meaning": f"A number for each response. {meaning}",
+        "body": _MEASURE.format(column=column) if builtin else _TO_WRITE,
+        "reward": verifier if builtin else f"\n  - {own} # {about}",
+        "about_reward": f"{builtin or 'rewards.py'}: {about}",
+        "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
+        "parameters": "".join(f"{name}, " for name in short),
+        "text": "completion" if is_text else "completion[-1]['content']",
+        "examples": ", ".join(map(repr, texts)),
+        "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in short.items()),
+    }
+
+
+def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str]:
+    """The built-in function that compares responses with such answers, or none, and why."""
+    entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
+    texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
+    if not texts:
+        return "", f"column {column} is empty" if column else "no column looks like the right answer"
+    num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
+    if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
+        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column}"
+    if longest <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
+        return "exact_match", f"column {column} has short texts, of up to {longest} letters"
+    return "", f"column {column} has texts of up to {longest:,} letters, too long to be compared"
