@@ -43,7 +43,9 @@ class Viewer:
                 return _JSON, self._kept(name, self._state(), self._data)
             if name == "samples.json":
                 left = [samples.look(_READING_SECONDS) for samples in self._sets]
-                state = (*left, *(samples.state for samples in self._sets))
+                num_read = sum(len(samples.steps) for samples in self._sets)
+                # While a long run is read its index is sent when it has doubled: all of it is a few times its size.
+                state = num_read.bit_length() if any(left) else tuple(samples.state for samples in self._sets)
                 return _JSON, self._kept(name, state, lambda: self._indices(left))
             if match := _GROUP.fullmatch(name):
                 number, step, place = map(int, match.groups())

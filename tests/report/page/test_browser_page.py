@@ -55,7 +55,7 @@ def shown(tab: Tab, title: str) -> dict[str, Any]:
         "axes: axes.map((one) => one.label),"
         "x: [scales.x.min, scales.x.max], y: [scales.y.min, scales.y.max], distr: scales.y.distr,"
         "stroke: String(series[1].stroke()),"
-        "key: [...chart.querySelectorAll('.u-series:not(.unnamed)')]"
+        "key: [...chart.querySelectorAll('.u-series')].filter((one) => one.offsetHeight)"
         ".map(({cells}) => [...cells].map((one) => one.textContent).join(' '))}",
         title,
     )
