@@ -303,7 +303,9 @@ RUNS = {  # together, every part that logs numbers of its own
         "actor.routing_replay=engine",
         "actor.router_aux_loss=0.01",
     ],
-    "value model, KL in the loss": ["actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty"],
+    "value model, KL in the loss, a reward that logs": [
+        *("actor.surrogate=ppo", "actor.kl.coefficient=0.01", "rollout.overlong=penalty", "reward=LOGS:right"),
+    ],
     "dynamic sampling, corrections, KL in the reward": [
         "rollout.dynamic_sampling=true",
         "rollout.overlong=mask",
@@ -321,9 +323,12 @@ RUNS = {  # together, every part that logs numbers of its own
 def everything_on(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, set[str]]:
     """The keys that the runs have written, by file."""
     written: dict[str, set[str]] = {}
+    logs = tmp_path_factory.mktemp("guide") / "logs.py"
+    logs.write_text(next(block.text for block in BLOCKS if block.title == logs.name), encoding="utf-8")
     for overrides in RUNS.values():
         path = tmp_path_factory.mktemp("everything") / "run"
-        train(load_recipe(TINY, [f"output_dir={path}", "steps=1", *overrides]), display=Display(quiet=True))
+        overrides = [f"output_dir={path}", "steps=1", *(given.replace("LOGS", str(logs)) for given in overrides)]
+        train(load_recipe(TINY, overrides), display=Display(quiet=True))
         files = {name: path / name for name in ("metrics.jsonl", "cold_start.jsonl", "history.jsonl")}
         files |= {name: path / name / "step_000001.jsonl" for name in ("rollouts", "evaluation")}
         for name, file in files.items():

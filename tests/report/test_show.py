@@ -82,6 +82,12 @@ def test_the_columns_are_below_the_prompt_and_no_more_obeyed_than_it() -> None:
         assert shown(1, query).splitlines()[2].startswith("rewards 1")
 
 
+def test_what_a_function_logged_is_below_the_response_and_no_more_obeyed_than_it() -> None:
+    write(s1=[sample(extra={"f/answer": "4\x1b[2J", "f/right": True}), sample("b", extra=3)])
+    assert "\n│ f/answer: 4␛[2J; f/right: True\n" in shown(1, "q:1")
+    assert "f/answer" not in shown(1, "b")
+
+
 def test_a_ratio_that_was_not_finite_was_trained_all_the_same() -> None:
     write(s1=[sample(sequence_ratio=None, token_log_ratios=[None, 0.5, 0.0, 0.0])])
     assert "not trained" not in shown() and "the largest ±0.5:" in shown()

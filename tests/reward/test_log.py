@@ -42,6 +42,16 @@ def test_the_order_in_which_calls_finish_is_not_in_the_last_digit() -> None:
         assert added_up(calls) == {"f/x": (exact, 200)}
 
 
+def test_a_function_that_makes_up_names_fills_no_file(groups: Any, functions: Any) -> None:
+    def invents(prompts: list[str], answer: list[str], log_metric: Any) -> list[float]:
+        log_metric(answer[0], 1)
+        return [0.0] * len(prompts)
+
+    names = [f"n{number:03}" for number in range(100)]
+    logged = score(groups(*[["a"]] * 100, answer=names), functions(invents)).logged
+    assert list(logged) == [f"f0/{name}" for name in names[:MAX_NAMES]]
+
+
 def test_a_column_has_a_cell_for_each_completion_and_may_come_in_parts() -> None:
     log = Log(3)
     log.extra("text", ["a", "b" * 2 * MAX_TEXT, "\ud800"])

@@ -17,6 +17,7 @@ from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
+from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
 from gspo.run.clock import Clock
@@ -52,10 +53,11 @@ class Stub:
 
         engine = Mock(sample=sample)
 
-        def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Batch:
+        def scored(groups: Sequence[Group], functions: Any, state: TrainerState, **_: Any) -> Batch:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
             batch = samples.scored(groups, [reward for pair in pairs for reward in pair])
-            return replace(batch, reward_seconds={"f": 1.0})
+            assert state == TrainerState(global_step=self.progress.steps)
+            return replace(batch, reward_seconds={"f": 1.0}, logged={"f/x": (0.5, 2)})
 
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
@@ -64,7 +66,8 @@ class Stub:
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        given = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
+        given: dict[str, Any] = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
+        given |= {"trainer_state": lambda steps: TrainerState(global_step=steps), "warn_once": print}
         run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, **given)
         self.progress = replace(self.progress, steps=step - 1)
         batch, self.num_rounds = collect(run, self.progress, policy_version=7)
@@ -99,6 +102,7 @@ def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(s
     assert run.calls == [first, second[:2]]  # as many as are missing
     assert numbers(found) == [first[0], first[3], *second[:2]]
     assert rewards(found) == [1.0, 0.0] * 4 and found.reward_seconds == {"f": 2.0}
+    assert found.logged == {"f/x": (1.0, 4)}  # of both rounds
     assert [number(group.query) for group in found.dropped] == [first[1], first[2]]
     assert all([sample.reward for sample in group.samples] == [1.0, 1.0] for group in found.dropped)
     assert run.keys == {SamplingKey(seed=0, step=1)} and run.num_rounds == 2

@@ -12,7 +12,6 @@ MAX_NAMES, MAX_TEXT = 32, 1000  # metrics or columns of a function; characters o
 MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
 _MAX_REFUSED = 3
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@%+-]{0,63}")
-_FORM = "64 letters, digits, spaces and _./@%+- at most"
 
 Metrics = dict[str, tuple[float, int]]  # by name, the sum of the values and how many there are
 Cell = bool | int | float | str | None
@@ -28,19 +27,19 @@ class Log:
 
     def metric(self, name: str, value: float) -> None:
         """Note a number; a step's metric is the mean over the step's calls, as in TRL."""
-        number, call = plain(value), f"log_metric({_short(name)}, …)"
+        number, call = plain(value), f"log_metric({name!r:.40}, …)"
         if not (isinstance(number, Real) and abs(number) <= MAX_NUMBER):  # type: ignore[operator]
-            self._refuse(f"{call}: {_short(number)} is no finite number")
+            self._refuse(f"{call}: {number!r:.40} is no finite number")
         elif self._takes(name, self.metrics, call):
             total, count = self.metrics.get(name, (0.0, 0))
             self.metrics[name] = (total + float(number), count + 1)
 
     def extra(self, column: str, values: Any) -> None:
         """Note a value for each completion; further calls for a column go on with it, as in TRL."""
-        call = f"log_extra({_short(column)}, …)"
+        call = f"log_extra({column!r:.40}, …)"
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, list | tuple):
-            self._refuse(f"{call}: {_short(values)} is no list with a value for each completion")
+            self._refuse(f"{call}: {values!r:.40} is no list with a value for each completion")
         elif self._takes(column, self._columns, call):
             cells = self._columns.setdefault(column, [])
             cells += map(_cell, values[: self._size + 1 - len(cells)])  # one too many shows that there are
@@ -66,7 +65,7 @@ class Log:
 
     def _takes(self, name: Any, there: Mapping[str, Any], call: str) -> bool:
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            self._refuse(f"{call}: a name has {_FORM}")
+            self._refuse(f"{call}: a name has 64 letters, digits, spaces and _./@%+- at most")
         elif name not in there and len(there) >= MAX_NAMES:
             self._refuse(f"{call}: it has logged {MAX_NAMES} names already, the most there may be")
         else:
@@ -107,7 +106,3 @@ def _cell(value: Any) -> Cell:
     if value is None or isinstance(value, int | float):
         return value if value is not None and abs(value) <= MAX_NUMBER else None
     return encodable(str(value)[:MAX_TEXT])[:MAX_TEXT]
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:40]

@@ -14,7 +14,7 @@ from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import Call, RewardFunction, run_calls
-from gspo.reward.log import Cell
+from gspo.reward.log import MAX_NAMES, Cell
 from gspo.reward.reply import Reply
 from gspo.reward.trainer_state import TrainerState
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
@@ -120,8 +120,10 @@ class Scores:
 
     @property
     def logged(self) -> dict[str, tuple[float, int]]:
-        """Of all calls."""
-        return added_up(self._logged)
+        """Of all calls; of a function that makes up names, the first ones."""
+        own = added_up(self._logged)
+        names = ([name for name in own if name.startswith(f"{f.name}/")][:MAX_NAMES] for f in self._functions)
+        return {name: own[name] for several in names for name in several}
 
     def warnings(self, num_groups: int) -> Iterator[tuple[str, str]]:
         """Sentences about what costs no response its reward, each behind what it is about."""

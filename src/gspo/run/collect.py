@@ -31,7 +31,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
         with run.clock.stage("rollout"):
             sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
         with run.clock.stage("reward"):
-            scored = score(sampled, parts.functions, state, warn=run.warn_once, **watched)
+            scored = score(sampled, parts.functions, state=state, warn=run.warn_once, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))
         new = rounds[-1].groups
         groups += new

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from gspo.model.policy import Policy
+from gspo.reward.functions import Reward, load_functions
 from gspo.run.checkpoint.changes import differences, environment
 
 NewPolicy = Callable[..., Policy]
@@ -22,6 +23,15 @@ def test_libraries_processor_and_threads_are_noted_as_text(new_policy: NewPolicy
     assert found["device"].startswith("cpu: ") and len(found["device"]) > 5
     assert json.loads(json.dumps(found)) == found
     assert differences(found, environment(new_policy(seed=1), (), ENGINE)) == []
+
+
+def test_what_python_gives_with_a_reward_is_part_of_its_code(new_policy: NewPolicy) -> None:
+    policy = new_policy()
+    then, now = (
+        environment(policy, load_functions((), given), ENGINE) for given in (ENGINE.get, Reward(ENGINE.get, weight=0.5))
+    )
+    (line,) = differences(then, now)
+    assert line.startswith("code of reward get was ") and line.endswith(", weight 0.5")
 
 
 def test_another_number_of_threads_and_another_way_through_the_model_are_differences(new_policy: NewPolicy) -> None:
