@@ -165,3 +165,11 @@ def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2**20)
     assert cli.main(["check", tiny]) == 0
     assert "are needed in the update, and there are 1 MiB" in capsys.readouterr().out
+
+
+def test_check_goes_on_where_a_model_cannot_be_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_blank", lambda *_: 1 / 0)
+    assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
+    assert "memory      cannot be computed: division by zero" in capsys.readouterr().out

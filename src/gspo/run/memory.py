@@ -12,6 +12,7 @@ import torch
 
 from gspo.model.head import MAX_LOGITS
 from gspo.model.policy import device_of
+from gspo.model.prove import one_line
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
 
@@ -33,8 +34,13 @@ Memory = Mapping[str, Mapping[str, float]]
 
 def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
     """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
-    memory, device = memory_of_inputs(recipe, inputs), device_of(recipe.model.device)
+    device = device_of(recipe.model.device)
     available = available_bytes(device)
+    try:
+        memory = memory_of_inputs(recipe, inputs)
+    except Exception as error:  # of transformers, or of the model's own code
+        yield f"memory      cannot be computed: {one_line(error)}"
+        return
     for number, (stage, parts) in enumerate(memory.items()):
         listed = sorted(parts.items(), key=lambda item: -item[1])
         words = ", ".join(f"{part} {_words(size)}" for part, size in listed if size >= 2**20)
