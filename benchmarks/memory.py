@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gspo.recipe.load import load_recipe, make_recipe
-from gspo.run.memory import memory_of
+from gspo.run.memory import Memory, memory_of, memory_of_inputs
 from gspo.run.prepare import load_inputs
 
 GSM8K = {"queries_per_step": 64, "group_size": 8, "max_new_tokens": 1024}
@@ -76,14 +76,15 @@ def table() -> str:
     for name, architecture in MODELS.items():
         config = AutoConfig.for_model(**architecture)
         memories = [memory_by(config, actor) for actor in ({}, {"gradient_checkpointing": True})]
-        always = sum(size for part, size in memories[0].update.items() if part in ("weights", "masters", "moments"))
-        stages = [always, *(sum(memory.update.values()) for memory in memories), sum(memories[0].sampling.values())]
-        cells = [f"{memories[0].update['weights'] / 2e9:.1f} billion", *(f"{size / 2**30:.0f} GiB" for size in stages)]
+        (parts, recomputing), sampling = [memory["in the update"] for memory in memories], memories[0]["while sampling"]
+        always = sum(parts[part] for part in ("weights", "masters", "moments"))
+        stages = [always, *(sum(own.values()) for own in (parts, recomputing, sampling))]
+        cells = [f"{parts['weights'] / 2e9:.1f} billion", *(f"{size / 2**30:.0f} GiB" for size in stages)]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines)
 
 
-def memory_by(config: Any, actor: Mapping[str, Any]) -> Any:
+def memory_by(config: Any, actor: Mapping[str, Any]) -> Memory:
     """Of a GSM8K run on a GPU."""
     recipe = make_recipe({"name": "m", "steps": 1, "model": {"path": "m"}, "rollout": GSM8K, "actor": actor})
     return memory_of(recipe, config, prompt_tokens=PROMPT, device=torch.device("cuda"))
@@ -110,10 +111,8 @@ def formula(words: list[str]) -> float:
 
 def checked(words: list[str]) -> float:
     """The peak that `gspo check` computes."""
-    from gspo.run.memory import memory_of_inputs
-
     recipe = load_recipe(words[0], words[1:])
-    return memory_of_inputs(recipe, load_inputs(recipe)).peak
+    return max(sum(parts.values()) for parts in memory_of_inputs(recipe, load_inputs(recipe)).values())
 
 
 def peak(words: list[str]) -> float:

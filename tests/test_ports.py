@@ -25,7 +25,7 @@ GUIDES = {
     for library in ("trl", "verl", "areal")
 }
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
-VERL = [
+VERL: list[dict[str, Any]] = [
     {
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": f"{n} + {n} = ? Output the final answer after ####"}],
@@ -116,9 +116,8 @@ def test_verls_reward_reads_the_last_number_behind_the_mark(response: str, score
 def test_the_trl_port_has_trls_numbers() -> None:
     said, recipe = words_of("trl", "num_train_epochs"), load_recipe(PORTS / "trl_quickstart.yaml")
     rollout, actor, optimizer = recipe.rollout, recipe.actor, recipe.actor.optimizer
-    assert recipe.model.path in original("trl", "GRPOTrainer") and str(recipe.queries.path) in original(
-        "trl", "GRPOTrainer"
-    )
+    script = original("trl", "GRPOTrainer")
+    assert f'model="{recipe.model.path}"' in script and f'load_dataset("{recipe.queries.path}"' in script
     assert (optimizer.lr, optimizer.schedule) == (float(said["learning_rate"]), said["lr_scheduler_type"])
     assert optimizer.betas == (said["adam_beta1"], said["adam_beta2"])
     assert (optimizer.max_grad_norm, actor.kl.coefficient) == (said["max_grad_norm"], said["beta"])

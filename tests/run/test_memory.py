@@ -13,7 +13,7 @@ from gspo.model.trunk import enable_packing, packed_pass
 from gspo.recipe.load import make_recipe
 from gspo.rollout.embedded.cache import in_place_cache
 from gspo.run import memory
-from gspo.run.memory import Memory, memory_of
+from gspo.run.memory import Memory, advice, memory_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SHAPE = {
@@ -64,26 +64,29 @@ def test_weights_masters_moments_and_gradient_are_those_that_an_optimiser_holds(
         "gradient": gradient,
         "masters": sum(own.nbytes for name, own in state.items() if name.startswith("master/")),
     }
-    parts = computed(model={"path": "m", "dtype": str(dtype).removeprefix("torch.")}).update
+    parts = computed(model={"path": "m", "dtype": str(dtype).removeprefix("torch.")})["in the update"]
     assert {name: parts.get(name, 0) for name in held} == held
 
 
 def test_a_gpu_has_bfloat16_unless_the_recipe_says_otherwise_and_a_cpu_float32() -> None:
-    on_gpu, on_cpu = computed(GPU).update, computed().update
+    on_gpu, on_cpu = computed(GPU)["in the update"], computed()["in the update"]
     assert (on_cpu["weights"], "masters" in on_cpu) == (2 * on_gpu["weights"], False)
     assert on_gpu["masters"] == 2 * on_gpu["weights"]
-    assert computed(GPU, model={"path": "m", "dtype": "float32"}).update["weights"] == on_cpu["weights"]
+    assert computed(GPU, model={"path": "m", "dtype": "float32"})["in the update"]["weights"] == on_cpu["weights"]
 
 
 def test_reference_value_model_and_the_gradients_copy_take_what_they_hold() -> None:
-    weights, trunk = computed().update["weights"], 4.0 * sum(p.numel() for p in model_of().base_model.parameters())
-    assert computed(actor={"kl": {"coefficient": 0.1}}).sampling["reference"] == weights
-    assert computed(actor={"gradient_noise": True}).update["gradient's copy"] == weights
+    weights, trunk = (
+        computed()["in the update"]["weights"],
+        4.0 * sum(p.numel() for p in model_of().base_model.parameters()),
+    )
+    assert computed(actor={"kl": {"coefficient": 0.1}})["while sampling"]["reference"] == weights
+    assert computed(actor={"gradient_noise": True})["in the update"]["gradient's copy"] == weights
     ppo = computed(actor={"surrogate": "ppo"})
-    assert ppo.update["value model"] == weights + 2 * trunk
-    assert ppo.update["gradient"] == weights + trunk
-    assert ppo.update["activations"] == 2 * computed().update["activations"]
-    assert "value model" not in computed(actor={"surrogate": "ppo"}, critic={"trunk": "shared"}).update
+    assert ppo["in the update"]["value model"] == weights + 2 * trunk
+    assert ppo["in the update"]["gradient"] == weights + trunk
+    assert ppo["in the update"]["activations"] == 2 * computed()["in the update"]["activations"]
+    assert "value model" not in computed(actor={"surrogate": "ppo"}, critic={"trunk": "shared"})["in the update"]
 
 
 def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> None:
@@ -92,12 +95,12 @@ def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> No
     with torch.inference_mode():
         model(input_ids=torch.ones(rows, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    layers = SHAPE["num_hidden_layers"]
-    assert computed(rollout={"max_rows": rows}).sampling["cache"] == held * (layers + 1) / layers
-    whole = computed().sampling["cache"]  # 8 × 4 responses, fewer than max_rows
+    layers = model.config.num_hidden_layers
+    assert computed(rollout={"max_rows": rows})["while sampling"]["cache"] == held * (layers + 1) / layers
+    whole = computed()["while sampling"]["cache"]  # 8 × 4 responses, fewer than max_rows
     assert whole == held * 32 / rows * (layers + 1) / layers
     evaluated = computed(evaluation={"num_queries": 100, "samples": 3})
-    assert evaluated.sampling["cache"] == whole * 300 / 32
+    assert evaluated["while sampling"]["cache"] == whole * 300 / 32
 
 
 @pytest.mark.parametrize(
@@ -129,24 +132,24 @@ def test_activations_are_about_those_that_a_pass_keeps(shape: dict[str, Any]) ->
 
 def test_a_pass_has_as_many_tokens_as_a_micro_batch_but_no_more_than_there_are_nor_less_than_the_longest() -> None:
     def tokens(**actor: Any) -> float:
-        return computed(actor=actor).update["activations"] / (4 * memory._kept(config_of(), False))
+        return computed(actor=actor)["in the update"]["activations"] / (4 * memory._kept(config_of(), False))
 
     assert tokens(micro_batch_tokens=300) == 300
     assert tokens(micro_batch_tokens=10) == 10 + 50
     assert tokens() == 2 * (10 + 4 * 50)  # a mini-batch of two queries, whose prompts are shared
-    recomputed = computed(actor={"gradient_checkpointing": True}).update["activations"]
-    assert recomputed < computed().update["activations"] / 2
+    recomputed = computed(actor={"gradient_checkpointing": True})["in the update"]["activations"]
+    assert recomputed < computed()["in the update"]["activations"] / 2
 
 
 def test_what_does_not_fit_names_the_key_that_lowers_its_largest_part() -> None:
-    parts = {"weights": 4e9, "activations": 9e9, "reference": 1e9}
-    example = Memory(update=parts, sampling={"weights": 4e9, "cache": 3e9, "token logits": 1e9})
-    assert example.peak == 14e9
-    assert not list(example.advice(15e9))
-    (sentence,) = example.advice(12e9)
-    assert "the update needs about 13.0 GiB, and there are 11.2 GiB: lower actor.micro_batch_tokens" in sentence
-    assert "sampling" in list(example.advice(6e9))[1] and "rollout.max_rows" in list(example.advice(6e9))[1]
-    assert all("smaller model" in sentence for sentence in example.advice(3e9))
+    update = {"weights": 4e9, "activations": 9e9, "reference": 1e9}
+    example = {"in the update": update, "while sampling": {"weights": 4e9, "cache": 3e9, "token logits": 1e9}}
+    assert not list(advice(example, 15e9))
+    (sentence,) = advice(example, 12e9)
+    assert "13.0 GiB are needed in the update, and there are 11.2 GiB: lower actor.micro_batch_tokens" in sentence
+    _, sampling = advice(example, 6e9)
+    assert "while sampling" in sampling and "lower rollout.max_rows" in sampling
+    assert all("smaller model" in sentence for sentence in advice(example, 3e9))
 
 
 def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
@@ -159,6 +162,14 @@ def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
     assert "in the update: libraries" in said[place] and "while sampling" in said[place + 1]
     assert said[place + 2].endswith("that this machine has (cpu)")
     assert not any(line.startswith("note") for line in said)
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 1e6)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**20)
     assert cli.main(["check", tiny]) == 0
-    assert "note        the update needs about" in capsys.readouterr().out
+    assert "are needed in the update, and there are 1 MiB" in capsys.readouterr().out
+
+
+def test_check_goes_on_where_a_model_cannot_be_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_blank", lambda *_: 1 / 0)
+    assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
+    assert "memory      cannot be computed: division by zero" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from gspo.model.head import MAX_LOGITS
 from gspo.model.policy import device_of
+from gspo.model.prove import one_line
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
 
@@ -28,43 +28,37 @@ _LESS = {  # what makes a part smaller
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by part, in the two stages that take turns; the larger sum is the peak.
-
-    Example: Memory(update={"weights": 1e9, "gradient": 2e9, …}, sampling={"weights": 1e9, "cache": 3e9, …})
-    """
-
-    update: Mapping[str, float]
-    sampling: Mapping[str, float]
-
-    @property
-    def peak(self) -> float:
-        """Bytes of the stage that needs more."""
-        return max(sum(self.update.values()), sum(self.sampling.values()))
-
-    def advice(self, available: float) -> Iterator[str]:
-        """What does not fit into the bytes that are available, and which key lowers its largest part."""
-        for stage, parts in {"the update": self.update, "sampling": self.sampling}.items():
-            needed, less = sum(parts.values()), {part: size for part, size in parts.items() if part in _LESS}
-            if needed > available:
-                fix = _LESS[max(less, key=lambda part: less[part])]
-                if needed - sum(less.values()) > available:
-                    fix = "take a smaller model or a larger machine: what no key lowers is too much already"
-                yield f"{stage} needs about {_words(needed)}, and there are {_words(available)}: {fix}"
+# The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
+Memory = Mapping[str, Mapping[str, float]]
 
 
 def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
     """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
-    memory, device = memory_of_inputs(recipe, inputs), device_of(recipe.model.device)
+    device = device_of(recipe.model.device)
     available = available_bytes(device)
-    for title, stage, parts in (("memory", "in the update", memory.update), ("", "while sampling", memory.sampling)):
+    try:
+        memory = memory_of_inputs(recipe, inputs)
+    except Exception as error:  # of transformers, or of the model's own code
+        yield f"memory      cannot be computed: {one_line(error)}"
+        return
+    for number, (stage, parts) in enumerate(memory.items()):
         listed = sorted(parts.items(), key=lambda item: -item[1])
         words = ", ".join(f"{part} {_words(size)}" for part, size in listed if size >= 2**20)
-        yield f"{title:<12}about {_words(sum(parts.values()))} {stage}: {words}"
+        yield f"{'' if number else 'memory':<12}about {_words(sum(parts.values()))} {stage}: {words}"
     yield f"            of {_words(available)} that this machine has ({device.type})"
-    for sentence in memory.advice(available):
+    for sentence in advice(memory, available):
         yield f"note        {sentence}"
+
+
+def advice(memory: Memory, available: float) -> Iterator[str]:
+    """A sentence for each stage that does not fit into the bytes that are available: which key lowers it most."""
+    for stage, parts in memory.items():
+        needed, less = sum(parts.values()), {part: size for part, size in parts.items() if part in _LESS}
+        if needed > available:
+            fix = _LESS[max(less, key=lambda part: less[part])]
+            if needed - sum(less.values()) > available:
+                fix = "take a smaller model or a larger machine: what no key lowers is too much already"
+            yield f"about {_words(needed)} are needed {stage}, and there are {_words(available)}: {fix}"
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:
@@ -85,35 +79,38 @@ def memory_of(
     `config` is the model's transformers configuration. Activations are those of Qwen3's layers, counted;
     docs/guides/memory.md has the formula, and compares it with runs.
     """
-    actor, text, model = recipe.actor, config.get_text_config(), _blank(config, recipe.model.trust_remote_code)
+    text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
-    width, masters = (4, 0) if is_float32 else (2, 4)
+    width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
+    held, update, copy = _by_parameters(recipe, _blank(config, recipe.model.trust_remote_code), width)
+    num_models = 1 + ("value model" in held)
+    logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
+    update |= {
+        "activations": width * tokens * _kept(text, checkpointing) * num_models,
+        "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
+    }
+    sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}
+    held = {**held, "libraries": libraries}
+    stages = {"in the update": held | update, "while sampling": held | sampling}
+    return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
+
+
+def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """What goes by the number of parameters: always there, in the update alone, and in a checkpoint's copy."""
+    actor, masters = recipe.actor, 4 if width < 4 else 0
     frozen, name = getattr(recipe.model, "frozen", ()), getattr(actor.optimizer, "name", "adamw")
     moments = _MOMENTS.get(re.split("[.:]", name)[-1], 8)
     size = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for n, p in model.named_parameters() if not any(fnmatchcase(n, own) for own in frozen))
-    has_critic = actor.advantage == "gae" and recipe.critic.trunk == "own"
-    critic = sum(p.numel() for p in model.base_model.parameters()) * has_critic
-    tokens = _pass_tokens(recipe, prompt_tokens)
-    always = {
-        "weights": width * size,
-        "masters": masters * trained,
-        "moments": moments * trained,
-        "reference": width * size * bool(actor.kl.coefficient),
-        "value model": (width * size + (masters + 8) * critic) * has_critic,
-        "libraries": libraries,
-    }
-    chunk = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
-    update = {
-        "gradient": 4 * (trained + critic),
-        "gradient's copy": 4 * trained * actor.gradient_noise,
-        "activations": width * tokens * _kept(text, actor.gradient_checkpointing) * (1 + has_critic),
-        "logits": 4 * chunk * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
-    }
-    copy = sum(always[part] for part in ("weights", "masters", "moments", "value model"))
-    sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}
-    stages = ({part: float(own) for part, own in {**always, **parts}.items() if own} for parts in (update, sampling))
-    return Memory(update=next(stages), sampling=next(stages))
+    own = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
+    gradient = trained
+    if actor.advantage == "gae" and recipe.critic.trunk == "own":
+        trunk = sum(p.numel() for p in model.base_model.parameters())
+        own["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
+    reference = width * size * bool(actor.kl.coefficient)
+    copy = sum(own.values()) + reference * bool(getattr(actor.kl, "refresh_steps", None))
+    update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
+    return {**own, "reference": reference}, update, copy
 
 
 def available_bytes(device: torch.device) -> float:
