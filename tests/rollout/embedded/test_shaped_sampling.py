@@ -133,7 +133,7 @@ def test_responses_have_log_q_of_their_own_history_and_log_pi_of_the_model(
 ) -> None:
     joined = refilling("written out", look_every)
     policy = replace(new_policy("qwen3"), stop_ids=(5, 6, 7))
-    settings = {"temperature": 1.2, "repetition_penalty": 1.6, "top_p": 0.9, "min_p": 0.02}
+    settings: dict[str, Any] = {"temperature": 1.2, "repetition_penalty": 1.6, "top_p": 0.9, "min_p": 0.02}
     sampling = RolloutConfig(max_new_tokens=14, max_rows=6, logit_bias={8: -3, 9: 1.5}, **settings)
     prompts = [[4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10], [6, 6], [12, 11]]
     groups = generate(policy, prompts, sampling, group_size=3, seed=0)
