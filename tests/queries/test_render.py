@@ -123,8 +123,8 @@ def test_the_recipe_gives_the_template_variables_and_a_row_gives_others(thinking
     [
         ({}, "{}", r"data:1: column 'chat_template_kwargs' holds '{}', not a mapping"),
         ({}, {1: 2}, "not a mapping"),
-        ({"tokenize": True, "padding": 1}, None, "padding, tokenize is not for a template"),
-        ({}, {"add_generation_prompt": False}, "add_generation_prompt is not for a template"),
+        ({"tokenize": True, "padding": 1}, None, "gspo sets padding, tokenize itself"),
+        ({}, {"add_generation_prompt": False}, "gspo sets add_generation_prompt itself"),
     ],
 )
 def test_what_is_no_variable_of_a_template_is_refused(recipe: Any, row: Any, words: str, chat_tokenizer: Any) -> None:

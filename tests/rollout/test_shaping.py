@@ -44,8 +44,8 @@ def test_a_token_is_named_by_its_text_or_its_id_and_read_back_so(fitted_tokenize
         ({"repetition_penalty": 1.1}, {"correction": "tis"}, ["actor.correction: tis weighs them by π_old/q"]),
         ({"top_k": V - 1}, {"surrogate": "minirl"}, ["minirl weighs them by π_θ/q"]),
         ({"top_k": V, "logit_bias": {"cat ": 1}}, {}, ["keeps all", "rollout.logit_bias: tokens"]),
-        ({"top_p": 0.9}, {"correction": "geometric_mask"}, ["weighs them", "geometric_mask measures"]),
-        ({"top_p": 0.9}, {"opsm_delta": 0.1}, ["nothing weighs them", "opsm_delta measures"]),
+        ({"top_p": 0.9}, {"correction": "geometric_mask"}, ["weighs them", "actor.correction geometric_mask measures"]),
+        ({"top_p": 0.9}, {"opsm_delta": 0.1}, ["nothing weighs them", "actor.opsm_delta 0.1 measures"]),
     ],
     ids=str,
 )

@@ -62,7 +62,7 @@ def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:
     # In Parquet every row has every name, without a value where the row has none.
     given = queries.chat_template_kwargs | {name: value for name, value in (own or {}).items() if value is not None}
     if taken := sorted(_OWN_ARGUMENTS & given.keys()):
-        raise UserError(f"{_ARGUMENTS}: {', '.join(taken)} is not for a template but gspo's own", where=row.id, fix=fix)
+        raise UserError(f"{_ARGUMENTS}: gspo sets {', '.join(taken)} itself", where=row.id, fix=fix)
     return given
 
 

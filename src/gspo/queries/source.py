@@ -89,10 +89,8 @@ def _read_given(rows: Any, recipe: Recipe, num_streamed: int) -> tuple[list[Any]
 
     A stream has no length and more rows than the run can use, or had when the run began.
     """
-    if not isinstance(rows, Iterable) or isinstance(rows, str):
-        return [rows], 0
-    if isinstance(rows, Sized):
-        return list(rows), 0
+    if isinstance(rows, Sized) or not isinstance(rows, Iterable):
+        return list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows], 0
     rollout, evaluation = recipe.rollout, recipe.evaluation
     num_train = recipe.steps * rollout.queries_per_step * (rollout.max_rounds if rollout.dynamic_sampling else 1)
     num_held_out = 0 if evaluation.path else evaluation.num_queries
@@ -176,21 +174,17 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
     too_long = [query for query in (*train, *held_out) if len(query.prompt_ids) > most]
     if not too_long:
         return QuerySet(train=train, held_out=held_out)
-    fitting = QuerySet(train=_fitting(train, most), held_out=_fitting(held_out, most))
-    longest = max(too_long, key=lambda query: len(query.prompt_ids))
-    what = f"{len(too_long)} of {len(train) + len(held_out)} prompts have too many tokens, this one the most: "
+    fitting = [tuple(query for query in part if len(query.prompt_ids) <= most) for part in (train, held_out)]
+    longest, num_prompts = max(too_long, key=lambda query: len(query.prompt_ids)), len(train) + len(held_out)
+    what = f"{len(too_long)} of {num_prompts} prompts have too many tokens, this one the most: "
     what += f"{len(longest.prompt_ids)}; {limit}"
     fix = "lower rollout.max_new_tokens, use a model with more positions, or leave them out: queries.overlong: filter"
     if queries.overlong == "error":
         raise UserError(what, where=longest.id, fix=fix)
-    if len(fitting.train) < recipe.rollout.queries_per_step or (held_out and not fitting.held_out):
-        rest = f"{len(fitting.train)} training and {len(fitting.held_out)} held-out queries"
+    if len(fitting[0]) < recipe.rollout.queries_per_step or (held_out and not fitting[1]):
+        rest = f"{len(fitting[0])} training and {len(fitting[1])} held-out queries"
         raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix="give more data")
-    return fitting
-
-
-def _fitting(queries: Sequence[Query], most: float) -> tuple[Query, ...]:
-    return tuple(query for query in queries if len(query.prompt_ids) <= most)
+    return QuerySet(train=fitting[0], held_out=fitting[1])
 
 
 def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
@@ -200,10 +194,8 @@ def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
     if num_train or num_held_out:
         notes.append(f"{num_train} training and {num_held_out} held-out prompts are too long and left out")
     if rows.num_streamed:
-        notes.append(
-            f"queries is a stream: its first {rows.num_streamed} rows are read, those held out come first; the others "
-            "are taken in their order, without queries.shuffle"
-        )
+        order = "held out are the first; the others are taken in their order, without queries.shuffle"
+        notes.append(f"queries is a stream, of which {rows.num_streamed} rows are read: {order}")
     return notes
 
 

@@ -191,8 +191,7 @@ class RolloutConfig(Section):
     top_k: Natural = key(0, "Sample from this number of most likely tokens; 0: from all.")
     min_p: Fraction = key(0.0, "Sample from tokens at least this times as likely as the likeliest; 0: from all.")
     repetition_penalty: PositiveFloat = key(
-        1.0,
-        "Above 1, tokens that prompt or response has already get less likely: positive logits are divided by it.",
+        1.0, "Above 1, tokens that prompt or response has already get less likely: logits above 0 are divided by it."
     )
     logit_bias: LogitBias = key(
         {}, "What is added to tokens' logits, from -100 (never) to 100: `{Wait: -5, 151645: 2}`, by text or id."

@@ -48,17 +48,19 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
         shaping.remove("top_k")
     if not shaping:
         return notes
+    weights = {
+        f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q": actor.surrogate in ("minirl", "dppo"),
+        f"actor.correction: {actor.correction} weighs them by π_old/q": actor.correction != "none",
+        "nothing weighs them by π_old/q, as actor.correction: tis would": True,
+    }
+    weighed = next(sentence for sentence, is_true in weights.items() if is_true)
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
-    weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
-    if actor.surrogate in ("minirl", "dppo"):
-        weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
-    elif actor.correction == "none":
-        weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
     notes.append(
         f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "
         f"sampling/kept_mass); π_θ/π_old is of whole distributions, and {weighed}"
     )
-    if actor.correction == "geometric_mask" or actor.opsm_delta is not None:
-        dropping = "actor.correction: geometric_mask" if actor.opsm_delta is None else "actor.opsm_delta"
-        notes.append(f"{dropping} measures a sequence against q: it drops sequences for what shapes q, too")
+    for name, drops in {"correction": actor.correction == "geometric_mask", "opsm_delta": actor.opsm_delta}.items():
+        if drops:
+            value = getattr(actor, name)
+            notes.append(f"actor.{name} {value} measures sequences against q: it drops some for q's shape")
     return notes

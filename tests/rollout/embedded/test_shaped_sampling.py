@@ -70,16 +70,14 @@ def by_number(cumulated: Sequence[float], number: float) -> int:
 def drawn(logits: torch.Tensor, settings: Mapping[str, Any], uniform: torch.Tensor) -> Any:
     """Tokens, log q and log π of one row of logits, for each of the numbers."""
     rows = len(uniform)
-    biased, seen = settings.get("logit_bias"), torch.zeros(rows, V, dtype=torch.bool)
+    seen = torch.zeros(rows, V, dtype=torch.bool)
     seen[:, list(SEEN)] = True
-    bias = torch.zeros(V) if biased else None
-    for token, value in (biased or {}).items():
-        bias[token] = value
+    bias = torch.tensor([settings.get("logit_bias", {}).get(token, 0.0) for token in range(V)])
     return sample_tokens(
         logits.expand(rows, -1),
         RolloutConfig(**{**settings, "logit_bias": {}}),
         uniform,
-        bias=bias,
+        bias=bias if "logit_bias" in settings else None,
         seen=seen if "repetition_penalty" in settings else None,
     )
 
@@ -133,8 +131,8 @@ def test_responses_have_log_q_of_their_own_history_and_log_pi_of_the_model(
 ) -> None:
     joined = refilling("written out", look_every)
     policy = replace(new_policy("qwen3"), stop_ids=(5, 6, 7))
-    settings = {"temperature": 1.2, "repetition_penalty": 1.6, "top_p": 0.9, "min_p": 0.02}
-    sampling = RolloutConfig(max_new_tokens=14, max_rows=6, logit_bias={8: -3, 9: 1.5}, **settings)
+    settings: dict[str, Any] = {"temperature": 1.2, "repetition_penalty": 1.6, "top_p": 0.9, "min_p": 0.02}
+    sampling = RolloutConfig(max_new_tokens=14, max_rows=6, logit_bias={"id:8": -3, "id:9": 1.5}, **settings)
     prompts = [[4, 5, 6], [7], [3, 9, 8, 4, 5, 5, 10], [6, 6], [12, 11]]
     groups = generate(policy, prompts, sampling, group_size=3, seed=0)
     for prompt, response in ((prompt, own) for prompt, group in zip(prompts, groups, strict=True) for own in group):

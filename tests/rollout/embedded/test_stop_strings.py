@@ -52,7 +52,7 @@ def tokenizer(names: Sequence[str], decoder: Any) -> Any:
 )
 def test_the_end_is_at_the_first_token_after_which_the_text_has_a_string(made: Any, strings: tuple[str, ...]) -> None:
     own, rng = made(), random.Random(3)
-    found, expected = StopStrings(own, strings), {}
+    found, expected = StopStrings(own, strings), dict[int, int]()
     for response in range(150):
         tokens = [rng.randrange(own.size) for _ in range(60)]
         texts = (own.decode(tokens[:end], skip_special_tokens=True) for end in range(1, 61))

@@ -76,8 +76,8 @@ class Transcript:
             own = None
             if experts is not None:
                 own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
-            full_part = None if full_logprob is None else full_logprob[start:end]
-            yield token[start:end], logprob[start:end], full_part, "stop" if stopped else "length", own
+            full_own = None if full_logprob is None else full_logprob[start:end]
+            yield token[start:end], logprob[start:end], full_own, "stop" if stopped else "length", own
             start += num_sampled
 
 
@@ -256,7 +256,7 @@ class Decoding:
         """True at the tokens of each prompt."""
         seen = torch.zeros(len(prompts), len(self.policy.head.weight), dtype=torch.bool)
         for row, prompt in zip(seen, prompts, strict=True):
-            row[torch.tensor(prompt)] = True
+            row[list(prompt)] = True
         return seen.to(self.policy.device)
 
     def _advance(self, rows: Rows, token: Int[Tensor, "R"]) -> None:

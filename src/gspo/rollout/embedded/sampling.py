@@ -46,10 +46,9 @@ def _changed(
     logits: Float[Tensor, "R V"], settings: RolloutConfig, bias: Tensor | None, seen: Tensor | None
 ) -> Float[Tensor, "R V"]:
     """Logits with the bias, then with the penalty, as transformers has them."""
-    logits = logits if bias is None else logits + bias
+    logits, penalty = logits if bias is None else logits + bias, settings.repetition_penalty
     if seen is None:
         return logits
-    penalty = settings.repetition_penalty
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
