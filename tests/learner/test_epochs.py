@@ -125,7 +125,7 @@ def test_what_was_seen_in_each_pass_is_counted(new_policy: NewPolicy, batch_from
         assert [stats.mini_batch for stats in sample.all_stats] == [first, first + 2, first + 4]
         assert len({id(stats) for stats in sample.all_stats}) == 3 and sample.all_stats[-1] is sample.stats
         assert all(stats.old_logprobs.equal(sample.stats.old_logprobs) for stats in sample.all_stats if sample.stats)
-    metrics = sequence_metrics(trained_rows(last.batch.samples), 6, actor)
+    metrics: dict[str, Any] = sequence_metrics(trained_rows(last.batch.samples), 6, actor)
     assert len(metrics["clip/token_fraction_by_mini_batch"]) == 6
     everything = [stats for sample in samples for stats in sample.all_stats]
     clipped, tokens = (sum(getattr(stats, name) for stats in everything) for name in ("num_clipped", "num_tokens"))
@@ -152,7 +152,8 @@ def test_a_second_pass_shows_what_the_first_has_changed_of_the_routing(
     reports = [step.report for step in steps]
     assert all(report.after is None and report.activation is not None for report in reports)
     assert reports[1].activation is not None and reports[1].activation.compared.sum() > 0
-    assert expert_metrics(steps[-1].batch.samples, reports)["moe/expert_change_fraction"] > 0
+    metrics: dict[str, Any] = expert_metrics(steps[-1].batch.samples, reports)
+    assert metrics["moe/expert_change_fraction"] > 0
 
 
 def test_replayed_experts_of_a_second_pass_are_those_of_the_policy_that_sampled(

@@ -11,6 +11,7 @@ from torch import nn
 
 from gspo.errors import UserError
 from gspo.learner.optimizer import Optimizer, check_optimizer
+from gspo.learner.optimizer_state import flat, tree_of
 from gspo.model.policy import Policy
 from gspo.recipe.sections import OptimizerConfig
 
@@ -79,7 +80,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
 
 
-EVERY = {
+EVERY: dict[str, dict[str, Any]] = {
     "adamw": {"amsgrad": True},
     "torch.optim.Adafactor": {},
     "torch.optim.Adagrad": {"lr_decay": 0.1},
@@ -130,10 +131,18 @@ def test_numbers_of_a_state_come_back_as_they_were() -> None:
         assert other["means"][1]["rate"] == own["means"][1]["rate"]
 
 
+def test_step_counts_that_lie_on_the_cpu_beside_parameters_elsewhere_come_back_there() -> None:
+    elsewhere, moment, count = torch.device("meta"), torch.ones(2, device="meta"), torch.tensor(3.0)
+    packed = flat({"step/a": count, "exp_avg/a": moment, "numbers/a": [count, 4]}, elsewhere)
+    tree = tree_of({**packed, "exp_avg/a": torch.ones(2)}, elsewhere)
+    assert tree.keys() == {"step/a", "exp_avg/a", "numbers/a"} and tree["exp_avg/a"].device == elsewhere
+    assert tree["step/a"].equal(count) and tree["numbers/a"][0].equal(count) and tree["numbers/a"][1] == 4
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_muon_steps_the_matrices_and_adamw_the_rest(tied: bool, new_policy: NewPolicy) -> None:
     policy, twin = (new_policy("llama", tie_word_embeddings=tied, attention_bias=True) for _ in range(2))
-    options = {"lr": 0.02, "momentum": 0.8, "adjust_lr_fn": "match_rms_adamw"}
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "adjust_lr_fn": "match_rms_adamw"}
     settings = OptimizerConfig(
         name="torch.optim.Muon", options=options, lr=3e-3, betas=(0.8, 0.9), weight_decay=0.1, max_grad_norm=1e9
     )
@@ -160,7 +169,7 @@ def test_muon_steps_the_matrices_and_adamw_the_rest(tied: bool, new_policy: NewP
 def test_the_schedule_scales_a_rate_of_muons_own() -> None:
     settings = OptimizerConfig(name="torch.optim.Muon", options={"lr": 0.5}, lr=0.1, schedule="linear")
     optimizer = Optimizer(small_model(), settings, total_steps=4)
-    rates = []
+    rates: list[list[float]] = []
     for _ in range(4):
         assert optimizer.step().learning_rate == pytest.approx(0.1 * (4 - len(rates)) / 4)
         rates.append([group["lr"] for group in optimizer._groups])

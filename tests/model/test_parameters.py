@@ -51,6 +51,7 @@ def test_a_frozen_head_costs_no_gradient_and_changes_no_other(dtype: torch.dtype
         states = hidden.clone().requires_grad_()
         logprobs, entropy = token_likelihood(head, states, torch.arange(6), 0.7)
         (logprobs.sum() + entropy.sum()).backward()
+        assert states.grad is not None
         gradients.append(states.grad)
         assert (head.weight.grad is not None) == is_trained
     assert torch.equal(*gradients)

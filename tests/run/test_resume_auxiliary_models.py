@@ -131,7 +131,10 @@ def test_broken_off_in_a_second_pass_between_refreshes_of_a_reference(broken_off
     recipe = recipe_of(
         "broken",
         *("actor.epochs=2", "actor.kl={coefficient: 0.1, refresh_steps: 2, refresh_weight: 0.5}", NO_EVALUATION),
-        *("actor.optimizer={name: torch.optim.Muon, lr: 1e-2, options: {momentum: 0.8}}", "model.dtype=bfloat16"),
+        *(
+            "actor.optimizer={name: torch.optim.Muon, lr: 1e-2, schedule: linear, options: {momentum: 0.8}}",
+            "model.dtype=bfloat16",
+        ),
         *("model.frozen=['*.mlp.gate.weight']", "actor.routing_replay=policy", "actor.clip_fraction=0.2"),
         f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {experts}}}",
     )
@@ -153,6 +156,9 @@ def test_broken_off_in_a_second_pass_between_refreshes_of_a_reference(broken_off
     router = "model.layers.0.mlp.gate.weight"
     assert torch.equal(begun[router], done[router]) and f"optimizer/master/{router}" not in state
     assert [len(line["clip/token_fraction_by_mini_batch"]) for line in outcome.metrics] == [4] * 3
+    assert outcome.metrics[-1]["policy/learning_rate"] == pytest.approx(1e-2 / 12)  # of the last of 12 updates
+    lines = [json.loads(line) for line in Path("runs/broken/rollouts/step_000003.jsonl").read_text().splitlines()]
+    assert {line["policy_version"] for line in lines} == {8} and {line["mini_batch"] for line in lines} <= {2, 3, None}
 
 
 def test_a_reference_that_becomes_the_policy_is_at_no_distance_from_it() -> None:

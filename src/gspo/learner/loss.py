@@ -193,7 +193,8 @@ def with_stats(losses: Sequence[Loss], mini_batch: int, actor: ActorConfig) -> d
     samples = [sample for loss in losses for sample in loss.samples]
     by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
     ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()
-    experts = [own for loss in losses for own in loss.experts or [None] * len(loss.samples)]
+    nothing: list[None] = [None]
+    experts = [own for loss in losses for own in (loss.experts or nothing * len(loss.samples))]
     is_old = actor.epochs > 1 and (actor.old_logprobs == "recompute" or actor.routing_replay == "policy")
     trained = {}
     for sample, own, sequence_ratio, piece in zip(samples, experts, ratios, by_token, strict=True):

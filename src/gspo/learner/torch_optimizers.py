@@ -36,8 +36,8 @@ def torch_optimizers(
     for owner, options, names in parts:
         decaying = [masters[name] for name in names if name not in exempt]
         groups: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
-        if others := [masters[name] for name in names if name in exempt]:
-            groups.append({"params": others, "weight_decay": 0.0})
+        if spared := [masters[name] for name in names if name in exempt]:
+            groups.append({"params": spared, "weight_decay": 0.0})
         if groups:
             made.append(_made(owner, groups, _arguments(owner, settings, options), where))
             for group in made[-1].param_groups:  # torch's name for the rate that a schedule multiplies

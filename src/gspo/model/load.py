@@ -64,10 +64,10 @@ def empty_model(recipe: ModelConfig, config: Any) -> Any:
     """The recipe's model without memory for its weights, to try what needs none; UserError where it cannot be made."""
     from transformers import AutoModelForCausalLM
 
-    where, foreign = f"model.attn_implementation: {recipe.attn_implementation}", recipe.trust_remote_code
-    if recipe.attn_implementation is None:
-        where = recipe.path or "model.architecture"
-    with _faults_named(where, "no model can be made"), torch.device("meta"):
+    where, fix, foreign = recipe.path or "model.architecture", None, recipe.trust_remote_code
+    if attention := recipe.attn_implementation:
+        where, fix = f"model.attn_implementation: {attention}", "leave it out, or install the package that it needs"
+    with _faults_named(where, "no model can be made", fix), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=foreign and recipe.architecture is None)
 
 

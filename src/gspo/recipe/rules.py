@@ -194,7 +194,7 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
     updates, warmup = steps * actor.updates_per_step, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
-    attention, refresh = recipe.model.attn_implementation, actor.kl.refresh_steps
+    model, attention, refresh = recipe.model, recipe.model.attn_implementation, actor.kl.refresh_steps
     cold_warmup, critic_warmup = recipe.cold_start.optimizer.warmup_steps, recipe.critic.optimizer.warmup_steps
     return {
         """rollout.overlong: penalty with overlong_margin 0 takes nothing off
@@ -210,8 +210,8 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only: they are trained padded, and
         decoded by transformers' own modules, which is slower
         """: attention not in (None, "sdpa"),
-        f"""model.trust_remote_code: true runs the Python code of {recipe.model.path} with your rights: read it first
-        """: recipe.model.trust_remote_code,
+        f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
+        """: model.trust_remote_code,
         f"""actor.kl.refresh_steps {refresh}: the reference is never refreshed before the last step, {steps}
         """: actor.kl.coefficient and refresh is not None and refresh >= steps,
         f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}

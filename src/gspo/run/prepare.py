@@ -209,7 +209,7 @@ def _load_models(
     weights = None if saved is None else saved.path / "model"
     policy, reference, value_trunk = load(model, weights=weights), None, None
     if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities
-        other = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
+        other: dict[str, Any] = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
         reference = load(model.model_copy(update=other))
     elif kl.coefficient and kl.refresh_steps:  # the checkpoint has its weights, too, and puts them in
         reference = load(model, weights=weights)

@@ -65,12 +65,14 @@ def objective(recipe: Recipe) -> str:
         f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
         "each reward normalised in its group, then summed": actor.reward_aggregation == "normalize_then_sum",
         f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
+        f"reference refreshed every {kl.refresh_steps} step(s)": kl.coefficient and kl.refresh_steps,
         f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
         f"correction {actor.correction}": actor.correction != "none",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
         f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
         f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
         f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
+        f"optimiser: {actor.optimizer.name}": actor.optimizer.name != "adamw",
     }
     name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
     return ", ".join([name, *(text for text, applies in parts.items() if applies)])

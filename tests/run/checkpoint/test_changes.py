@@ -38,6 +38,7 @@ SAFE = {
     "reward.1.concurrent_calls",
 }
 ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
+ROUNDING |= {"model.attn_implementation"}
 NONE = Changes(safe=[], rounding=[], refused=[])
 
 
