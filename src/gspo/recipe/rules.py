@@ -184,7 +184,7 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
-        """: recipe.checkpoint.seconds is None and recipe.checkpoint.every == 0,
+        """: recipe.checkpoint.seconds is None and not (recipe.checkpoint.every or recipe.checkpoint.best),
         f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}

@@ -194,11 +194,12 @@ def check_absent(recipe: Recipe) -> None:
         raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
 
 
-def how_to_resume(recipe: Recipe) -> str:
+def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     """What goes on with the run of a recipe."""
-    if recipe.reward and (recipe.queries.path or recipe.queries.procedural):
-        return f"gspo resume {recipe.run_dir}"
-    return "gspo.train(recipe, queries=…, reward=…, resume=True)"
+    on_step = "on_step=…, " if has_on_step else ""
+    if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
+        return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
+    return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}"
 
 
 def _json(line: Mapping[str, Any], separators: tuple[str, str] | None = None) -> str:
