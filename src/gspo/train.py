@@ -102,6 +102,9 @@ def train(
                     run.finish_phase()
                     with display.waiting("saving the model"):
                         run.directory.save_model(run.parts.policy)
+                    if (best := run.progress.best) is not None:
+                        kept = f"{run.directory.best_model}, after step {best.step}"
+                        display.note(f"best model: {kept}, with {best.metric} {best.value:g}")
                     model = run.directory.model
             except Stopped:
                 assert run.checkpointer is not None

@@ -33,6 +33,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "snapshot": (Checkpointer, "_snapshot"),
     "publish": (checkpointer, "move_into_place"),
     "cold end": (directory, "move_into_place"),
+    "best model": (directory.RunDirectory, "save_best"),
+    "best model copied": (directory.shutil, "copytree"),
     "cold record": (Display, "cold_step"),
 }
 

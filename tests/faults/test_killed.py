@@ -103,3 +103,21 @@ def test_a_run_goes_on_with_the_right_queries_on_the_last_and_first_step_of_an_e
     ]
     for epoch in (seen[:12], seen[12:]):
         assert len(epoch) == len(set(epoch)) == 12
+
+
+@pytest.mark.parametrize(
+    ("place", "before"), [("best model", True), ("best model copied", False), ("best model", False)]
+)
+def test_killed_while_the_best_model_is_replaced_a_resume_puts_the_same_one_in_place(
+    place: str, before: bool, laboratory: Laboratory
+) -> None:
+    keys = ("checkpoint.best=policy/learning_rate", "checkpoint.best_is=lowest")  # which falls: each step is the best
+    whole = laboratory.beside("whole")
+    assert whole.train(*keys) == 0, whole.said
+    assert laboratory.train(*keys, fault=("signal_at", {"place": place, "count": 2, "before": before})) == -9
+    assert laboratory.resume() == 0, laboratory.said
+    assert not differing(laboratory.result(), whole.result())
+    found, expected = (
+        {path.name: path.read_bytes() for path in (one.run / "best_model").iterdir()} for one in (laboratory, whole)
+    )
+    assert found == expected and json.loads(found["best.json"])["step"] == 4

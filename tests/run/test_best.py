@@ -100,8 +100,10 @@ def weights(path: Path) -> bytes:
 
 def test_the_best_steps_model_is_kept_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, 0.1, 0.7, 0.3, 0.2)
-    train(kept("steps=4", "checkpoint.every=1", "checkpoint.keep=4"))
+    train(kept("steps=4", "checkpoint.seconds=null", "checkpoint.keep=4"))
     assert best_step() == (2, 0.7)
+    checkpoints = {path.name for path in (BEST.parent / "checkpoints").iterdir()}
+    assert checkpoints == {"step_000001", "step_000002", "step_000004"}  # of each new best, and of the end
     assert weights(BEST) == weights(BEST.parent / "checkpoints/step_000002/model") != weights(BEST.parent / "model")
     AutoModelForCausalLM.from_pretrained(BEST)
 

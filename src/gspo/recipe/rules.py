@@ -206,7 +206,7 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
-        """: recipe.checkpoint.seconds is None and recipe.checkpoint.every == 0,
+        """: recipe.checkpoint.seconds is None and not (recipe.checkpoint.every or recipe.checkpoint.best),
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only: they are trained padded, and
         decoded by transformers' own modules, which is slower
         """: attention not in (None, "sdpa"),

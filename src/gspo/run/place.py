@@ -14,7 +14,7 @@ from gspo.run.plain_files import clear, is_unfinished
 # What a run, its report, its trackers and its resumption write; anything else in the directory is not ours to remove.
 _OF_A_RUN = re.compile(
     r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
-    r"|(cold_start_)?checkpoints|(set_aside|damaged)_.*|unfinished_.*|replaced_model|events\.out\.tfevents\..*"
+    r"|(cold_start_)?checkpoints|(set_aside|damaged|unfinished|replaced)_.*|best_model|events\.out\.tfevents\..*"
 )
 
 
@@ -58,11 +58,12 @@ def is_unused(directory: Path) -> bool:
     return all(name == "lock" or is_unfinished(name, "recipe.yaml") for name in names)
 
 
-def how_to_resume(recipe: Recipe) -> str:
+def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     """What goes on with the run of a recipe."""
-    if recipe.reward and (recipe.queries.path or recipe.queries.procedural):
-        return f"gspo resume {recipe.run_dir}"
-    return "gspo.train(recipe, queries=…, reward=…, resume=True)"
+    on_step = "on_step=…, " if has_on_step else ""
+    if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
+        return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
+    return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}"
 
 
 def _is_free(path: Path) -> bool:

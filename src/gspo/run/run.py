@@ -154,7 +154,8 @@ class Run:
                     self.display.note("ended at once: what has been done since the last checkpoint is not saved")
             finally:
                 self.display.stop()
-                self.display.note(f"to go on: {how_to_resume(self.recipe)}")
+                has_on_step = "on_step" in self.parts.hooks
+                self.display.note(f"to go on: {how_to_resume(self.recipe, has_on_step=has_on_step)}")
             raise
 
     def _save_for(self, error: BaseException) -> None:
