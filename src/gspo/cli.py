@@ -82,9 +82,9 @@ def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserErr
         meant = "" if name in dict(recipe_keys()) else hint(name) or ""
         key = next(iter(re.findall("^here it is ([a-z_.]+)", meant)), name)
         target = "RECIPE" if options.target == value else options.target
-        fix = f"keys follow as key.subkey=value: gspo {options.name} {target} {key}={value}"
+        fix = f"keys follow as key.subkey=value: gspo {options.command_name} {target} {key}={value}"
         if name.startswith(("config", "recipe")):
-            fix = f"the recipe comes first: gspo {options.name} {value}"
+            fix = f"the recipe comes first: gspo {options.command_name} {value}"
         elif meant and key == name:
             fix = f"keys follow as key.subkey=value; {name}: {meant}"
     return UserError(what, where="command line", fix=fix)
@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:
         added = commands.add_parser(name, help=text, description=text + more)
-        added.set_defaults(command=command, name=name, overrides=None)
+        added.set_defaults(command=command, command_name=name, overrides=None)
         added.add_argument("target", **target)
         if not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"

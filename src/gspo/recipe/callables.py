@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gspo.errors import UserError, files_beside, listed
+from gspo.errors import UserError, files_beside
 
 _BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
 
@@ -51,9 +51,8 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     function = getattr(module, attribute, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4)
-        fix = f"did you mean {' or '.join(near)}?" if near else f"there are: {listed(functions)}"
-        raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix if functions else None)
+        near = ", ".join(difflib.get_close_matches(attribute, functions, n=3, cutoff=0.4) or functions[:8])
+        raise UserError(f"{source} has no function {attribute!r}", where=where, fix=near and f"there are: {near}")
     return function
 
 
