@@ -135,7 +135,7 @@ STAGE_FAULTS = [
     (["model.architecture.model_type=qwen9"], ["qwen9", "qwen3"]),
     (["model.architecture.hiden_size=16"], ["hiden_size", "hidden_size"]),
     (["model.architecture.vocab_size=3"], ["tokens", "embedding"]),
-    (["model.device=nowhere"], ["model.device", "nowhere"]),
+    (["model.device=nowhere"], ["model.device", "nowhere", "auto takes what there is"]),
     (["output_dir=rows.jsonl/run"], ["rows.jsonl/run"]),
     ([*OWN_MODEL, "model.path=not/there/model", "cold_start.steps=0"], ["not/there/model", "no such directory"]),
     ([*OWN_MODEL, "model.path=not_there", "cold_start.steps=0"], ["not_there", "directory", "hub"]),
@@ -204,6 +204,13 @@ def test_a_model_directory_without_weights_or_tokenizer_or_config_is_refused(
             message = failing(command, TINY, *OWN_MODEL, *data, "model.path=model")
             assert "model: " in message and named in message
         shutil.rmtree("model")
+
+
+def test_an_adapter_is_told_from_a_model(failing: Failing) -> None:
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text("{}", encoding="utf-8")
+    message = failing("check", TINY, *OWN_MODEL, "cold_start.steps=0", "model.path=adapter")
+    assert "a LoRA adapter, which is no whole model" in message and "merge" in message
 
 
 def test_an_existing_output_directory_is_left_as_it_is(failing: Failing) -> None:

@@ -144,7 +144,13 @@ def test_check_reads_a_model_directory_without_its_weights_being_loaded(capsys: 
 
 @pytest.mark.parametrize(
     "override",
-    ["steps=0", "queries.procedural.task=nothing", "reward.0.function=absent.py:f", "rollout.max_new_tokens=127"],
+    [
+        "steps=0",
+        "model.device=nowhere",
+        "queries.procedural.task=nothing",
+        "reward.0.function=absent.py:f",
+        "rollout.max_new_tokens=127",
+    ],
 )
 def test_check_refuses_what_train_would_refuse(capsys: pytest.CaptureFixture[str], override: str) -> None:
     messages = []

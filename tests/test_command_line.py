@@ -1,5 +1,6 @@
 """The command line as a shell sees it: help, overrides, exit codes, what is printed."""
 
+import json
 import os
 import re
 import signal
@@ -169,6 +170,21 @@ import gspo.recipe.files, gspo.recipe.load, gspo.report.run_files, gspo.run.plac
 assert not {"torch", "transformers"} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_run_of_a_recipe_in_another_directory_is_resumed_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path.cwd()
+    Path("sub").mkdir()
+    Path("sub/own.py").write_text("def f(completions, **_):\n    return [1.0 for _ in completions]\n", encoding="utf-8")
+    short = {"name": "own", "steps": 1, "reward": "own.py:f", "cold_start": {}, "evaluation": {"num_queries": 0}}
+    tree = {**load_recipe(TINY).model_dump(mode="json"), **short}
+    Path("sub/own.yaml").write_text(json.dumps(tree), encoding="utf-8")
+    assert cli.main(["train", "sub/own.yaml"]) == 0
+    Path("runs/own/own.py").write_text("raise ValueError\n", encoding="utf-8")  # beside the run's recipe: not meant
+    monkeypatch.chdir(TINY.parent)
+    assert cli.main(["resume", str(home / "runs/own"), "steps=2"]) == 0
+    lines = (home / "runs/own/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["reward/mean"] for line in lines] == [1.0, 1.0]
 
 
 def test_a_new_run_gets_a_number_or_takes_the_place_of_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:

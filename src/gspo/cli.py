@@ -140,7 +140,7 @@ def _resume(options: Namespace) -> int:
     if fault := path_fault(options.target):
         raise UserError(f"this path {fault}", where=options.target)
     directory = Path(options.target)
-    home = Path(read_run(directory).last("begun", "resumed").get("working_directory") or ".")
+    home = Path(read_run(directory).last("begun", "resumed").get("working_directory") or Path.cwd())
     if home != Path.cwd() and home.is_dir():
         _note(f"in {home}, where the run was started")
         directory = directory.absolute()
@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
         if target:
             added.add_argument("target", **target)
         if target and not target.get("type"):
-            about = "dotted recipe keys, such as actor.clip_low=1e-3"
+            about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"
             overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
             overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
         return added.add_argument

@@ -142,5 +142,6 @@ def test_from_python_a_run_is_replaced_or_gets_a_number_once_the_new_recipe_is_p
     (line,) = Path("runs/tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["reward/mean"] == again.metrics[0]["reward/mean"]
     for both in (("overwrite", "new"), ("overwrite", "resume"), ("new", "resume")):
+        options: dict[str, Any] = dict.fromkeys(both, True)
         with pytest.raises(UserError, match="give one of resume, overwrite and new"):
-            call(tree, **dict.fromkeys(both, True))
+            call(tree, **options)

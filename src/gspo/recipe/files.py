@@ -13,15 +13,16 @@ from gspo.recipe.sections import names_file
 _PATHS = re.compile(r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference")
 _FUNCTIONS = re.compile(r"(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations")
 
+_MODELS = ("model", "actor")  # their keys name directories
+
 
 def folders_of(path: Path) -> tuple[str, ...]:
     """Where a recipe's relative paths are looked up, in this order; "" is the working directory.
 
     The recipe that a run or a checkpoint has written holds paths that are right from the run's working directory.
     """
-    is_written = path.name == "recipe.yaml" and any(
-        (path.parent / name).is_file() for name in ("history.jsonl", "manifest.json")
-    )
+    beside = (path.parent / "history.jsonl").is_file() or (path.parent / "manifest.json").is_file()
+    is_written = path.name == "recipe.yaml" and beside
     return ("",) if is_written or path.parent.samefile(Path.cwd()) else (str(path.parent), "")
 
 
@@ -29,7 +30,8 @@ def located(tree: Any, folders: Sequence[str], key: str = "") -> Any:
     """A copy of a recipe's tree, or of the value of a key, each file with the first of the folders that has it."""
 
     def place(key: str, text: str, file: str) -> str:
-        there = (folder for folder in folders if os.path.lexists(os.path.join(folder, file)))  # noqa: PTH118
+        is_there = os.path.isdir if key.startswith(_MODELS) else os.path.isfile
+        there = (folder for folder in folders if is_there(os.path.join(folder, file)))  # noqa: PTH118
         return os.path.join(next(there, ""), text)  # noqa: PTH118 - Path would make of ./name into name, a hub id
 
     return _with_files(tree, place, key)
@@ -52,15 +54,14 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
     needed = {"evaluation": recipe.evaluation.num_queries, "cold_start": recipe.cold_start.steps}
     needed["actor"] = recipe.actor.kl.coefficient > 0
     places = {str(Path(path).resolve().parent): "beside the recipe", str(Path.cwd()): "in the working directory"}
-
     for key, file in files_of(recipe):
         is_local = file.endswith(".py") or names_file(file)
         if needed.get(key.partition(".")[0], True) and is_local and not os.path.lexists(file):
             folder, name = os.path.split(file)
-            paths = [path for place in places for path in Path(place, folder).glob(f"*{Path(name).suffix}")]
-            near = sorted({os.path.join(folder, path.name) for path in paths if path.is_dir() == ("." not in name)})  # noqa: PTH118
+            paths = [path for place in places for path in Path(place, folder).glob("*")]
+            near = sorted({str(Path(folder, path.name)) for path in paths if path.suffix == Path(name).suffix})
             fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
-            what = "no such directory" if key.startswith(("model", "actor")) else "no such file"
+            what = "no such directory" if key.startswith(_MODELS) else "no such file"
             raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
 
 

@@ -33,7 +33,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, note: Note) 
 
     Raises UserError where a directory is no run, or the file cannot be written.
     """
-    target = _target(paths, out)
+    target = _target(distinct(paths), out)
     _replace(target, document([read_run(path) for path in distinct(paths)]))
     note(f"report: {target}")
     return target
@@ -46,7 +46,7 @@ def watch(
 
     Raises UserError as `write_report` does.
     """
-    target, seen = _target(paths, out), None
+    target, seen = _target(distinct(paths), out), None
     while True:
         runs = [read_run(path) for path in distinct(paths)]
         running = any(run.state == "running" for run in runs)
@@ -94,8 +94,7 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    paths = distinct(paths)
-    is_one = len(paths) == 1
+    is_one = len(distinct(paths)) == 1
     target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
     if out is None:
         read_run(paths[0])  # says what is wrong with it rather than with the file
