@@ -3,6 +3,7 @@
 Sizes follow from the data, the model's shape and this machine's memory, by formulas: they are a start.
 """
 
+import json
 import os
 import re
 import shlex
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     assert good > bad
 '''
 _MEASURE = """\
-rights = [right if isinstance(right, list) else [right] for right in {column}]
+rights = [right if isinstance(right, list) else [right] for right in {answers}]
     return [float(any(str(entry) in text for entry in right)) for text, right in zip(texts, rights)]"""
 _TO_WRITE = 'raise NotImplementedError("return a number for each of the texts: what makes a response good?")'
 
@@ -101,12 +102,14 @@ def init(
     *,
     out: Path = Path(),
     name: str | None = None,
+    answer: str | None = None,
     say: Callable[[str], object] = lambda _: None,
     **queries: str | None,
 ) -> list[str]:
     """Write NAME.yaml and rewards.py into the directory `out`; returns lines on what was read and what to run.
 
-    `queries` are keys of that section: prompt, config and split. `say` is called with what is waited for next.
+    `answer` names the column with the right answers, where none of the usual names does. `queries` are keys of that
+    section: prompt, config and split. `say` is called with what is waited for next.
     Raises UserError, before anything is written, where a file exists and where data or model cannot be used.
     """
     if model is None:
@@ -121,7 +124,7 @@ def init(
     smallest = {"rollout": {"queries_per_step": 1}, "actor": {"mini_batches": 1}, "evaluation": {"num_queries": 0}}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, **smallest}
     try:
-        values = _values(make_recipe(draft, where="gspo init"), out, say)
+        values = _values(make_recipe(draft, where="gspo init"), out, answer, say)
     except UserError as error:  # of a recipe's keys
         parts = (error.what, error.where or "", error.fix or "")
         what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
@@ -142,7 +145,7 @@ def init(
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
 
 
-def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str, Any]:
+def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], object]) -> dict[str, Any]:
     """What fills the templates: of the draft's data and model, and of this machine."""
     from gspo.model.load import load_config, load_tokenizer, max_positions
     from gspo.queries.source import load_rows
@@ -156,7 +159,7 @@ def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str,
     config, tokenizer = load_config(draft.model), load_tokenizer(model)
     is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
     data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
-    positions, (builtin, reward) = max_positions(config), _reward(rows, "" if is_here else f"{out.absolute()}/")
+    positions, (builtin, reward) = max_positions(config), _reward(rows, answer, "" if is_here else f"{out.absolute()}/")
     rendered, instruction = _rendered(rows, tokenizer, queries, builtin, positions)
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
@@ -268,31 +271,43 @@ def _power_of_two(most: int, low: int, high: int) -> int:
     return max(low, min(high, 1 << max(most.bit_length() - 1, 0)))
 
 
-def _reward(rows: Sequence[Any], folder: str) -> tuple[str, dict[str, str]]:
+def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, dict[str, str]]:
     """The built-in function that fits the column with the right answer, or none; and what fills the templates."""
     first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
     column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
+    if answer is not None and answer not in first:
+        what = f"no column {answer!r}; the columns there are: {', '.join(first) or 'none'}"
+        raise UserError(
+            what, where=rows[0].id, fix="set --answer to the column with the right answers, or leave it out"
+        )
+    column = answer or column
     builtin, about = _builtin(column, [row.clean_columns.get(column) for row in rows])
     function = "contains_answer" if builtin else "score"
     own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
-    options = f"\n    options: {{answer_column: {column}}}" if column != "answer" else ""
+    options = (
+        f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}" if column != "answer" else ""
+    )
     verifier = f"\n  - function: {builtin} # {about}{options}\n  - {own}\n    weight: 0 # measured only"
-    names = [name for name in first if name.isidentifier() and not iskeyword(name) and name not in _TAKEN]
-    example = {column: "42"} if builtin else {name: first[name] for name in names}
-    short = {name: repr(value) if type(value) in (str, int, float) else "None" for name, value in example.items()}
+    names = [
+        name
+        for name in ([column] if builtin else first)
+        if name.isidentifier() and not iskeyword(name) and name not in _TAKEN
+    ]
+    example = {name: value for name, value in first.items() if type(value) in (str, int, float)}
+    example = {column: "42"} if builtin else example
     texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
     meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
     return builtin, {
         "function": function,
         "meaning": f"A number for each response. {meaning}",
-        "body": _MEASURE.format(column=column) if builtin else _TO_WRITE,
+        "body": _MEASURE.format(answers=column if names else f"columns[{column!r}]") if builtin else _TO_WRITE,
         "reward": verifier if builtin else f"\n  - {own} # {about}",
         "about_reward": f"{builtin or 'rewards.py'}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
-        "parameters": "".join(f"{name}, " for name in short),
+        "parameters": "".join(f"{name}, " for name in names),
         "text": "completion" if is_text else "completion[-1]['content']",
         "examples": ", ".join(map(repr, texts)),
-        "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in short.items()),
+        "arguments": f"**{ {name: [value] * 2 for name, value in example.items()} }",
     }
 
 
@@ -301,10 +316,15 @@ def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str]:
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
     texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
     if not texts:
-        return "", f"column {column} is empty" if column else "no column looks like the right answer"
+        return (
+            "",
+            f"column {column!r} is empty"
+            if column
+            else "no column has a usual name for the right answer; --answer COLUMN names one",
+        )
     num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
     if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
-        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column}"
+        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
     if longest <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
-        return "exact_match", f"column {column} has short texts, of up to {longest} letters"
-    return "", f"column {column} has texts of up to {longest:,} letters, too long to be compared"
+        return "exact_match", f"column {column!r} has short texts, of up to {longest} letters"
+    return "", f"column {column!r} has texts of up to {longest:,} letters, too long to be compared"
