@@ -112,6 +112,7 @@ def test_the_column_with_the_right_answers_may_have_any_name() -> None:
         "rows.jsonl", [{"prompt": f"Ticket {n}", 'Our "team", since': ("login", "billing")[n % 2]} for n in range(20)]
     )
     recipe = init("--data", "rows.jsonl", "--answer", 'Our "team", since')
+    assert "one of billing, login," in str(recipe.queries.system)
     assert [reward.function for reward in recipe.reward] == ["exact_match", "rewards.py:contains_answer"]
     assert cli.main(["check", "mine.yaml"]) == 0
     runpy.run_path("rewards.py", run_name="__main__")

@@ -24,10 +24,9 @@ from gspo.recipe.yaml_text import Dumper, read_yaml
 
 # The columns in which published data has the right answer, by precedence; matched without regard to case.
 _ANSWERS = "answer ground_truth final_answer expected_answer gold target label solution reference output completion"
-_INSTRUCTIONS = {
-    "math": r"Please reason step by step, and put your final answer within \boxed{}.",
-    "exact_match": "End with your final answer, and nothing else, between <answer> and </answer>.",
-}
+_ASKS_BOX = r"Please reason step by step, and put your final answer within \boxed{}."
+_ASKS_TAG = "End with your final answer, {which}, between <answer> and </answer>."
+_MAX_CHOICES = 10  # of right answers that are named to the model
 _HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
 _NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
 _MAX_LETTERS = 80  # of a right answer that is compared as text
@@ -159,8 +158,8 @@ def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], o
     config, tokenizer = load_config(draft.model), load_tokenizer(model)
     is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
     data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
-    positions, (builtin, reward) = max_positions(config), _reward(rows, answer, "" if is_here else f"{out.absolute()}/")
-    rendered, instruction = _rendered(rows, tokenizer, queries, builtin, positions)
+    positions, (asks, reward) = max_positions(config), _reward(rows, answer, "" if is_here else f"{out.absolute()}/")
+    rendered, instruction = _rendered(rows, tokenizer, queries, asks, positions)
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
@@ -185,14 +184,14 @@ def _yaml(text: str) -> str:
 
 
 def _rendered(
-    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, builtin: str, positions: int | None
+    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, asks: str, positions: int | None
 ) -> tuple[Sequence[Any], dict[str, str]]:
     """The rows as the model reads them, and the key that asks for the form of the answer, unless the rows do."""
     from gspo.queries.render import render_all
 
     render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
-    wanted = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
-    for key in ({"system": wanted}, {"template": f"{{prompt}}\n{wanted}\n"}) if wanted else ():
+    is_asked = not asks or _HAS_INSTRUCTION.search(str(rows[0].prompt))
+    for key in () if is_asked else ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"}):
         with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
             return render(queries=queries.model_copy(update=key)), key
     return render(queries=queries), {}
@@ -272,7 +271,7 @@ def _power_of_two(most: int, low: int, high: int) -> int:
 
 
 def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, dict[str, str]]:
-    """The built-in function that fits the column with the right answer, or none; and what fills the templates."""
+    """What asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
     first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
     column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
     if answer is not None and answer not in first:
@@ -281,7 +280,7 @@ def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, 
             what, where=rows[0].id, fix="set --answer to the column with the right answers, or leave it out"
         )
     column = answer or column
-    builtin, about = _builtin(column, [row.clean_columns.get(column) for row in rows])
+    builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     function = "contains_answer" if builtin else "score"
     own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
     options = (
@@ -297,7 +296,7 @@ def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, 
     example = {column: "42"} if builtin else example
     texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
     meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
-    return builtin, {
+    return asks, {
         "function": function,
         "meaning": f"A number for each response. {meaning}",
         "body": _MEASURE.format(answers=column if names else f"columns[{column!r}]") if builtin else _TO_WRITE,
@@ -311,20 +310,20 @@ def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, 
     }
 
 
-def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str]:
-    """The built-in function that compares responses with such answers, or none, and why."""
+def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
+    """The built-in function that compares responses with such answers, or none; why; what asks for such an answer."""
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
     texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
     if not texts:
-        return (
-            "",
-            f"column {column!r} is empty"
-            if column
-            else "no column has a usual name for the right answer; --answer COLUMN names one",
-        )
+        usual = "no column has a usual name for the right answer; --answer COLUMN names one"
+        return "", f"column {column!r} is empty" if column else usual, ""
     num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
     if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
-        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
-    if longest <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
-        return "exact_match", f"column {column!r} has short texts, of up to {longest} letters"
-    return "", f"column {column!r} has texts of up to {longest:,} letters, too long to be compared"
+        about = f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
+        return "math", about, _ASKS_BOX
+    if longest > _MAX_LETTERS or any(isinstance(entry, Mapping) for entry in entries):
+        return "", f"column {column!r} has texts of up to {longest:,} letters, too long to be compared", ""
+    is_choice = len(choices := sorted(set(texts))) <= min(_MAX_CHOICES, len(texts) // 3)
+    which = f"one of {', '.join(choices)}" if is_choice else "and nothing else"
+    about = f"column {column!r} has {len(choices):,} different short texts"
+    return "exact_match", about, _ASKS_TAG.format(which=which)
