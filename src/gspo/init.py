@@ -38,7 +38,6 @@ _CLIP_OF_SHORT = "clip_low: 3e-3 # ten times the GSPO paper's range, for respons
 _SHORT = 128  # tokens of a response
 _REPLAY = "\n  routing_replay: none # experts: policy and engine are explained in docs/concepts/experts.md"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_TAKEN = ("completions", "columns", "prompts", "completion_ids", "float")  # by the template, or by gspo
 _KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
 
 RECIPE = """\
@@ -225,8 +224,7 @@ def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str,
         "about_machine": machine,
         "num_parameters": num_parameters,
         "max_new_tokens": new_tokens,
-        "about_tokens": f"prompts have up to {longest:,} tokens"
-        + (f" of {positions:,} positions" if positions else ""),
+        "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
         "max_rows": _power_of_two(spare // row_bytes, 8, 512),
         "row_bytes": row_bytes,
         "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
@@ -273,27 +271,21 @@ def _power_of_two(most: int, low: int, high: int) -> int:
 def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, dict[str, str]]:
     """What asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
     first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
-    column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
+    usual = (name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted)
+    column = next(usual, "") if answer is None else answer
     if answer is not None and answer not in first:
         what = f"no column {answer!r}; the columns there are: {', '.join(first) or 'none'}"
-        raise UserError(
-            what, where=rows[0].id, fix="set --answer to the column with the right answers, or leave it out"
-        )
-    column = answer or column
+        raise UserError(what, where=rows[0].id, fix="set --answer to the column with the right answers")
     builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     function = "contains_answer" if builtin else "score"
     own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
-    options = (
-        f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}" if column != "answer" else ""
-    )
+    named = f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}"
+    options = named if column != "answer" else ""
     verifier = f"\n  - function: {builtin} # {about}{options}\n  - {own}\n    weight: 0 # measured only"
-    names = [
-        name
-        for name in ([column] if builtin else first)
-        if name.isidentifier() and not iskeyword(name) and name not in _TAKEN
-    ]
-    example = {name: value for name, value in first.items() if type(value) in (str, int, float)}
-    example = {column: "42"} if builtin else example
+    names = [name for name in ([column] if builtin else first) if name.isidentifier() and not iskeyword(name)]
+    names = [name for name in names if name not in ("completions", "columns")]  # the function's own parameters
+    plain = {name: value for name, value in first.items() if type(value) in (str, int, float)}
+    example = {name: [value] * 2 for name, value in ({column: "42"} if builtin else plain).items()}
     texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
     meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
     return asks, {
@@ -306,7 +298,7 @@ def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, 
         "parameters": "".join(f"{name}, " for name in names),
         "text": "completion" if is_text else "completion[-1]['content']",
         "examples": ", ".join(map(repr, texts)),
-        "arguments": f"**{ {name: [value] * 2 for name, value in example.items()} }",
+        "arguments": f"**{example!r}",
     }
 
 
@@ -322,7 +314,7 @@ def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
         about = f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
         return "math", about, _ASKS_BOX
     if longest > _MAX_LETTERS or any(isinstance(entry, Mapping) for entry in entries):
-        return "", f"column {column!r} has texts of up to {longest:,} letters, too long to be compared", ""
+        return "", f"column {column!r} has texts of up to {longest:,} letters: no short text to compare with", ""
     is_choice = len(choices := sorted(set(texts))) <= min(_MAX_CHOICES, len(texts) // 3)
     which = f"one of {', '.join(choices)}" if is_choice else "and nothing else"
     about = f"column {column!r} has {len(choices):,} different short texts"
