@@ -219,7 +219,7 @@ FAULTS = [
     (["--data", "other.jsonl", "--prompt", "query"], ["'query'", "instruction, output"]),
     (["--data", "rows.jsonl", "--answer", "gold"], ["'gold'", "answer", "--answer"]),
     (["--data", "rows.jsonl", "--config", "main"], ["--config", "hub"]),
-    (["--data", "long.jsonl"], ["3018", "long.jsonl:1"]),
+    (["--data", "long.jsonl"], ["long.jsonl", "20 prompts", "3,018", "2,048"]),
     (["--data", "rows.jsonl", "--name", "a/b"], ["name", "'a/b'"]),
     (["--data", "rows.jsonl", "--out", "rows.txt"], ["rows.txt", "--out"]),
     (["--data", "rows.jsonl", "--model", "not/there/model"], ["--model", "no such directory"]),

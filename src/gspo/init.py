@@ -4,12 +4,12 @@ Sizes follow from the data, the model's shape and this machine's memory, by form
 """
 
 import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,13 @@ def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], o
     is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
     data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
     positions, (asks, reward) = max_positions(config), _reward(rows, answer, "" if is_here else f"{out.absolute()}/")
-    rendered, instruction = _rendered(rows, tokenizer, queries, asks, positions)
+    rendered, instruction = _rendered(rows, tokenizer, queries, asks)
     lengths = [len(query.prompt_ids) for query in rendered]
+    most = (positions or math.inf) - _MIN_NEW_TOKENS
+    if num_too_long := sum(length > most for length in lengths):
+        what = f"{num_too_long:,} prompts have more than {most:,} tokens, the longest {max(lengths):,}"
+        fix = f"remove them, or give a model that reads more than {positions:,} tokens"
+        raise UserError(what, where=data, fix=fix)
     sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
     keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
@@ -183,17 +188,16 @@ def _yaml(text: str) -> str:
 
 
 def _rendered(
-    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, asks: str, positions: int | None
+    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, asks: str
 ) -> tuple[Sequence[Any], dict[str, str]]:
     """The rows as the model reads them, and the key that asks for the form of the answer, unless the rows do."""
     from gspo.queries.render import render_all
 
-    render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
     is_asked = not asks or _HAS_INSTRUCTION.search(str(rows[0].prompt))
     for key in () if is_asked else ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"}):
         with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
-            return render(queries=queries.model_copy(update=key)), key
-    return render(queries=queries), {}
+            return render_all(rows, tokenizer, queries=queries.model_copy(update=key)), key
+    return render_all(rows, tokenizer, queries=queries), {}
 
 
 def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
