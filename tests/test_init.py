@@ -107,6 +107,17 @@ def test_what_is_written_for_a_layout_passes_check_and_rewards_the_answer(
     runpy.run_path("rewards.py", run_name="__main__")
 
 
+def test_the_column_with_the_right_answers_may_have_any_name() -> None:
+    write(
+        "rows.jsonl", [{"prompt": f"Ticket {n}", 'Our "team", since': ("login", "billing")[n % 2]} for n in range(20)]
+    )
+    recipe = init("--data", "rows.jsonl", "--answer", 'Our "team", since')
+    assert "one of billing, login," in str(recipe.queries.system)
+    assert [reward.function for reward in recipe.reward] == ["exact_match", "rewards.py:contains_answer"]
+    assert cli.main(["check", "mine.yaml"]) == 0
+    runpy.run_path("rewards.py", run_name="__main__")
+
+
 def test_a_written_recipe_trains_and_says_why_it_has_each_value() -> None:
     write("rows.jsonl", rows_of("What is {} + {}?", answer="[]"))
     init("--data", "rows.jsonl")
@@ -157,6 +168,12 @@ def test_the_form_of_the_answer_is_asked_for_only_where_the_model_and_the_rows_l
     }
 
 
+def test_rows_with_the_same_prompt_are_not_all_held_out() -> None:
+    write("rows.jsonl", rows_of("What is it?", 40, answer="7"))
+    assert init("--data", "rows.jsonl").evaluation.num_queries == 0
+    assert cli.main(["check", "mine.yaml"]) == 0
+
+
 def test_nothing_is_overwritten_and_the_message_says_where_else_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     write("rows.jsonl", rows_of("What is {}?", answer="[]"))
     for file, option in {"mine.yaml": "--name", "rewards.py": "--out"}.items():
@@ -200,8 +217,9 @@ FAULTS = [
     (["--data", "some/where"], ["some/where", "hub", "--config"]),
     (["--data", "other.jsonl"], ["instruction, output", "--prompt"]),
     (["--data", "other.jsonl", "--prompt", "query"], ["'query'", "instruction, output"]),
+    (["--data", "rows.jsonl", "--answer", "gold"], ["'gold'", "answer", "--answer"]),
     (["--data", "rows.jsonl", "--config", "main"], ["--config", "hub"]),
-    (["--data", "long.jsonl"], ["3018", "long.jsonl:1"]),
+    (["--data", "long.jsonl"], ["long.jsonl", "20 prompts", "3,018", "2,048"]),
     (["--data", "rows.jsonl", "--name", "a/b"], ["name", "'a/b'"]),
     (["--data", "rows.jsonl", "--out", "rows.txt"], ["rows.txt", "--out"]),
     (["--data", "rows.jsonl", "--model", "not/there/model"], ["--model", "no such directory"]),

@@ -191,7 +191,7 @@ def _check(options: Namespace) -> None:
 def _init(options: Namespace) -> None:
     from gspo.init import init
 
-    given = {name: getattr(options, name) for name in ("out", "name", "prompt", "config", "split")}
+    given = {name: getattr(options, name) for name in ("out", "name", "prompt", "answer", "config", "split")}
     with _waiting("loading torch and transformers") as say:
         lines = init(options.data, options.model, say=say, **given)
     _note("\n".join(lines))
@@ -283,6 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--out", metavar="DIR", type=Path, default=Path(), help="where to write; by default the working directory")
     option("--name", metavar="NAME", help="the name of the run and of the recipe; by default that of the data")
     option("--prompt", metavar="COLUMN", help="the column with the prompt, where it is not recognised")
+    option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
     option("--config", metavar="NAME", help="the configuration of a hub id's data set")
     option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)

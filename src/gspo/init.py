@@ -3,12 +3,13 @@
 Sizes follow from the data, the model's shape and this machine's memory, by formulas: they are a start.
 """
 
+import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,9 @@ from gspo.recipe.yaml_text import Dumper, read_yaml
 
 # The columns in which published data has the right answer, by precedence; matched without regard to case.
 _ANSWERS = "answer ground_truth final_answer expected_answer gold target label solution reference output completion"
-_INSTRUCTIONS = {
-    "math": r"Please reason step by step, and put your final answer within \boxed{}.",
-    "exact_match": "End with your final answer, and nothing else, between <answer> and </answer>.",
-}
+_ASKS_BOX = r"Please reason step by step, and put your final answer within \boxed{}."
+_ASKS_TAG = "End with your final answer, {which}, between <answer> and </answer>."
+_MAX_CHOICES = 10  # of right answers that are named to the model
 _HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
 _NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
 _MAX_LETTERS = 80  # of a right answer that is compared as text
@@ -38,7 +38,6 @@ _CLIP_OF_SHORT = "clip_low: 3e-3 # ten times the GSPO paper's range, for respons
 _SHORT = 128  # tokens of a response
 _REPLAY = "\n  routing_replay: none # experts: policy and engine are explained in docs/concepts/experts.md"
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_TAKEN = ("completions", "columns", "prompts", "completion_ids", "float")  # by the template, or by gspo
 _KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
 
 RECIPE = """\
@@ -90,7 +89,7 @@ if __name__ == "__main__":
     assert good > bad
 '''
 _MEASURE = """\
-rights = [right if isinstance(right, list) else [right] for right in {column}]
+rights = [right if isinstance(right, list) else [right] for right in {answers}]
     return [float(any(str(entry) in text for entry in right)) for text, right in zip(texts, rights)]"""
 _TO_WRITE = 'raise NotImplementedError("return a number for each of the texts: what makes a response good?")'
 
@@ -101,12 +100,14 @@ def init(
     *,
     out: Path = Path(),
     name: str | None = None,
+    answer: str | None = None,
     say: Callable[[str], object] = lambda _: None,
     **queries: str | None,
 ) -> list[str]:
     """Write NAME.yaml and rewards.py into the directory `out`; returns lines on what was read and what to run.
 
-    `queries` are keys of that section: prompt, config and split. `say` is called with what is waited for next.
+    `answer` names the column with the right answers, where none of the usual names does. `queries` are keys of that
+    section: prompt, config and split. `say` is called with what is waited for next.
     Raises UserError, before anything is written, where a file exists and where data or model cannot be used.
     """
     if model is None:
@@ -121,7 +122,7 @@ def init(
     smallest = {"rollout": {"queries_per_step": 1}, "actor": {"mini_batches": 1}, "evaluation": {"num_queries": 0}}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, **smallest}
     try:
-        values = _values(make_recipe(draft, where="gspo init"), out, say)
+        values = _values(make_recipe(draft, where="gspo init"), out, answer, say)
     except UserError as error:  # of a recipe's keys
         parts = (error.what, error.where or "", error.fix or "")
         what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
@@ -142,7 +143,7 @@ def init(
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
 
 
-def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str, Any]:
+def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], object]) -> dict[str, Any]:
     """What fills the templates: of the draft's data and model, and of this machine."""
     from gspo.model.load import load_config, load_tokenizer, max_positions
     from gspo.queries.source import load_rows
@@ -156,9 +157,14 @@ def _values(draft: Recipe, out: Path, say: Callable[[str], object]) -> dict[str,
     config, tokenizer = load_config(draft.model), load_tokenizer(model)
     is_here = out.resolve() == Path.cwd()  # else paths are absolute, but for hub ids
     data, model = (path if is_here or not Path(path).exists() else str(Path(path).absolute()) for path in (data, model))
-    positions, (builtin, reward) = max_positions(config), _reward(rows, "" if is_here else f"{out.absolute()}/")
-    rendered, instruction = _rendered(rows, tokenizer, queries, builtin, positions)
+    positions, (asks, reward) = max_positions(config), _reward(rows, answer, "" if is_here else f"{out.absolute()}/")
+    rendered, instruction = _rendered(rows, tokenizer, queries, asks)
     lengths = [len(query.prompt_ids) for query in rendered]
+    most = (positions or math.inf) - _MIN_NEW_TOKENS
+    if num_too_long := sum(length > most for length in lengths):
+        what = f"{num_too_long:,} prompts have more than {most:,} tokens, the longest {max(lengths):,}"
+        fix = f"remove them, or give a model that reads more than {positions:,} tokens"
+        raise UserError(what, where=data, fix=fix)
     sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
     keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
@@ -182,17 +188,16 @@ def _yaml(text: str) -> str:
 
 
 def _rendered(
-    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, builtin: str, positions: int | None
+    rows: Sequence[Any], tokenizer: Any, queries: QueriesConfig, asks: str
 ) -> tuple[Sequence[Any], dict[str, str]]:
     """The rows as the model reads them, and the key that asks for the form of the answer, unless the rows do."""
     from gspo.queries.render import render_all
 
-    render = partial(render_all, rows, tokenizer, max_prompt_tokens=positions and positions - _MIN_NEW_TOKENS)
-    wanted = None if _HAS_INSTRUCTION.search(str(rows[0].prompt)) else _INSTRUCTIONS.get(builtin)
-    for key in ({"system": wanted}, {"template": f"{{prompt}}\n{wanted}\n"}) if wanted else ():
+    is_asked = not asks or _HAS_INSTRUCTION.search(str(rows[0].prompt))
+    for key in () if is_asked else ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"}):
         with suppress(UserError):  # no chat template, one that takes no system message, or rows with their own
-            return render(queries=queries.model_copy(update=key)), key
-    return render(queries=queries), {}
+            return render_all(rows, tokenizer, queries=queries.model_copy(update=key)), key
+    return render_all(rows, tokenizer, queries=queries), {}
 
 
 def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
@@ -223,8 +228,7 @@ def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str,
         "about_machine": machine,
         "num_parameters": num_parameters,
         "max_new_tokens": new_tokens,
-        "about_tokens": f"prompts have up to {longest:,} tokens"
-        + (f" of {positions:,} positions" if positions else ""),
+        "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
         "max_rows": _power_of_two(spare // row_bytes, 8, 512),
         "row_bytes": row_bytes,
         "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
@@ -268,43 +272,54 @@ def _power_of_two(most: int, low: int, high: int) -> int:
     return max(low, min(high, 1 << max(most.bit_length() - 1, 0)))
 
 
-def _reward(rows: Sequence[Any], folder: str) -> tuple[str, dict[str, str]]:
-    """The built-in function that fits the column with the right answer, or none; and what fills the templates."""
+def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, dict[str, str]]:
+    """What asks for an answer in the form that the reward reads, or nothing; and what fills the templates."""
     first, is_text = rows[0].clean_columns, isinstance(rows[0].prompt, str)
-    column = next((name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted), "")
-    builtin, about = _builtin(column, [row.clean_columns.get(column) for row in rows])
+    usual = (name for wanted in _ANSWERS.split() for name in first if name.lower() == wanted)
+    column = next(usual, "") if answer is None else answer
+    if answer is not None and answer not in first:
+        what = f"no column {answer!r}; the columns there are: {', '.join(first) or 'none'}"
+        raise UserError(what, where=rows[0].id, fix="set --answer to the column with the right answers")
+    builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     function = "contains_answer" if builtin else "score"
     own = f"function: {_yaml(f'{folder}rewards.py:{function}')}"
-    options = f"\n    options: {{answer_column: {column}}}" if column != "answer" else ""
+    named = f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}"
+    options = named if column != "answer" else ""
     verifier = f"\n  - function: {builtin} # {about}{options}\n  - {own}\n    weight: 0 # measured only"
-    names = [name for name in first if name.isidentifier() and not iskeyword(name) and name not in _TAKEN]
-    example = {column: "42"} if builtin else {name: first[name] for name in names}
-    short = {name: repr(value) if type(value) in (str, int, float) else "None" for name, value in example.items()}
+    names = [name for name in ([column] if builtin else first) if name.isidentifier() and not iskeyword(name)]
+    names = [name for name in names if name not in ("completions", "columns")]  # the function's own parameters
+    plain = {name: value for name, value in first.items() if type(value) in (str, int, float)}
+    example = {name: [value] * 2 for name, value in ({column: "42"} if builtin else plain).items()}
     texts = [text if is_text else [{"role": "assistant", "content": text}] for text in ("It is 42.", "I don't know.")]
     meaning = "1.0 where the right answer is anywhere in it, else 0.0." if builtin else "The higher, the better."
-    return builtin, {
+    return asks, {
         "function": function,
         "meaning": f"A number for each response. {meaning}",
-        "body": _MEASURE.format(column=column) if builtin else _TO_WRITE,
+        "body": _MEASURE.format(answers=column if names else f"columns[{column!r}]") if builtin else _TO_WRITE,
         "reward": verifier if builtin else f"\n  - {own} # {about}",
         "about_reward": f"{builtin or 'rewards.py'}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
-        "parameters": "".join(f"{name}, " for name in short),
+        "parameters": "".join(f"{name}, " for name in names),
         "text": "completion" if is_text else "completion[-1]['content']",
         "examples": ", ".join(map(repr, texts)),
-        "arguments": ", ".join(f"{name}=[{value}] * 2" for name, value in short.items()),
+        "arguments": f"**{example!r}",
     }
 
 
-def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str]:
-    """The built-in function that compares responses with such answers, or none, and why."""
+def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
+    """The built-in function that compares responses with such answers, or none; why; what asks for such an answer."""
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
     texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
     if not texts:
-        return "", f"column {column} is empty" if column else "no column looks like the right answer"
+        usual = "no column has a usual name for the right answer; --answer COLUMN names one"
+        return "", f"column {column!r} is empty" if column else usual, ""
     num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
     if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
-        return "math", f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column}"
-    if longest <= _MAX_LETTERS and not any(isinstance(entry, Mapping) for entry in entries):
-        return "exact_match", f"column {column} has short texts, of up to {longest} letters"
-    return "", f"column {column} has texts of up to {longest:,} letters, too long to be compared"
+        about = f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
+        return "math", about, _ASKS_BOX
+    if longest > _MAX_LETTERS or any(isinstance(entry, Mapping) for entry in entries):
+        return "", f"column {column!r} has texts of up to {longest:,} letters: no short text to compare with", ""
+    is_choice = len(choices := sorted(set(texts))) <= min(_MAX_CHOICES, len(texts) // 3)
+    which = f"one of {', '.join(choices)}" if is_choice else "and nothing else"
+    about = f"column {column!r} has {len(choices):,} different short texts"
+    return "exact_match", about, _ASKS_TAG.format(which=which)
