@@ -118,7 +118,9 @@ def test_what_is_no_command_shows_the_usage_with_exit_code_2(
         ("train base.yaml --actor.clip_low 1e-3", "gspo train base.yaml actor.clip_low=1e-3"),
         ("train base.yaml --use_vllm", "use_vllm: not here: one engine samples"),
         ("train base.yaml --group_size 8", "group_size: did you mean rollout.group_size?"),
-        ("show runs/a --steps 3", "see --help"),
+        ("show runs/a --steps 3", "see gspo show --help"),
+        ("train -c base.yaml", "the recipe comes first: gspo train base.yaml"),
+        ("train base.yaml --zzz", "see gspo train --help"),
     ],
 )
 def test_an_option_of_another_program_says_how_it_is_written_here(
@@ -126,7 +128,7 @@ def test_an_option_of_another_program_says_how_it_is_written_here(
 ) -> None:
     assert cli.main(line.split()) == 2
     error = capsys.readouterr().err
-    assert "there is no option '--" in error and fix in error.partition("fix: ")[2]
+    assert "there is no option '-" in error and fix in error.partition("fix: ")[2]
 
 
 @pytest.mark.parametrize(

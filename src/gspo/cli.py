@@ -75,19 +75,19 @@ def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserErr
     from gspo.recipe.faults import hint
     from gspo.recipe.schema import recipe_keys
 
-    what, fix = f"there is no option {option!r}", "see --help"
+    fix = f"see gspo {options.command_name} --help"
     if options.overrides is not None:
         name, _, value = option.lstrip("-").partition("=")
         name, value = name.replace("-", "_"), value or next(iter(words[words.index(option) + 1 :]), "VALUE")
-        meant = "" if name in dict(recipe_keys()) else hint(name) or ""
-        key = next(iter(re.findall("^here it is ([a-z_.]+)", meant)), name)
+        meant = f"here it is {name}" if name in dict(recipe_keys()) else hint(name)
         target = "RECIPE" if options.target == value else options.target
-        fix = f"keys follow as key.subkey=value: gspo {options.command_name} {target} {key}={value}"
-        if name.startswith(("config", "recipe")):
+        if value.endswith(".yaml") or name.startswith("config"):
             fix = f"the recipe comes first: gspo {options.command_name} {value}"
-        elif meant and key == name:
+        elif key := re.match("here it is ([a-z_.]+)", meant or ""):
+            fix = f"keys follow as key.subkey=value: gspo {options.command_name} {target} {key[1]}={value}"
+        elif meant:
             fix = f"keys follow as key.subkey=value; {name}: {meant}"
-    return UserError(what, where="command line", fix=fix)
+    return UserError(f"there is no option {option!r}", where="command line", fix=fix)
 
 
 def _note(text: str) -> None:

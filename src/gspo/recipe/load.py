@@ -73,10 +73,10 @@ def _validated(tree: Any, where: str, overridden: Sequence[str] = ()) -> Recipe:
 def _overridden(tree: dict[str, Any], override: str, folders: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The tree with the value in it, and the key."""
     key, separator, text = override.lstrip("+").partition("=")
-    key, adds = key.removesuffix("+"), key.endswith("+")
     if not separator or not key or key.startswith("-"):
         fix = f"write {key.lstrip('-')}={text or 'VALUE'}" if key.strip("-") else None
         raise UserError(f"{override!r} is not of the form key.subkey=value", where="command line", fix=fix)
+    key, adds = key.removesuffix("+"), key.endswith("+")
     path = [*key.split("."), *["+"] * adds]
     if path[0] == "reward" and path[1:] and re.match("[0-9+]", path[1]):
         tree = {**tree, "reward": listed_rewards(tree.get("reward") or [])}

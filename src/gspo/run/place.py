@@ -72,7 +72,7 @@ def _is_free(path: Path) -> bool:
 
 def _check_replaceable(recipe: Recipe) -> None:
     path = recipe.run_dir
-    where, fix = str(path), "give this run another name=… or output_dir=…, or remove the directory yourself"
+    where, fix = str(path), "give this run another name=… or output_dir=…"
     if not (path.is_dir() and all((path / name).is_file() for name in ("recipe.yaml", "lock"))):
         raise UserError("this is not a run's directory, so it is not overwritten", where=where, fix=fix)
     if is_locked(path):
