@@ -43,7 +43,8 @@ METRICS = """# Metrics
 
 - A number that is not finite is written as `null`. So is one that does not exist in a step, because nothing was trained
   or scored in it.
-- A name ending in `_by_mini_batch` is a list with the same number for each mini-batch of the step, in order.
+- A name ending in `_by_mini_batch` is a list with the same number for each mini-batch of the step, in order. With
+  `actor.epochs` above 1, those of the second pass follow those of the first.
 - A name ending in `_by_length` is a list of four numbers, from the shortest quarter of the trained responses to the
   longest. `response/length_quartiles` has the bounds. Equal lengths stay together, so one of the four can be empty.
 - [Ratios and clipping](../concepts/ratio_and_clipping.md) and

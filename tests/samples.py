@@ -115,9 +115,9 @@ def accumulated(
         temperature=temperature,
         critic=critic,
     )
-    report, stats = accumulate_gradient(learner, samples, denominators, mini_batch)
-    assert list(stats) == list(samples)
-    return report, list(stats.values())
+    report, trained = accumulate_gradient(learner, samples, denominators, mini_batch)
+    assert list(trained) == list(samples)
+    return report, [sample.stats for sample in trained.values() if sample.stats is not None]
 
 
 def advantages_of(batch: Batch) -> list[float]:

@@ -38,6 +38,11 @@ def test_check_tells_model_data_prompt_reward_and_arithmetic(capsys: pytest.Capt
         assert piece in said, piece
 
 
+def test_check_counts_the_optimiser_steps_of_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    said = check(capsys, "actor.epochs=3")
+    assert "4 mini-batch(es) of 8, 3 passes over them; 2 steps = 24 optimiser steps" in said
+
+
 def test_check_scores_the_gold_answer_and_junk(capsys: pytest.CaptureFixture[str]) -> None:
     line = next(line for line in check(capsys, "reward=reasoning_gym").splitlines() if line.startswith("reward"))
     gold, junk = line.split("junk")
@@ -57,6 +62,8 @@ def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.Capture
     [
         ("actor.mini_batches=1", "every importance ratio is 1"),
         ("actor.importance_sampling_level=sequence_token", "equals sequence"),
+        ("model.frozen=['*embed*']", "lm_head.weight is model.embed_tokens.weight (tied), and frozen with it"),
+        ("actor.optimizer={name: torch.optim.SGD, eps: 1e-3}", "actor.optimizer.eps has no effect: torch.optim.SGD"),
         ("actor={importance_sampling_level: token, clip_low: 3e-4, clip_high: 4e-4}", "range for sequence ratios"),
         ("rollout.top_p=0.9", "top_p"),
         ("reward.0.weight=2", "reward.0.weight"),
@@ -154,3 +161,18 @@ def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixtur
     said = check(capsys, r'queries.template="Q: {prompt}\nA:"')
     line = next(line for line in said.splitlines() if line.startswith("one prompt"))
     assert json.loads(line.partition("tokens: ")[2]).startswith("Q: State")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.frozen=['*nothing*']", "model.frozen: '*nothing*' matches no parameter"),
+        ("cold_start.optimizer.no_decay=['*bias']", "cold_start.optimizer.no_decay: '*bias' matches no parameter"),
+        ("actor.optimizer.name=torch.optim.LBFGS", "actor.optimizer.name: torch.optim.LBFGS: its steps compute"),
+        ("cold_start.optimizer.options={momentum: 1}", "cold_start.optimizer.options: AdamW cannot be made"),
+        ("model.attn_implementation=flash_attention_9", "model.attn_implementation: flash_attention_9: no model"),
+    ],
+)
+def test_check_refuses_what_a_run_would(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(TINY), override]) == 2
+    assert message in capsys.readouterr().err

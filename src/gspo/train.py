@@ -12,6 +12,7 @@ from gspo.learner.critic import Critic
 from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
 from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.reference import RefreshedReference
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
 from gspo.recipe.callables import refuse_import
@@ -106,12 +107,15 @@ def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display:
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
     policy, reference = run.parts.policy, run.parts.reference
-    num_updates = recipe.steps * recipe.actor.mini_batches
+    num_updates = recipe.steps * recipe.actor.updates_per_step
     optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
     trained_parts: TrainedParts = {"optimizer": optimizer}
     if recipe.actor.advantage == "gae":
         critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
         trained_parts["critic"] = critic
+    refreshed = None
+    if reference is not None and recipe.actor.kl.refresh_steps:
+        refreshed = trained_parts["reference"] = RefreshedReference(recipe.actor.kl, reference, policy)
     progress = run.start_phase(trained_parts)
     recorder.start()
     progress = run.safe_point(progress)
@@ -142,7 +146,10 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
             updates = update(learner, batch, num_done=len(progress.reports))
             for report, batch in clock.each("update", updates):
                 progress = run.safe_point(replace(progress, batch=batch, reports=(*progress.reports, report)))
-        progress = run.safe_point(recorder.step(progress))
+        progress = recorder.step(progress)
+        if refreshed is not None:
+            refreshed.step(progress.steps)
+        progress = run.safe_point(progress)
         announce(progress.steps)
 
 
@@ -151,7 +158,8 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
     if not run.in_cold_start:
         return
     policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop
-    optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
+    where = "cold_start.optimizer"
+    optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps, where=where)
     is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
     trained_parts: TrainedParts = {} if is_done else {"optimizer": optimizer}
     progress = run.start_phase(trained_parts, cold_start=True)

@@ -75,13 +75,13 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceStats:
-    """What the update saw of one sequence, in the mini-batch that trained it.
+    """What the update saw of one sequence, in a mini-batch that trained it.
 
     Example: SequenceStats(mini_batch=1, num_tokens=2, num_clipped=2, sequence_ratio=1.05, entropy_sum=1.9,
     old_logprobs=tensor([-0.7, -0.2]), log_ratios=tensor([0.08, 0.02])) for a sequence that was clipped as a whole.
     """
 
-    mini_batch: int
+    mini_batch: int  # from 0, through all epochs of a step
     num_tokens: int  # W
     num_clipped: int  # tokens
     sequence_ratio: float
@@ -128,7 +128,8 @@ class Sample:
     old_logprobs: Float[Tensor, "W"] | None = None
     old_experts: Experts | None = None
     # From the update; None: the sample was not trained on.
-    stats: SequenceStats | None = None
+    stats: SequenceStats | None = None  # of the last epoch
+    earlier_stats: tuple[SequenceStats, ...] = ()  # of the epochs before it
 
     @property
     def num_tokens(self) -> int:
@@ -144,6 +145,11 @@ class Sample:
     def reward(self) -> float | None:
         """The reward of the score; it is None if the sample is not scored or no function applied."""
         return None if self.score is None else self.score.reward
+
+    @property
+    def all_stats(self) -> tuple[SequenceStats, ...]:
+        """One for each epoch that has trained the sample."""
+        return () if self.stats is None else (*self.earlier_stats, self.stats)
 
     @property
     def takes_part(self) -> bool:

@@ -34,7 +34,8 @@ class Noting(Optimizer):
 
     def step(self, *, loss_is_finite: bool = True) -> StepReport:
         self.wholes.append(torch.cat([one.flatten() for one in Optimizer.gradient(self)]))
-        self._adamw.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
         return StepReport(grad_norm=0.0, learning_rate=0.0, applied=True)
 
 

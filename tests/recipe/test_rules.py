@@ -72,6 +72,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"clip_fraction": 0.1, "mini_batches": 1}}, ["every ratio is 1"]),
         ({"model": {"path": "x", "architecture": {"model_type": "qwen3"}}}, ["exactly one of model.path"]),
         ({"model": {"architecture": {}}}, ["model.architecture needs a model_type", "needs model.tokenizer"]),
+        (
+            {"model": {"architecture": {"model_type": "qwen3"}, "tokenizer": "fit", "kwargs": {"a": 1}}},
+            ["model.kwargs is for model.path"],
+        ),
         ({"cold_start": {"steps": 1}}, ["exactly one of cold_start.path and cold_start.demonstrations"]),
         ({"queries": {"path": "rows.jsonl", "template": "no place"}}, ["queries.template must contain {prompt}"]),
         ({"queries": {"path": "rows.jsonl", "config": "main"}}, ["queries.config: main", "a file has none"]),

@@ -128,7 +128,7 @@ def test_keys_that_change_nothing_that_is_learned_may_change_and_are_said() -> N
 
 def test_a_run_from_before_some_keys_goes_on() -> None:
     train(recipe_of("steps=1"))
-    newer = ("trust_remote_code: ", "discount: ", "minirl_cap: ")
+    newer = ("trust_remote_code: ", "discount: ", "minirl_cap: ", "epochs: ", "refresh_weight: ", "frozen: ")
     for path in (RUN / "recipe.yaml", newest() / "recipe.yaml"):
         lines = path.read_text().splitlines(keepends=True)
         older = [line for line in lines if not line.strip().startswith(newer)]

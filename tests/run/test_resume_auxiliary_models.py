@@ -126,6 +126,42 @@ def test_a_named_reference_that_has_changed_is_refused(broken_off: Callable[...,
         train(recipe, resume=True)
 
 
+def test_broken_off_in_a_second_pass_between_refreshes_of_a_reference(broken_off: Callable[..., Any]) -> None:
+    experts = "num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16, num_hidden_layers: 2"
+    recipe = recipe_of(
+        "broken",
+        *("actor.epochs=2", "actor.kl={coefficient: 0.1, refresh_steps: 2, refresh_weight: 0.5}", NO_EVALUATION),
+        *("actor.optimizer={name: torch.optim.Muon, lr: 1e-2, options: {momentum: 0.8}}", "model.dtype=bfloat16"),
+        *("model.frozen=['*.mlp.gate.weight']", "actor.routing_replay=policy", "actor.clip_fraction=0.2"),
+        f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {experts}}}",
+    )
+    names = []
+
+    def noting(*arguments: Any, **keywords: Any) -> None:
+        names.append(Path(broken_off(*arguments, **keywords).model).parent.name)
+
+    # Each mini-batch is of two parts. Step 3 is the first whose reference is neither the first policy nor the present.
+    outcome = resumed_is_unbroken(recipe, [(GRADIENT, 5), (SAMPLING, 20), (GRADIENT, 5)], noting)
+    assert names == ["step_000000_update_2", "step_000002", "step_000002_update_2"]
+    state = load_file(newest() / "state.safetensors")
+    reference = {name.removeprefix("reference/"): own for name, own in state.items() if name.startswith("reference/")}
+    begun, done = (tensors(path) for path in (Path("runs/broken/cold_start/model"), outcome.model))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert reference["steps_taken"] == 1 and reference[name].dtype == torch.bfloat16
+    assert not same({name: reference[name]}, {name: begun[name]})
+    assert not same({name: reference[name]}, {name: done[name]})
+    router = "model.layers.0.mlp.gate.weight"
+    assert torch.equal(begun[router], done[router]) and f"optimizer/master/{router}" not in state
+    assert [len(line["clip/token_fraction_by_mini_batch"]) for line in outcome.metrics] == [4] * 3
+
+
+def test_a_reference_that_becomes_the_policy_is_at_no_distance_from_it() -> None:
+    kl = "actor.kl={coefficient: 0.1, refresh_steps: 2}"
+    outcome = train(recipe_of("refreshed", kl, NO_EVALUATION, "steps=5", "actor.optimizer={lr: 1e-2}"))
+    first = [line["reference/kl_by_mini_batch"][0] for line in outcome.metrics]  # before any update of the step
+    assert first[::2] == [0.0] * 3 and min(first[1::2]) > 1e-6
+
+
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.options.pattern='7'", NO_EVALUATION)
 
 

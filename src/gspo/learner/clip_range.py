@@ -47,10 +47,10 @@ def clipping_scale(actor: ActorConfig, samples: Sequence[Sample]) -> float:
     """
     excesses = []
     for sample in samples:
-        if sample.stats is not None:
-            moved, advantage = sample.stats.sequence_ratio - 1, sample.advantage
+        for stats in sample.all_stats:
+            moved, advantage = stats.sequence_ratio - 1, sample.advantage
             excess = moved / actor.clip_high if advantage > 0 else -moved / actor.clip_low if advantage else -math.inf
-            excesses.append((excess, sample.stats.num_tokens))
+            excesses.append((excess, stats.num_tokens))
     assert actor.clip_fraction is not None
     budget = actor.clip_fraction * sum(tokens for _, tokens in excesses)
     for excess, tokens in sorted(excesses, reverse=True):

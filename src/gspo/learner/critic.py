@@ -28,7 +28,7 @@ class Critic:
         if own is not None:
             own.model.load_state_dict(policy.model.state_dict())
             self._parts["trunk"] = own.trunk
-        self.optimizer = Optimizer(self._parts, settings.optimizer, total_steps=total_steps)
+        self.optimizer = Optimizer(self._parts, settings.optimizer, total_steps=total_steps, where="critic.optimizer")
 
     @property
     def coefficient(self) -> float:

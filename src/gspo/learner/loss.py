@@ -1,7 +1,7 @@
 """The loss of a micro-batch: the surrogate, and what a recipe adds to it; and what its pass shows of each sequence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 
 import torch
@@ -16,7 +16,7 @@ from gspo.objective import Surrogate, SurrogateSettings
 from gspo.objective.ratio import sequence_mean
 from gspo.recipe.published import LengthNorm
 from gspo.recipe.sections import ActorConfig
-from gspo.types import Group, Sample, SequenceStats
+from gspo.types import Experts, Group, Sample, SequenceStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,9 @@ class Loss:
     total: Tensor  # to be minimised
     terms: dict[str, Float[Tensor, ""]]  # by name: the surrogate, the others without their coefficients
     samples: Sequence[Sample]
-    by_token: Float[Tensor, "K N"]  # what `sequence_stats` reads
+    by_token: Float[Tensor, "K N"]  # what `with_stats` reads
     sequence_ratio: Float[Tensor, "B"]
+    experts: Sequence[Experts] | None  # of each sample; None: no routers can be watched
     activation: Activation | None
 
 
@@ -129,6 +130,7 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
         samples=samples,
         by_token=by_token,
         sequence_ratio=result.sequence_ratio,
+        experts=likelihood.experts,
         activation=activation(learner.policy.routing, likelihood.experts or (), before),
     )
 
@@ -173,7 +175,7 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
 
 
 def _by_token(forward: _Pass, result: Surrogate) -> Float[Tensor, "K N"]:
-    """What `sequence_stats` reads. It must come before the backward pass, whose graph it reads."""
+    """What `with_stats` reads. It must come before the backward pass, whose graph it reads."""
     logprobs, entropy = forward.likelihood.logprobs, forward.likelihood.entropy
     (slope,) = torch.autograd.grad(result.per_sequence.sum(), logprobs, retain_graph=True)
     log_ratio = logprobs.detach() - forward.old_logprobs
@@ -183,15 +185,21 @@ def _by_token(forward: _Pass, result: Surrogate) -> Float[Tensor, "K N"]:
     return torch.stack([*summed, forward.old_logprobs, log_ratio])
 
 
-def sequence_stats(losses: Sequence[Loss], mini_batch: int) -> dict[Sample, SequenceStats]:
-    """Of each sample that a mini-batch trained, in their order: its tokens' numbers come to the CPU here, at once."""
+def with_stats(losses: Sequence[Loss], mini_batch: int, actor: ActorConfig) -> dict[Sample, Sample]:
+    """The samples that a mini-batch trained, in their order, each with its stats; those of earlier epochs are kept.
+
+    Its tokens' numbers come to the CPU here, at once. What a first pass shows of π_old is kept for the epochs to come.
+    """
     samples = [sample for loss in losses for sample in loss.samples]
     by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
     ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()
-    stats = {}
-    for sample, sequence_ratio, piece in zip(samples, ratios, by_token, strict=True):
+    nothing: list[None] = [None]
+    experts = [own for loss in losses for own in (loss.experts or nothing * len(loss.samples))]
+    is_old = actor.epochs > 1 and (actor.old_logprobs == "recompute" or actor.routing_replay == "policy")
+    trained = {}
+    for sample, own, sequence_ratio, piece in zip(samples, experts, ratios, by_token, strict=True):
         clipped, masked, ratio, square, slope, weight, entropy = piece[:-2].double().sum(1).tolist()
-        stats[sample] = SequenceStats(
+        stats = SequenceStats(
             mini_batch=mini_batch,
             num_tokens=sample.num_written,
             num_clipped=int(clipped),
@@ -205,4 +213,8 @@ def sequence_stats(losses: Sequence[Loss], mini_batch: int) -> dict[Sample, Sequ
             old_logprobs=piece[-2].clone(),
             log_ratios=piece[-1].clone(),
         )
-    return stats
+        trained[sample] = replace(sample, stats=stats, earlier_stats=sample.all_stats)
+        if is_old and sample.stats is None:
+            old = stats.old_logprobs if sample.old_logprobs is None else sample.old_logprobs
+            trained[sample] = replace(trained[sample], old_logprobs=old, old_experts=sample.old_experts or own)
+    return trained

@@ -1,17 +1,22 @@
-"""AdamW with a schedule, gradient clipping, fp32 master weights, and steps that a bad gradient cannot take."""
+"""An optimiser with a schedule, gradient clipping, fp32 master weights, and steps that a bad gradient cannot take."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gspo.errors import UserError
+from gspo.learner.optimizer_state import flat, tree_of
+from gspo.learner.torch_optimizers import torch_optimizers, untaken_keys
 from gspo.recipe.sections import OptimizerConfig
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's names
+_STEPS, _MASTER = "steps_taken", "master/"  # names, and the beginning of names, of the state's tensors
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 
@@ -39,13 +44,15 @@ class Noise:
 
 
 class Optimizer:
-    """AdamW over fp32 master weights (arXiv 1711.05101).
+    """AdamW (arXiv 1711.05101), or another that the recipe names, over fp32 master weights.
 
     A parameter of lower precision has a float32 master: gradients of all micro-batches add up in float32 and an update
     smaller than the parameter's own precision is not lost. A float32 parameter is its own master.
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int) -> None:
+    def __init__(
+        self, model: nn.Module, settings: OptimizerConfig, *, total_steps: int, where: str = "actor.optimizer"
+    ) -> None:
         self.settings, self.total_steps, self.steps_taken = settings, total_steps, 0
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters: dict[str, Tensor] = {
@@ -56,8 +63,10 @@ class Optimizer:
             p.register_post_accumulate_grad_hook(partial(_add_gradient, self._masters[name]))
             for name, p in self._rounded.items()
         ]
-        own = settings.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-        self._adamw = torch.optim.AdamW(self._masters.values(), **own, fused=True)
+        self._optimizers = torch_optimizers(model, self._masters, settings, where=where)
+        self._groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        self._made = [deepcopy(_options(group)) for group in self._groups]
+        self._device = next(iter(self._masters.values())).device
 
     @property
     def learning_rate(self) -> float:
@@ -89,38 +98,81 @@ class Optimizer:
         applied = loss_is_finite and math.isfinite(grad_norm)
         if applied:
             torch.nn.utils.clip_grads_with_norm_(self._masters.values(), self.settings.max_grad_norm, norm)
-            for group in self._adamw.param_groups:
-                group["lr"] = learning_rate
-            self._adamw.step()
+            for group in self._groups:
+                group["lr"] = learning_rate * (group["initial_lr"] / self.settings.lr)
+            for optimizer in self._optimizers:
+                optimizer.step()
             with torch.no_grad():
                 for name, parameter in self._rounded.items():
                     parameter.copy_(self._masters[name])
-        self._adamw.zero_grad(set_to_none=True)
+        for master in self._masters.values():
+            master.grad = None
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
-        state = {"steps_taken": torch.tensor(self.steps_taken)}
-        for name, master in self._masters.items():
-            state |= {f"{key}/{name}": value for key, value in self._adamw.state[master].items()}
-        return state | {f"master/{name}": self._masters[name].detach() for name in self._rounded}
+        """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken.
+
+        With those options of a group that steps have changed, as some optimisers have it.
+        """
+        tree = {f"{key}/{name}": value for name, own in self._states().items() for key, value in own.items()}
+        for number, (group, made) in enumerate(zip(self._groups, self._made, strict=True)):
+            changed = {key: own for key, own in _options(group).items() if isinstance(own, Tensor) or own != made[key]}
+            tree |= {f"group {number}": changed} if changed else {}
+        masters = {f"{_MASTER}{name}": self._masters[name].detach() for name in self._rounded}
+        return {_STEPS: torch.tensor(self.steps_taken), **masters, **flat(tree, self._device)}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to where `state` found it; the parameters themselves are the model's to restore."""
-        self.steps_taken = int(state["steps_taken"])
+        self.steps_taken = int(state[_STEPS])
         for name in self._rounded:
-            self._masters[name].copy_(state[f"master/{name}"])
-        for name, master in self._masters.items():
-            own = {key: state[f"{key}/{name}"] for key in _MOMENTS if f"{key}/{name}" in state}  # none before a step
-            self._adamw.state[master] = {
-                key: torch.empty_like(value, device=master.device).copy_(value) for key, value in own.items()
-            }
+            self._masters[name].copy_(state[f"{_MASTER}{name}"])
+        own = {name: value for name, value in state.items() if name != _STEPS and not name.startswith(_MASTER)}
+        tree = tree_of(own, self._device)
+        for number, (group, made) in enumerate(zip(self._groups, self._made, strict=True)):
+            group.update({**deepcopy(made), **tree.pop(f"group {number}", {})})
+        states = self._states()
+        for values in states.values():
+            values.clear()  # there is none before a step
+        for place, value in tree.items():
+            key, _, name = place.partition("/")
+            states[name][key] = value
+
+    def _states(self) -> dict[str, MutableMapping[str, Any]]:
+        """What the optimisers keep of each master, by its name."""
+        owners = {id(p): own for own in self._optimizers for group in own.param_groups for p in group["params"]}
+        return {name: owners[id(master)].state[master] for name, master in self._masters.items()}
 
     def close(self) -> None:
         """Take the hooks off the parameters, so that another optimiser can have them."""
         for hook in self._hooks:
             hook.remove()
+
+
+def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device) -> list[str]:
+    """Have it make a step on a few numbers; a sentence for each of its keys that has no effect.
+
+    UserError where it cannot be made or cannot step, or where no checkpoint could hold its state.
+    """
+    trial = nn.utils.skip_init(nn.Linear, 2, 2, device=device)
+    optimizer = Optimizer(trial, settings.model_copy(update={"no_decay": ()}), total_steps=1, where=where)
+    try:
+        for parameter in trial.parameters():
+            nn.init.ones_(parameter)
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        optimizer.restore(optimizer.state())
+    except Exception as error:  # of any package's
+        what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
+        raise UserError(
+            what, where=f"{where}.name: {settings.name}", fix="name another, or change its options"
+        ) from None
+    return untaken_keys(settings, where=where)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a group of parameters: all but these, and its rate, which follows the schedule."""
+    return {key: value for key, value in group.items() if key not in ("params", "lr")}
 
 
 def _add_gradient(master: Tensor, parameter: Tensor) -> None:

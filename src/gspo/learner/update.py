@@ -1,4 +1,4 @@
-"""The update: a batch split into mini-batches, one optimiser step each."""
+"""The update: passes over a batch, which is split into mini-batches of one optimiser step each."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, sequence_stats
+from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, with_stats
 from gspo.learner.micro_batching import Learner, micro_batches, mini_batches, split_point, trained_samples
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
 from gspo.learner.volatility import Activation, activation, watched_experts
-from gspo.types import Batch, Sample, SequenceStats
+from gspo.types import Batch, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,21 @@ class MiniBatchReport:
 
 
 def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tuple[MiniBatchReport, Batch]]:
-    """One optimiser step for each of the actor's mini-batches after `num_done`; groups stay whole within one.
+    """One optimiser step for each of the actor's mini-batches, in each of its epochs, after the first `num_done`.
 
-    After each step it yields its report and the batch, in which the samples trained so far have their `stats`. The
-    loss is −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
+    Groups stay whole within a mini-batch, and an epoch has the mini-batches of the one before. After each step it
+    yields its report and the batch, in which the samples trained so far have their `stats`. The loss is
+    −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
     """
     actor, critic = learner.actor, learner.critic
-    for number, groups in list(enumerate(mini_batches(batch, actor.mini_batches)))[num_done:]:
+    for number in range(num_done, actor.updates_per_step):
+        groups = mini_batches(batch, actor.mini_batches)[number % actor.mini_batches]
         samples = trained_samples(groups, actor)
         # Where mini-batches follow, their own forward passes show what the step has changed.
-        watched = samples if actor.mini_batches == 1 else []
+        watched = samples if actor.updates_per_step == 1 else []
         before = watched_experts(learner, watched)
         denominators = denominators_of(groups, actor.length_norm, learner.max_tokens)
-        report, stats = accumulate_gradient(learner, samples, denominators, number)
+        report, trained = accumulate_gradient(learner, samples, denominators, number)
         finite = math.isfinite(report.loss) and math.isfinite(report.value_loss)
         step = learner.optimizer.step(loss_is_finite=finite)
         report = replace(
@@ -58,14 +60,14 @@ def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tup
             clip_range=(actor.clip_low, actor.clip_high),
             after=activation(learner.policy.routing, watched_experts(learner, watched), before),
         )
-        batch = batch.with_changed({sample: replace(sample, stats=new) for sample, new in stats.items()})
+        batch = batch.with_changed(trained)
         yield report, batch
 
 
 def accumulate_gradient(
     learner: Learner, samples: Sequence[Sample], denominators: Denominators, mini_batch: int
-) -> tuple[MiniBatchReport, dict[Sample, SequenceStats]]:
-    """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch."""
+) -> tuple[MiniBatchReport, dict[Sample, Sample]]:
+    """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch; the samples as they are after it."""
     if not samples:
         return MiniBatchReport(), {}
     losses, half = list[Loss](), None
@@ -89,4 +91,4 @@ def accumulate_gradient(
         activation=sum(activations[1:], activations[0]) if activations else None,
         noise=None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples)),
     )
-    return report, sequence_stats(losses, mini_batch)
+    return report, with_stats(losses, mini_batch, learner.actor)

@@ -24,12 +24,12 @@ _STEP, _BATCHES, _LENGTHS = ("",), ("", "_by_mini_batch"), ("_by_length",)  # wh
 
 
 def trained_rows(samples: Sequence[Sample]) -> Rows:
-    """A row for each sample that the update has trained: the numbers of its `stats`, and five that follow from them.
+    """A row for each time that the update has trained a sample: the numbers of its stats, and five that follow.
 
     `sign` is the advantage's; `any_clipped` whether a token is; `correction_sum` the sum of the tokens' weights;
     `mismatch` the mean log π_old/π_engine; `quarter`, from 0, the part of the step's sequences by length.
     """
-    trained = [(sample, sample.stats) for sample in samples if sample.stats is not None]
+    trained = [(sample, stats) for sample in samples for stats in sample.all_stats]
     gaps = [stats.old_logprobs - sample.sampler_logprobs for sample, stats in trained]
     bounds = _quantiles([stats.num_tokens for _, stats in trained], _QUARTILES)
     return {name: [getattr(stats, name) for _, stats in trained] for name in _NUMBERS} | {

@@ -74,7 +74,7 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     side = "the task is solved, or too easy" if is_solved else "the task is too hard for this model"
     clipped, is_fixed = _mean(recent, "clip/token_fraction"), actor.clip_fraction is None  # or the range sets itself
     # A surrogate that does not bound the ratio may well clip nothing, or have nothing to clip with.
-    could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.mini_batches > 1
+    could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.updates_per_step > 1
     is_token = actor.importance_sampling_level == "token"
     goal = "the paper's GRPO: 0.2/0.27" if is_token else "to where ratio/sequence_min and _max lie"
     return {

@@ -74,7 +74,8 @@ class _TokenLikelihood(torch.autograd.Function):
         gradient = torch.zeros_like(total) if gradient is None else gradient
         hidden_gradient = torch.empty_like(hidden)
         # Accumulated over chunks in float32: bfloat16 would lose small summands.
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        is_trained = ctx.needs_input_grad[1]  # and not frozen
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if is_trained else None
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for rows in _chunks(len(hidden), len(weight)):
             error = head.logits(hidden[rows])
@@ -97,12 +98,13 @@ class _TokenLikelihood(torch.autograd.Function):
                 bias_gradient += error.sum(0)
             error = error.to(weight.dtype)
             torch.mm(error, weight, out=hidden_gradient[rows])
-            if weight.dtype == torch.float32:
+            if weight_gradient is not None and weight.dtype == torch.float32:
                 weight_gradient.addmm_(error.T, hidden[rows])
-            else:
+            elif weight_gradient is not None:
                 weight_gradient += _product(error.T, hidden[rows])
         bias_gradient = None if bias is None or bias_gradient is None else bias_gradient.to(bias.dtype)
-        return hidden_gradient, weight_gradient.to(weight.dtype), bias_gradient, None, None, None
+        weight_gradient = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:

@@ -15,6 +15,16 @@ from gspo.recipe.sections import KlConfig, ModelConfig
 
 MAX_LAYERS = 10_000
 _NO_MODEL = "no model can be loaded"
+# Arguments of from_pretrained that say where the files are; the others that are taken are keys of the configuration.
+_OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
+_NOT_QUANTISED = "leave it out: quantised weights cannot be trained"
+_SET_ELSEWHERE = {
+    **{name: f"set model.{name}" for name in ("attn_implementation", "trust_remote_code", "dtype")},
+    **{"torch_dtype": "set model.dtype", "device_map": "set model.device", "config": "name the key to be changed"},
+    **dict.fromkeys(("quantization_config", "load_in_8bit", "load_in_4bit"), _NOT_QUANTISED),
+    **dict.fromkeys(("use_safetensors", "output_loading_info", "state_dict"), "leave it out: gspo sets it"),
+    "token": "set the environment variable HF_TOKEN: a recipe is written into the run's directory",
+}
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
@@ -22,7 +32,12 @@ _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 def load_config(recipe: ModelConfig) -> Any:
     """The transformers configuration of the recipe's model, without dropout and jitter; UserError if there is none."""
+    for name in recipe.kwargs:
+        if fix := _SET_ELSEWHERE.get(name):
+            raise UserError(f"{name} is not taken here", where="model.kwargs", fix=fix)
     config = _read_config(recipe) if recipe.architecture is None else _made_config(recipe.architecture)
+    if recipe.attn_implementation is not None:
+        config._attn_implementation = recipe.attn_implementation
     # Dropout, and the jitter of some routers, make π_θ ≠ π_old before any update: the first ratio would not be 1.
     for name, value in vars(config).items():
         if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop") or "jitter" in name):
@@ -35,13 +50,25 @@ def load_model(recipe: ModelConfig, config: Any, *, dtype: torch.dtype, weights:
     from transformers import AutoModelForCausalLM
 
     if path := str(weights or recipe.path or ""):
-        return _with_weights(path, config, dtype=dtype, trust_remote_code=recipe.trust_remote_code, own=bool(weights))
+        options = {"dtype": dtype, "trust_remote_code": recipe.trust_remote_code}
+        return _with_weights(path, config, own=bool(weights), **options, **({} if weights else _of_the_hub(recipe)))
     with _faults_named("model.architecture", "no model can be made"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
             parameter.data = parameter.data.to(dtype)
         model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit raise only here
     return model
+
+
+def empty_model(recipe: ModelConfig, config: Any) -> Any:
+    """The recipe's model without memory for its weights, to try what needs none; UserError where it cannot be made."""
+    from transformers import AutoModelForCausalLM
+
+    where, fix, foreign = recipe.path or "model.architecture", None, recipe.trust_remote_code
+    if attention := recipe.attn_implementation:
+        where, fix = f"model.attn_implementation: {attention}", "leave it out, or install the package that it needs"
+    with _faults_named(where, "no model can be made", fix), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=foreign and recipe.architecture is None)
 
 
 def max_positions(config: Any) -> int | None:
@@ -55,21 +82,25 @@ def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
         if recipe.path is not None:
             raise UserError("model.tokenizer: fit is for a new model (model.architecture); model.path brings its own")
         return fit_tokenizer(texts)
-    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code)
+    options = {} if recipe.tokenizer else _of_the_hub(recipe)
+    return load_tokenizer(recipe.tokenizer or str(recipe.path), trust_remote_code=recipe.trust_remote_code, **options)
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
-    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
+def load_tokenizer(path: str, *, trust_remote_code: bool = False, **options: Any) -> Any:
+    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens.
+
+    `options` say where on the hub its files are.
+    """
     from transformers import AutoTokenizer, PreTrainedConfig
 
     _refuse_missing_directory(path, "model.tokenizer")
     fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
     declared: Mapping[str, Any] = {}
     with suppress(Exception):  # a tokenizer needs no config.json; whoever reads one names its faults
-        declared = PreTrainedConfig.get_config_dict(path)[0]
+        declared = PreTrainedConfig.get_config_dict(path, **options)[0]
     _check_layers(declared, where=path)  # transformers makes the model's configuration beside the tokenizer
     with _faults_named(path, "no tokenizer can be loaded", fix):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
         # Where tokenizer.json is missing, transformers builds an empty tokenizer without a word.
         problem = "the tokenizer maps text to no tokens: its files (tokenizer.json, …) are missing"
@@ -141,9 +172,19 @@ def _read_config(recipe: ModelConfig) -> Any:
     with _faults_named(path):
         if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
             GenerationConfig.from_pretrained(place)
-        _check_layers(PreTrainedConfig.get_config_dict(path)[0], where=path)
+        _check_layers(PreTrainedConfig.get_config_dict(path, **_of_the_hub(recipe))[0] | recipe.kwargs, where=path)
         # Without trust_remote_code, transformers would ask on standard input and read the answer from there.
-        return AutoConfig.from_pretrained(path, trust_remote_code=recipe.trust_remote_code)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.trust_remote_code, **recipe.kwargs)
+    for name in recipe.kwargs.keys() - {*_OF_THE_HUB, "experts_implementation"}:
+        if not hasattr(config, name):
+            near = difflib.get_close_matches(name, [*config.to_dict(), *_OF_THE_HUB], n=1)
+            problem = f"{name!r} is no key of this model's configuration"
+            raise UserError(problem, where="model.kwargs", fix=f"did you mean {near[0]}?" if near else "leave it out")
+    return config
+
+
+def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:
+    return {name: value for name, value in recipe.kwargs.items() if name in _OF_THE_HUB}
 
 
 def _refuse_missing_directory(path: str, key: str) -> None:

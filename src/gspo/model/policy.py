@@ -13,6 +13,7 @@ from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
 from gspo.model.packing import Pack, TokenSequence, pack, take
+from gspo.model.parameters import freeze
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
@@ -44,8 +45,13 @@ class Policy:
 
     @property
     def num_parameters(self) -> int:
-        """The number of trainable numbers; tied ones count once."""
+        """The number of numbers in the weights; tied ones count once."""
         return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def num_frozen(self) -> int:
+        """How many of the parameters are not trained."""
+        return sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
 
     @property
     def shared_hidden_size(self) -> int | None:
@@ -136,6 +142,7 @@ def load_policy(
         for name, value in {"vocab_size": len(tokenizer), **special}.items():
             setattr(config, name, recipe.architecture.get(name, value))
     model = load_model(recipe, config, dtype=dtype, weights=weights).to(device).eval()
+    freeze(model, recipe.frozen)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end

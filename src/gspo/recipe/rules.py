@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ActorConfig, ModelConfig, RecipeKeys, names_file
+from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RecipeKeys, names_file
 
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
@@ -38,6 +38,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: model.architecture is not None and "model_type" not in model.architecture,
         """model.architecture needs model.tokenizer: a directory, a hub id, or fit
         """: model.architecture is not None and model.tokenizer is None,
+        """model.kwargs is for model.path: the keys of a new model's configuration stand in model.architecture
+        """: model.kwargs and model.architecture is not None,
         """cold_start.steps > 0 needs exactly one of cold_start.path and cold_start.demonstrations
         """: cold_start.steps > 0 and (cold_start.path is None) == (cold_start.demonstrations is None),
         """queries.template must contain {prompt}
@@ -95,7 +97,7 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
         """actor.clip_fraction: tokens have advantages of their own here; set clip_low and clip_high, and leave it out
         """: tunes_range and per_token,
         """actor.clip_fraction with actor.mini_batches 1: every ratio is 1, none can be clipped; raise mini_batches
-        """: tunes_range and actor.mini_batches == 1,
+        """: tunes_range and actor.updates_per_step == 1,
         """actor.kl.place: reward with actor.advantage: group: where rewards are equal the deviation is the KL's alone
         and blows it up to ±1; set advantage: group_mean, leave_one_out, batch or gae, or kl.place: loss
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
@@ -105,21 +107,21 @@ def _refused_objectives(actor: ActorConfig, per_token: str) -> dict[str, object]
 
 
 def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
-    actor, level, mini_batches = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.mini_batches
-    per_token, most_clipped = _per_token(recipe), (1 - 1 / mini_batches) / 2
+    actor, level, updates = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.updates_per_step
+    per_token, most_clipped = _per_token(recipe), (1 - 1 / updates) / 2
     return {
         """actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update has π_old's own experts
-        """: actor.routing_replay == "policy" and mini_batches == 1,
+        """: actor.routing_replay == "policy" and updates == 1,
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
         experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
         """: actor.routing_replay == "policy" and actor.old_logprobs == "engine",
         """actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1 and nothing is
         ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same
-        """: mini_batches == 1,
+        """: updates == 1,
         """actor.opsm_delta with actor.mini_batches 1 drops sequences only where the engine's likelihoods differ
-        """: actor.opsm_delta is not None and mini_batches == 1,
-        f"""actor.surrogate: reinforce has no ratio: all but the first of {mini_batches} mini-batches are stale
-        """: actor.surrogate == "reinforce" and mini_batches > 1,
+        """: actor.opsm_delta is not None and updates == 1,
+        f"""actor.surrogate: reinforce has no ratio: all but the first of {updates} mini-batches are stale
+        """: actor.surrogate == "reinforce" and updates > 1,
         """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
         """: level == "sequence_token" and not per_token,
         """actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass
@@ -128,7 +130,7 @@ def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.surrogate == "ppo" and actor.advantage != "gae",
         f"""actor.dual_clip {actor.dual_clip} will not bind: the ratio of a sequence stays near 1
         """: actor.surrogate == "dual_clip" and level != "token",
-        f"""actor.clip_fraction is out of reach: {mini_batches} mini-batches clip about {most_clipped:.2g} at most
+        f"""actor.clip_fraction is out of reach: {updates} mini-batches clip about {most_clipped:.2g} at most
         """: actor.clip_fraction is not None and actor.clip_fraction > most_clipped,
     }
 
@@ -165,8 +167,9 @@ def _noted_terms(actor: ActorConfig) -> dict[str, object]:
 
 def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
     rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
-    updates, warmup = steps * actor.mini_batches, actor.optimizer.warmup_steps
+    updates, warmup = steps * actor.updates_per_step, actor.optimizer.warmup_steps
     keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
+    model, attention, refresh = recipe.model, recipe.model.attn_implementation, actor.kl.refresh_steps
     cold_warmup, critic_warmup = recipe.cold_start.optimizer.warmup_steps, recipe.critic.optimizer.warmup_steps
     return {
         """rollout.overlong: penalty with overlong_margin 0 takes nothing off
@@ -181,6 +184,13 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
         """: recipe.checkpoint.seconds is None and recipe.checkpoint.every == 0,
+        f"""model.attn_implementation: {attention}: sequences are packed with sdpa only: they are trained padded, and
+        decoded by transformers' own modules, which is slower
+        """: attention not in (None, "sdpa"),
+        f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
+        """: model.trust_remote_code,
+        f"""actor.kl.refresh_steps {refresh}: the reference is never refreshed before the last step, {steps}
+        """: actor.kl.coefficient and refresh is not None and refresh >= steps,
         f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
@@ -212,19 +222,25 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.advantage_ddof", "actor.advantage: group or batch"): actor.advantage in ("group", "batch"),
         ("actor.discount", "a reward per token or segment"): per - {"response"},
         ("actor.kl.estimator actor.kl.place actor.kl.reference", "actor.kl.coefficient"): actor.kl.coefficient,
+        ("actor.kl.refresh_steps actor.kl.refresh_weight", "actor.kl.coefficient"): actor.kl.coefficient,
+        ("actor.kl.refresh_weight", "actor.kl.refresh_steps"): actor.kl.refresh_steps or not actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.correction_low", "a correction with a lower bound"): CORRECTIONS[actor.correction].low is not None,
         ("actor.correction_high", "a correction with an upper bound"): has_high,
         ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
+        ("actor.optimizer.no_decay", "actor.optimizer.weight_decay"): _decays(actor.optimizer),
         ("critic", "actor.advantage: gae, whose value model it is"): not no_critic,
         ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
+        ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
         ("cold_start.path cold_start.demonstrations cold_start.rows", "cold_start.steps"): cold_start.steps,
         ("cold_start.rows_per_step cold_start.optimizer.lr", "cold_start.steps"): cold_start.steps,
+        ("cold_start.optimizer.name cold_start.optimizer.options", "cold_start.steps"): cold_start.steps,
         ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
+        ("cold_start.optimizer.no_decay", "cold_start.optimizer.weight_decay"): _decays(cold_start.optimizer),
         ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
         ("queries.prompt", "a file, whose column it names"): queries.procedural is None,
         ("evaluation.split", "a hub id in evaluation.path"): has_hub_ids[1],
@@ -233,6 +249,10 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,
     }
+
+
+def _decays(optimizer: OptimizerConfig) -> object:
+    return optimizer.weight_decay or optimizer.options.get("weight_decay")
 
 
 def _true_sentences(table: Mapping[str, object]) -> list[str]:

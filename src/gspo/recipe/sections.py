@@ -95,10 +95,15 @@ class Section(BaseModel):
 
 
 class OptimizerConfig(Section):
-    lr: PositiveFloat = key(1e-6, "The learning rate of AdamW.")
+    name: str = key("adamw", "`adamw`, `torch.optim.NAME` or `module:Class` ([which](../guides/models.md#optimisers)).")
+    options: dict[str, Any] = key({}, "Further arguments of the optimiser, such as `{momentum: 0.9}` of SGD.")
+    lr: PositiveFloat = key(1e-6, "The learning rate.")
     betas: tuple[BelowOne, BelowOne] = key((0.9, 0.99), "AdamW's decay of the gradient's mean and of its square.")
     eps: PositiveFloat = key(1e-8, "The small number that AdamW adds to its divisor.")
     weight_decay: NonNegativeFloat = key(0.0, "AdamW's decoupled weight decay.")
+    no_decay: tuple[str, ...] = key(
+        (), 'Parameters without weight decay, by patterns of their names, such as `["*.bias", "*norm*"]`.'
+    )
     warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over this number of optimiser steps.")
     schedule: Schedule = key("constant", "How the learning rate falls after the warm-up.")
     min_lr_fraction: Fraction = key(0.0, "The schedule ends at this fraction of `lr`.")
@@ -114,6 +119,13 @@ class ModelConfig(Section):
     trust_remote_code: bool = key(False, "Run Python code from model directories; see [models](../guides/models.md).")
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
     device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
+    attn_implementation: str | None = key(
+        None, "transformers' attention, such as `eager`; with `sdpa`, the usual default, gspo packs sequences."
+    )
+    kwargs: dict[str, Any] = key({}, "Further arguments of `from_pretrained`, and keys of the model's configuration.")
+    frozen: tuple[str, ...] = key(
+        (), 'Parameters that are not trained, by patterns of their names, such as `["*embed_tokens*"]`.'
+    )
 
 
 class ColdStartOptimizerConfig(OptimizerConfig):
@@ -193,6 +205,10 @@ class KlConfig(Section):
     estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
     place: Literal["loss", "reward"] = key("loss", "Whether the divergence is a part of the `loss` or of the `reward`.")
     reference: PathText | None = key(None, "A directory or hub id; by default the policy at the start of RL.")
+    refresh_steps: Positive | None = key(
+        None, "Steps between refreshes of the reference from the policy; `null`: it stays as it is."
+    )
+    refresh_weight: PositiveFraction = key(1.0, "α of a refresh: the reference becomes α · policy + (1 - α) · itself.")
 
 
 class ActorConfig(Section):
@@ -230,6 +246,7 @@ class ActorConfig(Section):
     kl: KlConfig = key(KlConfig(), "The KL term from a reference model.")
     entropy_bonus: Finite = key(0.0, "The coefficient of the mean entropy of a response's tokens.")
     mini_batches: Positive = key(4, "Optimiser steps for one rollout batch; a divisor of `queries_per_step`.")
+    epochs: Positive = key(1, "Passes over a rollout batch, each over the same mini-batches; π_old stays the batch's.")
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
     old_logprobs: Literal["recompute", "engine"] = key(
         "recompute",
@@ -255,6 +272,11 @@ class ActorConfig(Section):
         if self.surrogate == "clip":
             return {"sequence": "GSPO", "sequence_token": "GSPO-token", "token": "GRPO"}[self.importance_sampling_level]
         return PUBLISHED[self.surrogate].title
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser steps for one rollout batch."""
+        return self.epochs * self.mini_batches
 
     @property
     def every_sequence_trains(self) -> bool:

@@ -10,9 +10,11 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import evaluation_notes
+from gspo.learner.optimizer import check_optimizer
 from gspo.learner.sft import encode_demonstrations
-from gspo.model.load import check_reference, load_config, make_tokenizer, max_positions
+from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions
 from gspo.model.packing import TokenSequence
+from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.queries.render import render_all
@@ -87,6 +89,7 @@ def load_inputs(
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
+    notes = _try_training(recipe, config)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
     say("starting and trying the reward functions")
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator)
@@ -98,8 +101,26 @@ def load_inputs(
         tokenizer=tokenizer,
         queries=rendered,
         probed=probed,
-        notes=[*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
+        notes=[*evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe), *notes],
     )
+
+
+def _try_training(recipe: Recipe, config: Any) -> list[str]:
+    """Try the optimisers, and choose parameters by their names, without weights; sentences on what to expect of it."""
+    actor, model, notes = recipe.actor, recipe.model, list[str]()
+    settings = {"actor.optimizer": actor.optimizer}
+    settings |= {"cold_start.optimizer": recipe.cold_start.optimizer} if recipe.cold_start.steps else {}
+    critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
+    for where, own in (settings | critics).items():
+        if own.name != "adamw" or own.options:
+            notes += check_optimizer(own, where=where, device=device_of(model.device))
+    if model.attn_implementation or model.frozen or any(own.no_decay for own in settings.values()):
+        empty = empty_model(model, config)
+        notes += freeze(empty, model.frozen)
+        trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
+        for where, own in settings.items():
+            matching(own.no_decay, trained, where=f"{where}.no_decay")
+    return notes
 
 
 def _load_data(
@@ -157,13 +178,17 @@ def _load_models(
 
     Those that are to take the policy's weights are made from the same files as it. The reference of a resumed run is
     the policy as reinforcement learning started: what the cold start ended with, else the model of the recipe.
+    That is for one that is never refreshed.
     """
-    model, kl = recipe.model, recipe.actor.kl
+    model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
     load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
     weights = None if saved is None else saved.path / "model"
     policy, reference, value_trunk = load(model, weights=weights), None, None
-    if kl.coefficient and kl.reference is not None:
-        reference = load(model.model_copy(update={"path": kl.reference, "architecture": None, "tokenizer": None}))
+    if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities
+        other: dict[str, Any] = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
+        reference = load(model.model_copy(update=other))
+    elif kl.coefficient and kl.refresh_steps:  # the checkpoint has its weights, too, and puts them in
+        reference = load(model, weights=weights)
     elif kl.coefficient:
         is_trained = saved is not None and not saved.is_cold_start
         started = _cold_started_model(recipe.run_dir) if is_trained and recipe.cold_start.steps else None

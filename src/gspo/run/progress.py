@@ -33,7 +33,7 @@ class Progress:
     seconds: float = 0.0  # that the run took up to here
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every sentence so far, by the diagnosis's name
     rollout_files: Mapping[str, Any] = field(default_factory=dict)  # by name: [bytes, SHA-256]
-    reference_sha256: str | None = None  # of the reference model's weights, where there is one
+    reference_sha256: str | None = None  # of the weights that the reference model began with, where there is one
     clip_scale: tuple[float, float] | None = None  # of the clip range, where actor.clip_fraction sets it
     # Of the step under way:
     batch: Batch | None = None  # sampled and scored; None: not yet

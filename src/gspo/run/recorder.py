@@ -102,7 +102,7 @@ class Recorder:
             run.display.note(f"evaluating on {len(queries)} held-out queries …")
         watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         with run.clock.stage("evaluation"):
-            parts.engine.publish(parts.policy, step * run.recipe.actor.mini_batches)
+            parts.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
             score = evaluate(parts.engine, queries, parts.functions, run.recipe, **watched)
         if run.recipe.report.rollouts:
             run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)

@@ -67,7 +67,7 @@ class Run:
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
         if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
             root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
-        elif self.parts.reference is not None:
+        elif self.parts.reference is not None and (saved is None or "reference" not in trained_parts):
             digest = self._digest_of_reference(self.parts.reference)
             self.progress = replace(self.progress, reference_sha256=digest)
         self.checkpointer = Checkpointer(
@@ -85,7 +85,8 @@ class Run:
     def _digest_of_reference(self, reference: Policy) -> str:
         """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
 
-        UserError where a resumed run would go on with another reference than it has had.
+        UserError where a resumed run would go on with another reference than it has had. One that is refreshed comes
+        from the checkpoint, which has digests of its own.
         """
         named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
         if named is None and before is None:

@@ -45,7 +45,8 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     """Model, data and the derived arithmetic of a run, in four lines."""
     model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    frozen = f" ({policy.num_frozen:,} of them frozen)" if policy.num_frozen else ""
+    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters{frozen}, {dtype} on {policy.device}"
     if not policy.supports_packing:
         about += "; trained padded, for its attention takes no packed sequences: slower"
     if (routing := policy.routing) is not None:
@@ -66,12 +67,14 @@ def objective(recipe: Recipe) -> str:
     parts = {
         f"clip {actor.clip_low:g}/{actor.clip_high:g}{scaled}": actor.surrogate not in ("sapo", "reinforce"),
         f"{kl.coefficient:g} · {kl.estimator} of the KL in the {kl.place}": kl.coefficient,
+        f"reference refreshed every {kl.refresh_steps} step(s)": kl.coefficient and kl.refresh_steps,
         f"entropy bonus {actor.entropy_bonus:g}": actor.entropy_bonus,
         f"correction {actor.correction}": actor.correction != "none",
         f"OPSM above {actor.opsm_delta or 0:g}": actor.opsm_delta is not None,
         f"value model: {recipe.critic.trunk} trunk": actor.advantage == "gae",
         f"dynamic sampling, at most {rollout.max_rounds} rounds": rollout.dynamic_sampling,
         f"overlong responses: {rollout.overlong}": rollout.overlong != "keep",
+        f"optimiser: {actor.optimizer.name}": actor.optimizer.name != "adamw",
     }
     name = f"{actor.title} (ratio: {ratio}, advantage: {actor.advantage}, length norm: {actor.length_norm})"
     return ", ".join([name, *(text for text, applies in parts.items() if applies)])
@@ -79,12 +82,13 @@ def objective(recipe: Recipe) -> str:
 
 def arithmetic(recipe: Recipe) -> str:
     """A sentence with the numbers of sequences and updates that follow from those of a recipe."""
-    rollout, mini_batches = recipe.rollout, recipe.actor.mini_batches
+    rollout, actor, mini_batches = recipe.rollout, recipe.actor, recipe.actor.mini_batches
+    passes = f", {actor.epochs} passes over them" if actor.epochs > 1 else ""
     sequences = rollout.queries_per_step * rollout.group_size
     return (
         f"{rollout.queries_per_step} queries × {rollout.group_size} responses = {sequences} sequences a step, "
-        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}; "
-        f"{recipe.steps} steps = {recipe.steps * mini_batches} optimiser steps"
+        f"in {mini_batches} mini-batch(es) of {sequences // mini_batches}{passes}; "
+        f"{recipe.steps} steps = {recipe.steps * actor.updates_per_step} optimiser steps"
     )
 
 

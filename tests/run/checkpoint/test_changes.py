@@ -28,7 +28,13 @@ SAFE = {
     "reward.1.time_limit_seconds",
     "reward.1.concurrent_calls",
 }
-ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
+ROUNDING = {
+    "model.attn_implementation",
+    "rollout.max_rows",
+    "actor.micro_batch_tokens",
+    "actor.gradient_checkpointing",
+    "actor.gradient_noise",
+}
 NONE = Changes(safe=[], rounding=[], refused=[])
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gspo.model.prove import disagreement, probe_ids
+from gspo.model.trunk import NAME as PACKED
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 
 Operator = Callable[[Tensor], Tensor]
@@ -47,7 +48,12 @@ def read_tokens(
 
 
 def written_out(trunk: Any) -> Decoder | None:
-    """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules."""
+    """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules.
+
+    So is a trunk with another attention than scaled_dot_product_attention, which is written out here.
+    """
+    if trunk.config._attn_implementation not in ("sdpa", PACKED):
+        return None
     if trunk not in _proven:
         _proven[trunk] = _is_right(trunk)
     return _decoder(trunk) if _proven[trunk] else None

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.errors import RunError
-from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
@@ -129,12 +128,11 @@ class Checkpointer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no optimiser step was made since the last safe point."""
+        """Whether no optimiser step was made since the last safe point, and no reference refreshed."""
         return self._steps_taken == self._count_steps()
 
-    def _count_steps(self) -> int | None:
-        optimizer = self.trained_parts.get("optimizer")
-        return optimizer.steps_taken if isinstance(optimizer, Optimizer) else None
+    def _count_steps(self) -> list[int | None]:
+        return [getattr(part, "steps_taken", None) for part in self.trained_parts.values()]
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.reference import RefreshedReference
 from gspo.run.checkpoint.store import TENSORS
 
-# What the optimiser steps of a phase change besides the policy's weights: `optimizer` and, perhaps, `critic`.
-TrainedParts = dict[str, Optimizer | Critic]
+# What the steps of a phase change besides the policy's weights: `optimizer` and, perhaps, `critic` and `reference`.
+TrainedParts = dict[str, Optimizer | Critic | RefreshedReference]
 
 
 def tensors_of(checkpoint: Path, part: str) -> dict[str, Tensor]:

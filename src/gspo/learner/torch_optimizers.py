@@ -1,0 +1,109 @@
+"""The optimisers of torch and of other packages: the class that a recipe names, its arguments, and what it steps."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.errors import UserError, listed
+from gspo.model.parameters import matching
+from gspo.recipe.callables import load_callable
+from gspo.recipe.sections import OptimizerConfig
+
+_OWN_KEYS = ("lr", "betas", "eps", "weight_decay")  # of the section, for every class that takes them
+
+
+def torch_optimizers(
+    model: nn.Module, masters: Mapping[str, Tensor], settings: OptimizerConfig, *, where: str
+) -> list[torch.optim.Optimizer]:
+    """What steps the masters; UserError where a class, an option or a pattern of `no_decay` is wrong.
+
+    Muon steps matrices alone: embeddings, heads, norms, biases and stacked experts go to AdamW, as its authors have it.
+    """
+    kind = optimizer_class(settings, where=where)
+    exempt = matching(settings.no_decay, masters, where=f"{where}.no_decay")
+    parts: list[tuple[Any, Mapping[str, Any], list[str]]] = [(kind, settings.options, list(masters))]
+    if issubclass(kind, torch.optim.Muon):
+        outside = _embeddings_and_heads(model)
+        matrices = [name for name, master in masters.items() if master.ndim == 2 and name not in outside]
+        others = [name for name in masters if name not in matrices]
+        parts = [(kind, settings.options, matrices), (torch.optim.AdamW, {}, others)]
+    elif "lr" in settings.options:
+        raise UserError("lr is given twice", where=f"{where}.options", fix=f"set {where}.lr, which has the schedule")
+    made = []
+    for owner, options, names in parts:
+        decaying = [masters[name] for name in names if name not in exempt]
+        groups: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
+        if spared := [masters[name] for name in names if name in exempt]:
+            groups.append({"params": spared, "weight_decay": 0.0})
+        if groups:
+            made.append(_made(owner, groups, _arguments(owner, settings, options), where))
+            for group in made[-1].param_groups:  # torch's name for the rate that a schedule multiplies
+                group["initial_lr"] = options.get("lr", settings.lr)
+    return made
+
+
+def optimizer_class(settings: OptimizerConfig, *, where: str) -> type[torch.optim.Optimizer]:
+    """The class that the section names; UserError where there is none, or one that steps otherwise than others."""
+    name, where = settings.name, f"{where}.name: {settings.name}"
+    if name == "adamw":
+        return torch.optim.AdamW
+    if not name.startswith("torch.optim.") and ":" not in name:
+        near = [f"torch.optim.{own}" for own in dir(torch.optim) if own.lower() == name.lower()]
+        fix = "write adamw, torch.optim.NAME, or module:Class for one of an installed package"
+        raise UserError("no such optimiser", where=where, fix=f"did you mean {near[0]}?" if near else fix)
+    kind: Any = load_callable(name if ":" in name else f"torch.optim:{name.removeprefix('torch.optim.')}", where=where)
+    if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
+        raise UserError("it is no torch.optim.Optimizer", where=where, fix="name a class that is")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        problem = "its steps compute the loss again (a closure), which a step on sampled responses cannot"
+        raise UserError(
+            problem, where=where, fix="name one that steps by the gradient alone, such as torch.optim.AdamW"
+        )
+    return kind
+
+
+def untaken_keys(settings: OptimizerConfig, *, where: str) -> list[str]:
+    """A sentence for each key of the section that is set, and that the optimiser does not take."""
+    kind = optimizer_class(settings, where=where)
+    default, taken = type(settings)(), _own_arguments(kind, settings)
+    changed = [key for key in _OWN_KEYS[1:] if getattr(settings, key) != getattr(default, key)]
+    is_split = issubclass(kind, torch.optim.Muon)  # AdamW takes them all
+    return [
+        f"{where}.{key} has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
+        for key in changed
+        if key not in taken and not is_split
+    ]
+
+
+def _arguments(kind: Any, settings: OptimizerConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    fused = {"fused": True} if kind is torch.optim.AdamW else {}
+    return {**_own_arguments(kind, settings), **fused, **options}
+
+
+def _own_arguments(kind: Any, settings: OptimizerConfig) -> dict[str, Any]:
+    """The section's keys that the class takes, and as AdamW does: Adafactor's `eps`, say, is two numbers."""
+    taken = inspect.signature(kind).parameters
+    values = {key: getattr(settings, key) for key in _OWN_KEYS if key in taken}
+    return {key: own for key, own in values.items() if isinstance(own, tuple) == isinstance(taken[key].default, tuple)}
+
+
+def _made(kind: Any, groups: list[dict[str, Any]], arguments: dict[str, Any], where: str) -> torch.optim.Optimizer:
+    try:
+        made: torch.optim.Optimizer = kind(groups, **arguments)
+    except Exception as error:  # of any package's
+        names = [name for name in inspect.signature(kind).parameters if name not in ("params", "lr")]
+        what = f"{kind.__name__} cannot be made: {type(error).__name__}: {error}"
+        raise UserError(what, where=f"{where}.options", fix=f"it takes {listed(names, 20)}") from None
+    return made
+
+
+def _embeddings_and_heads(model: nn.Module) -> set[str]:
+    """The names of the parameters that translate between tokens, or values, and states."""
+    head = getattr(model, "get_output_embeddings", lambda: getattr(model, "head", None))()
+    outside: Iterable[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Embedding) or m is head]
+    weights = {id(parameter) for module in outside for parameter in module.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in weights}
