@@ -1,6 +1,7 @@
 """The formula of memory has what models, optimisers, caches and passes really hold; and says what does not fit."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,10 @@ def test_check_goes_on_where_a_model_cannot_be_counted(
     monkeypatch.setattr(memory, "empty_model", lambda *_: 1 / 0)
     assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
     assert "memory      cannot be computed: division by zero" in capsys.readouterr().out
+
+
+def test_the_guides_table_of_model_sizes_is_the_formulas() -> None:
+    from benchmarks.memory import table
+
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "memory.md"
+    assert table() in guide.read_text(encoding="utf-8")
