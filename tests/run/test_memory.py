@@ -1,6 +1,7 @@
 """The formula of memory has what models, optimisers, caches and passes really hold; and says what does not fit."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from gspo.run import memory
 from gspo.run.memory import Memory, advice, memory_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 100,
     "hidden_size": 64,
@@ -87,6 +88,18 @@ def test_reference_value_model_and_the_gradients_copy_take_what_they_hold() -> N
     assert ppo["in the update"]["gradient"] == weights + trunk
     assert ppo["in the update"]["activations"] == 2 * computed()["in the update"]["activations"]
     assert "value model" not in computed(actor={"surrogate": "ppo"}, critic={"trunk": "shared"})["in the update"]
+
+
+def test_what_is_frozen_has_weights_alone_and_other_optimisers_other_moments() -> None:
+    whole, embedding = computed()["in the update"], 4.0 * SHAPE["vocab_size"] * SHAPE["hidden_size"]
+    frozen = computed(model={"path": "m", "frozen": ["*embed_tokens*"]})["in the update"]
+    assert frozen["weights"] == whole["weights"]
+    assert frozen["gradient"] == whole["gradient"] - embedding and frozen["moments"] == whole["moments"] - 2 * embedding
+    muon = computed(actor={"optimizer": {"name": "torch.optim.Muon"}})["in the update"]
+    assert 2 * muon["moments"] == whole["moments"]
+    kl = {"coefficient": 0.1, "refresh_steps": 2}
+    copies = [computed(actor={"kl": own})["while sampling"]["checkpoint's copy"] for own in ({"coefficient": 0.1}, kl)]
+    assert copies[1] - copies[0] == whole["weights"]
 
 
 def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> None:
@@ -170,6 +183,13 @@ def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
 def test_check_goes_on_where_a_model_cannot_be_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_blank", lambda *_: 1 / 0)
+    monkeypatch.setattr(memory, "empty_model", lambda *_: 1 / 0)
     assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
     assert "memory      cannot be computed: division by zero" in capsys.readouterr().out
+
+
+def test_the_guides_table_of_model_sizes_is_the_formulas() -> None:
+    from benchmarks.memory import table
+
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "memory.md"
+    assert table() in guide.read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import psutil
 import torch
 
 from gspo.model.head import MAX_LOGITS
+from gspo.model.load import empty_model
+from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
 from gspo.recipe.schema import Recipe
@@ -82,7 +83,7 @@ def memory_of(
     text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
     width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
-    held, update, copy = _by_parameters(recipe, _blank(config, recipe.model.trust_remote_code), width)
+    held, update, copy = _by_parameters(recipe, empty_model(recipe.model, deepcopy(config)), width)
     num_models = 1 + ("value model" in held)
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
@@ -98,17 +99,16 @@ def memory_of(
 def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, float], dict[str, float], float]:
     """What goes by the number of parameters: always there, in the update alone, and in a checkpoint's copy."""
     actor, masters = recipe.actor, 4 if width < 4 else 0
-    frozen, name = getattr(recipe.model, "frozen", ()), getattr(actor.optimizer, "name", "adamw")
-    moments = _MOMENTS.get(re.split("[.:]", name)[-1], 8)
-    size = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for n, p in model.named_parameters() if not any(fnmatchcase(n, own) for own in frozen))
+    moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
+    freeze(model, recipe.model.frozen)
+    size, trained = (sum(p.numel() for p in model.parameters() if p.requires_grad or own) for own in (True, False))
     own = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
     gradient = trained
     if actor.advantage == "gae" and recipe.critic.trunk == "own":
         trunk = sum(p.numel() for p in model.base_model.parameters())
         own["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
     reference = width * size * bool(actor.kl.coefficient)
-    copy = sum(own.values()) + reference * bool(getattr(actor.kl, "refresh_steps", None))
+    copy = sum(own.values()) + reference * bool(actor.kl.refresh_steps)
     update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
     return {**own, "reference": reference}, update, copy
 
@@ -120,14 +120,6 @@ def available_bytes(device: torch.device) -> float:
     limit = _CGROUP.read_text().strip() if _CGROUP.exists() else "max"
     total = psutil.virtual_memory().total
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _blank(config: Any, trust_remote_code: bool) -> Any:
-    """The model without memory for its weights: they have shapes only."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=trust_remote_code)
 
 
 def _pass_tokens(recipe: Recipe, prompt_tokens: int) -> int:
