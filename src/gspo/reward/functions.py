@@ -60,12 +60,12 @@ def load_functions(
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
     One per segment needs the `segment_separator` of the rollouts. What a process prints goes to the file descriptor
-    `output`. Raises UserError where there is no function, a name is not found, or a function does not take its options.
+    `output`. Raises UserError where there is no function, a name leads nowhere, or a function lacks an option.
     """
     if given is not None:
         several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
         listed = cast("Iterable[Given]", given) if several else [given]
-        functions = [_given_function(one, segment_separator) for one in listed]
+        functions = [_given_function(reward, segment_separator) for reward in listed]
     else:
         functions = [_named_function(reward, segment_separator, output) for reward in rewards]
     if not functions:
@@ -90,7 +90,7 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
         fix = "give a function or gspo.Reward(function, weight=…), or name one in the recipe: reward: file.py:function"
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
-    built_in = next((known for known in BUILT_IN if BUILT_IN[known] is function), None)
+    built_in = next((key for key, value in BUILT_IN.items() if value is function), None)
     settings = {key: value for key, value in vars(reward).items() if key != "function"}
     try:
         checked = RewardConfig(function=built_in or name, **settings)
