@@ -101,6 +101,15 @@ def test_areals_function_gets_text_tokens_and_the_rest_of_the_row(groups: Any, f
     assert seen == [["", [1], [7, 8], {"level": 3}]] * 2  # the prompt as the model reads it, which is no text here
 
 
+def test_columns_with_those_names_make_no_function_of_trl_another(groups: Any, functions: Any) -> None:
+    def f(completions: list[str], ground_truth: list[str], solution_str: list[str], prompt_ids: Any) -> list[float]:
+        assert (ground_truth, solution_str, prompt_ids) == (["a"] * 2, ["b"] * 2, [[3]] * 2)
+        return [float(text == gold) for text, gold in zip(completions, ground_truth, strict=True)]
+
+    scored = score(groups(["a", "b"], **rows(ground_truth="a", solution_str="b", prompt_ids=[3])), functions(f))
+    assert [one.reward for one in scores_of(scored)] == [1.0, 0.0]
+
+
 def test_only_the_response_on_which_such_a_function_fails_is_masked(groups: Any, functions: Any) -> None:
     def fragile(solution_str: str, ground_truth: str) -> dict[str, float]:
         return {"score": 1 / (solution_str != "bad"), "tried": 1.0}

@@ -110,6 +110,14 @@ def test_a_function_from_python_comes_with_what_a_recipe_would_say() -> None:
     assert built_in.only_options == ("answer_column",)
 
 
+def test_a_function_from_python_with_a_built_ins_name_is_no_built_in() -> None:
+    def format(completions: Sequence[str], word: str) -> list[float]:
+        return [float(word in text) for text in completions]
+
+    (own,) = load_functions((), Reward(format, options={"word": "a"}))
+    assert own.name == "format" and own.only_options == () and own.call(["a"], **own.options) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -60,7 +60,7 @@ def arguments_of(
         available = {p.name: available[p.name] for p in parameters if p.name in available}
     if signature == "TRL":
         return available
-    return [{name: its[i] if name in lists else its for name, its in available.items()} for i in range(size)]
+    return [{name: own[i] if name in lists else own for name, own in available.items()} for i in range(size)]
 
 
 def _lists(

@@ -14,7 +14,7 @@ from gspo.queries.row import Row
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
 from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
-from gspo.reward.calls import NAMED, Function, RewardFunction, Threads, is_async, parameters_of
+from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.processes import Processes
 from gspo.reward.score import score
 from gspo.reward.trainer_state import TrainerState
@@ -60,12 +60,12 @@ def load_functions(
     """The functions of `recipe.reward`, in processes of their own, or those `given` from Python in their stead.
 
     One per segment needs the `segment_separator` of the rollouts. What a process prints goes to the file descriptor
-    `output`. Raises UserError where there is no function, a name is not found, or a function does not take its options.
+    `output`. Raises UserError where there is no function, a name leads nowhere, or a function lacks an option.
     """
     if given is not None:
         several = isinstance(given, Iterable) and not callable(given) and not isinstance(given, str)
         listed = cast("Iterable[Given]", given) if several else [given]
-        functions = [_given_function(one, segment_separator) for one in listed]
+        functions = [_given_function(reward, segment_separator) for reward in listed]
     else:
         functions = [_named_function(reward, segment_separator, output) for reward in rewards]
     if not functions:
@@ -90,24 +90,17 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
         fix = "give a function or gspo.Reward(function, weight=…), or name one in the recipe: reward: file.py:function"
         raise UserError(f"a reward is a function, not {function!r}", where="reward", fix=fix)
     name = getattr(function, "__name__", type(function).__name__).replace("<lambda>", "reward")
-    built_in = next((known for known in BUILT_IN if BUILT_IN[known] is function), None)
+    built_in = next((key for key, value in BUILT_IN.items() if value is function), None)
     settings = {key: value for key, value in vars(reward).items() if key != "function"}
+    changed = [f", {key} {value}" for key, value in settings.items() if value != getattr(Reward(function), key)]
     try:
-        checked = RewardConfig(function=built_in or name, **settings)
+        checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **settings)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise UserError("; ".join(faults), where=f"gspo.Reward({name})", fix="see docs/reference/recipe.md") from None
     _check_options(checked, function)
-    changed = [f", {key} {value}" for key, value in settings.items() if value != getattr(Reward(function), key)]
-    return RewardFunction(
-        name=name,
-        call=function,
-        only_options=OPTIONS.get(built_in or "", ()),
-        host=Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads(),
-        segment_separator=segment_separator,
-        settings="".join(changed),
-        **settings,
-    )
+    host = Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads()
+    return replace(_made(checked, function, host, segment_separator), name=name, settings="".join(changed))
 
 
 def _named_function(reward: RewardConfig, segment_separator: str | None, output: int) -> RewardFunction:
@@ -115,10 +108,14 @@ def _named_function(reward: RewardConfig, segment_separator: str | None, output:
     _check_options(reward, call)
     is_verifier, num_calls = name in VERIFIERS, reward.concurrent_calls
     host = Processes(name, is_async=is_async(call), concurrent_calls=num_calls, is_verifier=is_verifier, output=output)
+    return _made(reward, call, host, segment_separator)
+
+
+def _made(reward: RewardConfig, call: Function, host: Host, segment_separator: str | None) -> RewardFunction:
     return RewardFunction(
-        name=name.rpartition(":")[2],
+        name=reward.function.rpartition(":")[2],
         call=call,
-        only_options=OPTIONS.get(name, ()),
+        only_options=OPTIONS.get(reward.function, ()),
         host=host,
         segment_separator=segment_separator,
         **reward.model_dump(include={"weight", "time_limit_seconds", "options", "per"}),
