@@ -115,7 +115,7 @@ def test_the_recipe_gives_the_template_variables_and_a_row_gives_others(thinking
     off, on = {"enable_thinking": False}, {"enable_thinking": True}
     assert ends_without_thinking(off) and not ends_without_thinking({})
     assert ends_without_thinking({}, off) and ends_without_thinking(on, off) and not ends_without_thinking(off, on)
-    assert ends_without_thinking(off, {"enable_thinking": None})  # Parquet: a row that has none
+    assert not ends_without_thinking(on, {"enable_thinking": None})  # Parquet: a row that has none
 
 
 @pytest.mark.parametrize(

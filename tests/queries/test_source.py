@@ -88,7 +88,11 @@ def of_lengths(lengths: list[int]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("max_positions", "queries", "words"),
     [
-        (40, {}, r"queries:38: 3 of 40 prompts have too many tokens, this one the most: 35; .* positions leave 30"),
+        (
+            40,
+            {},
+            r"queries:38: 3 of 40 prompts have too many tokens, and this is the longest: 35; .* positions leave 30",
+        ),
         (40, {"max_prompt_tokens": 34}, "3 of 40 .* positions leave 30"),
         (None, {"max_prompt_tokens": 34}, r"queries:38: 1 of 40 prompts .* 35; queries.max_prompt_tokens is 34"),
     ],

@@ -61,7 +61,8 @@ class Stub:
 
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
-        self.parts = SimpleNamespace(policy=object(), engine=engine, functions=(), queries=SimpleNamespace(train=train))
+        queries, rows = SimpleNamespace(train=train), SimpleNamespace(num_streamed=0)
+        self.parts = SimpleNamespace(policy=object(), engine=engine, functions=(), queries=queries, rows=rows)
         self.progress = Progress()
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
@@ -114,6 +115,15 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
         found = run.collect(*overrides)
         assert numbers(found) == order(0, 40) and found.dropped == () and found.reward_seconds == {"f": 1.0}
         assert len(run.calls) == 1 and run.num_rounds == 1
+
+
+def test_a_stream_is_taken_in_the_order_it_comes_in(stub: Any) -> None:
+    run = stub(flat=set())
+    run.parts.rows.num_streamed = 44
+    taken = [number for step in (1, 2, 3) for number in numbers(run.collect(step=step))]
+    assert taken == list(range(3 * BATCH))
+    run.parts.rows.num_streamed = 0
+    assert numbers(run.collect(step=1)) != taken[:BATCH]
 
 
 def test_after_the_last_round_groups_of_equal_rewards_fill_the_batch_in_their_order(stub: Any) -> None:

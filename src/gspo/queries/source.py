@@ -176,7 +176,7 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
         return QuerySet(train=train, held_out=held_out)
     fitting = [tuple(query for query in part if len(query.prompt_ids) <= most) for part in (train, held_out)]
     longest, num_prompts = max(too_long, key=lambda query: len(query.prompt_ids)), len(train) + len(held_out)
-    what = f"{len(too_long)} of {num_prompts} prompts have too many tokens, this one the most: "
+    what = f"{len(too_long)} of {num_prompts} prompts have too many tokens, and this is the longest: "
     what += f"{len(longest.prompt_ids)}; {limit}"
     fix = "lower rollout.max_new_tokens, use a model with more positions, or leave them out: queries.overlong: filter"
     if queries.overlong == "error":

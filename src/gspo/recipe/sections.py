@@ -198,7 +198,7 @@ class RolloutConfig(Section):
     )
     stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = key(
-        (), "Texts that end a response, with the token in which one of them is complete."
+        (), "Texts that end a response: its last token is the first in which such a text is complete."
     )
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")

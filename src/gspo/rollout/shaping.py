@@ -62,5 +62,5 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
     for name, drops in {"correction": actor.correction == "geometric_mask", "opsm_delta": actor.opsm_delta}.items():
         if drops:
             value = getattr(actor, name)
-            notes.append(f"actor.{name} {value} measures sequences against q: it drops some for q's shape")
+            notes.append(f"actor.{name} {value} measures sequences against q: it also drops them for the shape of q")
     return notes

@@ -52,17 +52,17 @@ def tokenizer(names: Sequence[str], decoder: Any) -> Any:
 )
 def test_the_end_is_at_the_first_token_after_which_the_text_has_a_string(made: Any, strings: tuple[str, ...]) -> None:
     own, rng = made(), random.Random(3)
-    found, expected = StopStrings(own, strings), dict[int, int]()
+    stops, expected = StopStrings(own, strings), dict[int, int]()
     for response in range(150):
         tokens = [rng.randrange(own.size) for _ in range(60)]
         texts = (own.decode(tokens[:end], skip_special_tokens=True) for end in range(1, 61))
         ends = [end for end, text in enumerate(texts, start=1) if any(string in text for string in strings)]
         expected |= {response: ends[0]} if ends else {}
         while tokens:
-            some, tokens = tokens[: (count := rng.choice((1, 1, 7)))], tokens[count:]
-            has_ended = found.read(response, some)
+            part, tokens = tokens[: (count := rng.choice((1, 1, 7)))], tokens[count:]
+            has_ended = stops.read(response, part)
         assert has_ended == (response in expected)
-    assert found.ends == expected
+    assert stops.ends == expected
     assert len(set(expected.values())) > 3 or strings == (". a. a. a",)
 
 
@@ -73,11 +73,11 @@ def test_few_tokens_are_decoded_and_never_a_long_text_time_and_again() -> None:
         sizes.append(len(ids))
         return str(own.decode(ids, **options))
 
-    found = StopStrings(SimpleNamespace(decode=decode), ("\n\nb",))
-    assert not found.read(0, [0, 1] * 2000)  # "a" and "b", which a string can end in
+    stops = StopStrings(SimpleNamespace(decode=decode), ("\n\nb",))
+    assert not stops.read(0, [0, 1] * 2000)  # "a" and "b", which a string can end in
     assert len(sizes) < 2100 and sum(sizes) < 60_000
     sizes.clear()
-    assert not found.read(1, [0] * 4000)
+    assert not stops.read(1, [0] * 4000)
     assert sizes == []  # what "a" decodes to is kept
 
 

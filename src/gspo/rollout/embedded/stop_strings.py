@@ -33,7 +33,7 @@ class StopStrings:
 
     def _has_last_character(self, token: int) -> bool:
         """Whether a string can be complete with the token: most tokens are not looked at further."""
-        text = self._decode([token, token])  # the second shows what some tokenizers take off a beginning
+        text = self._decode([token, token])  # the second has what a tokenizer may take off a beginning
         return "\N{REPLACEMENT CHARACTER}" in text or any(string[-1] in text for string in self._strings)
 
     def _is_complete(self, written: Sequence[int]) -> bool:
