@@ -131,10 +131,8 @@ def test_broken_off_in_a_second_pass_between_refreshes_of_a_reference(broken_off
     recipe = recipe_of(
         "broken",
         *("actor.epochs=2", "actor.kl={coefficient: 0.1, refresh_steps: 2, refresh_weight: 0.5}", NO_EVALUATION),
-        *(
-            "actor.optimizer={name: torch.optim.Muon, lr: 1e-2, schedule: linear, options: {momentum: 0.8}}",
-            "model.dtype=bfloat16",
-        ),
+        "actor.optimizer={name: torch.optim.Muon, lr: 1e-2, schedule: linear, options: {momentum: 0.8}}",
+        "model.dtype=bfloat16",
         *("model.frozen=['*.mlp.gate.weight']", "actor.routing_replay=policy", "actor.clip_fraction=0.2"),
         f"model.architecture={{model_type: qwen3_moe, hidden_size: 32, {experts}}}",
     )

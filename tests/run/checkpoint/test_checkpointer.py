@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from gspo.errors import RunError
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.reference import RefreshedReference
 from gspo.model.policy import Policy
-from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
+from gspo.recipe.sections import CheckpointConfig, KlConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
 from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot
 from gspo.run.checkpoint.state import digest_of, random_state, tensors_of
@@ -134,6 +135,20 @@ def test_the_state_is_whole_from_a_safe_point_to_the_next_optimiser_step(trained
     assert not checkpointer.is_whole
     checkpointer.note(Progress(steps=4))
     assert checkpointer.is_whole
+
+
+def test_the_state_is_not_whole_once_a_reference_is_refreshed(
+    trained: Any, checkpointer_of: Any, new_policy: NewPolicy
+) -> None:
+    policy, optimizer = trained()
+    checkpointer = checkpointer_of(policy, optimizer)
+    reference = RefreshedReference(KlConfig(coefficient=1, refresh_steps=2), new_policy(), policy)
+    checkpointer.trained_parts["reference"] = reference
+    checkpointer.note(Progress(steps=1))
+    reference.step(1)
+    assert checkpointer.is_whole
+    reference.step(2)
+    assert not checkpointer.is_whole
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma2", "qwen3_moe", "gpt_oss"])
