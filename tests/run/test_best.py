@@ -185,6 +185,20 @@ def test_broken_off_and_resumed_best_model_and_early_stop_are_those_of_the_unbro
     assert files[0] == files[1]
 
 
+def test_the_model_before_training_is_a_candidate_and_a_run_goes_on_from_there(broken_off: Callable[..., Any]) -> None:
+    keys = ("checkpoint.best=evaluation/held_out/mean_tokens", "steps=1", "cold_start.steps=0")
+    recipe = recipe_of("broken", *keys)
+    broken_off(recipe, GRADIENT, 1)
+    assert "step_000000" in {path.name for path in Path("runs/broken/checkpoints").iterdir()}
+    first = json.loads(Path("runs/broken/best_model/best.json").read_text())
+    assert first["step"] == 0
+    assert [line["step"] for line in train(recipe, resume=True).metrics] == [0, 1]
+    train(recipe_of("unbroken", *keys))
+    assert differing(result("broken"), result("unbroken")) == []
+    best = [Path("runs", name, "best_model/best.json").read_text() for name in ("broken", "unbroken")]
+    assert best[0] == best[1]
+
+
 def test_with_more_steps_a_run_that_was_stopped_early_has_its_patience_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, 0.7, 0.1, 0.3, 0.2, 0.2)
     stop = "early_stop={metric: reward/mean, patience: 2}"

@@ -96,7 +96,10 @@ def leaves(*_: Any) -> None:
     [
         (raises, rf"hook hook_0: raises ValueError: no luck, at .*{Path(__file__).name}:\d+\n  fix: correct it"),
         (leaves, 'raises SystemExit.*\n  fix: return {"stop": "why"}'),
-        (lambda *_: 3, "returns int\n  fix: return None or a dictionary with .* log, stop, learning_rate_factor"),
+        (
+            lambda *_: 3,
+            "returns int\n  fix: return None or a dictionary with any of the keys log, stop, learning_rate_factor",
+        ),
         (lambda *_: {"stopp": "x"}, "returns stopp: no such key"),
         (lambda *_: {"stop": True}, "returns stop: should be a valid string, not True"),
         (lambda *_: {"temperature": 0}, "returns temperature: should be greater than or equal to"),

@@ -18,7 +18,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_le
 
 
 class Action(BaseModel):
-    """What a hook may return, as a mapping with some of these keys."""
+    """What a hook may return, as a mapping with any of these keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     log: dict[_Name, Number] = Field({})
@@ -88,7 +88,7 @@ def fault_of(name: str, error: BaseException, hook: Hook) -> UserError:
 
 def _action(returned: Any, logged: Mapping[str, float]) -> Action:
     """UserError where it is none, or logs what a hook before it has `logged`."""
-    fix = f"return None or a dictionary with some of the keys {', '.join(Action.model_fields)}"
+    fix = f"return None or a dictionary with any of the keys {', '.join(Action.model_fields)}"
     if not isinstance(returned, Mapping | None):
         raise UserError(f"returns {type(returned).__name__}", fix=fix)
     try:

@@ -19,6 +19,7 @@ CUT, GAP = "response/truncated_fraction", "mismatch/logprob_gap_mean"
 AGAIN = "it can be resumed: gspo resume {path}"
 STATES = [
     ("finished", None, "finished: {done}"),
+    ("finished", "hook watch: enough", "finished: {done}; ended by hook watch: enough"),
     ("running", None, "still running: {done}"),
     ("stopped", "SIGTERM", f"stopped by SIGTERM after {{done}}; {AGAIN}"),
     ("interrupted", None, f"interrupted at once after {{done}}; {AGAIN}"),
