@@ -11,7 +11,7 @@ from gspo.report.shapes import section
 from gspo.run.plain_files import read_json_lines
 
 # Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
-# rounding has no colour, and a step can be compared with another. samples.js has them, too.
+# rounding has no colour, and a step can be compared with another. tokens.js has them, too.
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/run_directory.md has its keys
 

@@ -195,8 +195,8 @@ function shownText(curve, model, limit) {
 
 // What the legend shows, for who does not see it.
 function readOut(chart) {
-  const rows = [...chart.root.querySelectorAll(".u-series:not(.unnamed)")].map(({ cells: [head, value] }) => `${head.textContent} ${value.textContent}`);
-  byId("status").textContent = rows.join("; ");
+  const rows = [...chart.root.querySelectorAll(".u-series:not(.unnamed)")].map(({ cells }) => cells);
+  byId("status").textContent = rows.map(([head, value]) => `${head.textContent} ${value.textContent}`).join("; ");
 }
 
 function resumedAt(model) {
