@@ -21,6 +21,7 @@ def score(completions, trainer_state, log_metric, log_extra, **columns):
     log_extra("epoch", [trainer_state.epoch] * len(completions))
     return [text.count("a") - 0.1 * len(text) - trainer_state.global_step for text in completions]
 """
+AS_EVER = REWARD.replace("def score", "def as_ever")  # for a reward that goes wrong at times
 WORDS = ("a", "cat", "sat", "on", "the", "mat", "and", "a", "dog", "ate", "it", "all")
 ROWS = [
     {"prompt": f"{word} {word} is", "completion": f"{letter} {word} a a"}

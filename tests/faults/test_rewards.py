@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.laboratory import SECONDS, Laboratory, differing
+from tests.faults.laboratory import AS_EVER, SECONDS, Laboratory, differing
 
 Unbroken = Callable[..., dict[str, Any]]
 WIDE = "rollout.queries_per_step=8"  # a group of 4 is an eighth of a step
@@ -16,15 +16,18 @@ ALONE = "evaluation.num_queries=0"  # it counts failures and goes on: the traini
 LIMIT = "reward.0.time_limit_seconds=0.5"
 KINDS = ("raised", "crashed", "timed_out", "invalid")
 # What goes wrong for one query, whose first letter may differ from one response to the next.
-HARM = """
+HARM = (
+    AS_EVER
+    + """
 import ctypes, os, pathlib, subprocess, time
 
 def score(prompts, completions, **columns):
-    values = [text.count("a") - 0.1 * len(text) for text in completions]
+    values = as_ever(completions, **columns)
     if "dog" in prompts[0]:
         {harm}
     return values
 """
+)
 
 
 def masked(laboratory: Laboratory) -> list[dict[str, Any]]:

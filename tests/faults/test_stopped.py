@@ -7,18 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.faults.laboratory import Laboratory, differing
+from tests.faults.laboratory import AS_EVER, Laboratory, differing
 
 Unbroken = Callable[..., dict[str, Any]]
-STUCK = """
+STUCK = (
+    AS_EVER
+    + """
 import pathlib, time
 
 def score(completions, **columns):
     if pathlib.Path("run/checkpoints").exists():
         pathlib.Path("stuck").touch()
         time.sleep(600)
-    return [text.count("a") - 0.1 * len(text) for text in completions]
+    return as_ever(completions, **columns)
 """
+)
 
 
 @pytest.mark.parametrize(

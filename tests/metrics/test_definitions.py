@@ -3,6 +3,7 @@
 import pytest
 
 from gspo.metrics.definitions import definition_of, families, general_name
+from gspo.metrics.words import measures
 
 
 def test_a_metric_is_defined_once_and_every_definition_says_something() -> None:
@@ -33,10 +34,19 @@ def test_formulas_are_as_written() -> None:
         ("reward/rewards/x.py:f/mean", "reward/<function>/mean"),
         ("reward/mean", "reward/mean"),
         ("time/reward_seconds", "time/reward_seconds"),
+        ("logged/f/mean", "logged/<function>/<name>"),
+        ("logged/f/evaluation/x/seconds", "logged/<function>/<name>"),
+        ("evaluation/a/logged/f/pass_at_1", "evaluation/<set>/logged/<function>/<name>"),
+        ("evaluation/logged/pass_at_1", "evaluation/<set>/pass_at_1"),
     ],
 )
 def test_a_set_and_a_function_are_any(metric: str, name: str) -> None:
     assert general_name(metric) == name
+
+
+def test_what_a_function_logs_is_no_score_of_a_set() -> None:
+    line = {"evaluation/a/pass_at_1": 0.5, "evaluation/a/logged/f/pass_at_1": 1.0, "logged/f/pass_at_1": 1.0}
+    assert [measure.name for measure in measures([line])] == ["evaluation/a/pass_at_1"]
 
 
 def test_a_metric_of_a_run_leads_to_its_definition() -> None:
