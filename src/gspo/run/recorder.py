@@ -15,7 +15,7 @@ from gspo.evaluation.held_out import evaluate
 from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
-from gspo.metrics.numbers import Metrics
+from gspo.metrics.numbers import Metrics, is_number
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.run.best import evaluated_set, near_names, next_best, reason_to_stop, watched_metrics
@@ -141,8 +141,9 @@ class Recorder:
             if not any(name.startswith("evaluation/") for name in line):
                 line |= self._evaluate(step)
         for key, metric in watched_metrics(recipe).items() if step == 1 else ():
-            if metric not in (names := {name for earlier in (*self.lines, line) for name in earlier}):
-                what = f"{metric} is not there after step 1, and may never be: {near_names(metric, names)}"
+            numbers = {name for log in (*self.lines, line) for name, value in log.items() if is_number(value)}
+            if metric not in numbers:
+                what = f"{metric} has no number by step 1, and may never have any: {near_names(metric, numbers)}"
                 run.display.note(f"warning: {key}: {what}", "yellow")
         best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
         return replace(progress, early_stop=early, best=best, ended=ended)
