@@ -9,6 +9,7 @@ from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
 from gspo.run.directory import check_absent
+from gspo.run.memory import memory_lines
 from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
@@ -41,6 +42,7 @@ def check(recipe: Recipe, say: Callable[[str], object] = lambda _: None) -> Iter
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
     yield f"            {recipe.steps * rollout.queries_per_step / len(rows.train):.2f} epochs of the queries"
+    yield from memory_lines(recipe, inputs)
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:

@@ -47,7 +47,7 @@ def test_the_entropys_gradient_is_that_of_the_equation(
     chunk_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * VOCABULARY)
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * VOCABULARY)
     given, targets = inputs()
     of_entropy = torch.linspace(-1, 2, TOKENS)  # each token its own
     of_logprobs = torch.linspace(0.5, -1.5, TOKENS) if with_logprobs else torch.zeros(TOKENS)

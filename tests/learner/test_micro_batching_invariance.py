@@ -114,7 +114,7 @@ def check_cuts(
         expected = gradient_of(plain.model)
         differences, reports = [], []
         for micro_batch_tokens, chunk_tokens in cuts:
-            monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
+            monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
             actor = actor_of(importance_sampling_level=level, micro_batch_tokens=micro_batch_tokens, **CLIP)
             seen, stats = accumulated(
                 policy, items, actor, Denominators(num_sequences=NUM_SEQUENCES), 3, temperature=temperature

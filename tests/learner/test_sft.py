@@ -92,7 +92,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_chunks(
     examples = ragged_sequences(12, vocabulary=len(policy.tokenizer))
     losses = []
     for micro_batch_tokens, chunk_tokens in [(10**6, 10**6), (1, 10**6), (50, 3), (10**6, 1)]:
-        monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
+        monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
         actor = actor_of(micro_batch_tokens=micro_batch_tokens)
         (step,) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor)
         losses.append(step.loss)

@@ -53,7 +53,7 @@ def test_value_entropy_and_gradient_are_those_of_the_equation(
     chunk_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * VOCABULARY)
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * VOCABULARY)
     hidden, weight, bias, targets = inputs()
     given = (hidden, weight, bias if with_bias else None)
     exact = leaves(*given, dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_the_gradient_of_bfloat16_weights_is_added_up_over_chunks_in_float32(
     targets = torch.full((number,), 3)
     exact = leaves(hidden, weight, bias, dtype=torch.float64)
     by_equation(exact[0], exact[1], exact[2], targets)[0].sum().backward()
-    monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * VOCABULARY)
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * VOCABULARY)
     found = leaves(hidden, weight, bias)
     token_likelihood(Head(weight=found[1], bias=found[2]), found[0], targets, 1.0)[0].sum().backward()
     for mine, theirs in zip(found, exact, strict=True):

@@ -66,7 +66,7 @@ def test_value_and_gradient_do_not_depend_on_the_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = new_policy("qwen3_moe")
-    monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * vocabulary(policy))
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * vocabulary(policy))
     sequences = ragged_sequences(6, vocabulary=vocabulary(policy))
     expected = plain_logprobs(policy, sequences)
     weights = torch.linspace(-1, 1, len(expected))  # each token its own weight: mixed-up tokens would show
@@ -107,7 +107,7 @@ def test_logits_never_exist_for_more_than_a_chunk_of_tokens(
     width = vocabulary(policy)
     sequences = ragged_sequences(8, vocabulary=width)
     num_tokens = sum(len(s.response_ids) for s in sequences)
-    monkeypatch.setattr("gspo.model.head._MAX_LOGITS", chunk_tokens * width)
+    monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * width)
     rows: list[int] = []
     logits_of = Head.logits
 

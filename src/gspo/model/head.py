@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_MAX_LOGITS = 2**25  # the number that exist at once: 128 MiB in float32, whatever the vocabulary
+MAX_LOGITS = 2**25  # the number that exist at once: 128 MiB in float32, whatever the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +115,6 @@ def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[T
 
 
 def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
-    """Slices of nearly equal size, whose logits stay within _MAX_LOGITS."""
-    size = math.ceil(num_tokens / math.ceil(num_tokens * vocabulary / _MAX_LOGITS)) if num_tokens else 1
+    """Slices of nearly equal size, whose logits stay within MAX_LOGITS."""
+    size = math.ceil(num_tokens / math.ceil(num_tokens * vocabulary / MAX_LOGITS)) if num_tokens else 1
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]

@@ -1,0 +1,170 @@
+"""The memory that a run will need, computed from the model's configuration and the recipe: no weights are loaded."""
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from gspo.model.head import MAX_LOGITS
+from gspo.model.policy import device_of
+from gspo.model.prove import one_line
+from gspo.recipe.schema import Recipe
+from gspo.run.prepare import Inputs
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
+_MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
+_LESS = {  # what makes a part smaller
+    "activations": "lower actor.micro_batch_tokens, or set actor.gradient_checkpointing: true",
+    "cache": "lower rollout.max_rows or rollout.max_new_tokens",
+    "token logits": "lower rollout.max_rows",
+    "reference": "set actor.kl.coefficient: 0",
+    "value model": "set critic.trunk: shared",
+    "gradient's copy": "set actor.gradient_noise: false",
+}
+
+
+# The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
+Memory = Mapping[str, Mapping[str, float]]
+
+
+def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
+    """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
+    device = device_of(recipe.model.device)
+    available = available_bytes(device)
+    try:
+        memory = memory_of_inputs(recipe, inputs)
+    except Exception as error:  # of transformers, or of the model's own code
+        yield f"memory      cannot be computed: {one_line(error)}"
+        return
+    for number, (stage, parts) in enumerate(memory.items()):
+        listed = sorted(parts.items(), key=lambda item: -item[1])
+        words = ", ".join(f"{part} {_words(size)}" for part, size in listed if size >= 2**20)
+        yield f"{'' if number else 'memory':<12}about {_words(sum(parts.values()))} {stage}: {words}"
+    yield f"            of {_words(available)} that this machine has ({device.type})"
+    for sentence in advice(memory, available):
+        yield f"note        {sentence}"
+
+
+def advice(memory: Memory, available: float) -> Iterator[str]:
+    """A sentence for each stage that does not fit into the bytes that are available: which key lowers it most."""
+    for stage, parts in memory.items():
+        needed, less = sum(parts.values()), {part: size for part, size in parts.items() if part in _LESS}
+        if needed > available:
+            fix = _LESS[max(less, key=lambda part: less[part])]
+            if needed - sum(less.values()) > available:
+                fix = "take a smaller model or a larger machine: what no key lowers is too much already"
+            yield f"about {_words(needed)} are needed {stage}, and there are {_words(available)}: {fix}"
+
+
+def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:
+    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds."""
+    device, config = device_of(recipe.model.device), deepcopy(inputs.config)
+    if recipe.model.architecture is not None:
+        config.vocab_size = recipe.model.architecture.get("vocab_size", len(inputs.tokenizer))
+    longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
+    libraries = 0.0 if device.type == "cuda" else psutil.Process().memory_info().rss
+    return memory_of(recipe, config, prompt_tokens=longest, device=device, libraries=libraries)
+
+
+def memory_of(
+    recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.device, libraries: float = 0.0
+) -> Memory:
+    """What a run holds on its device, with the longest prompt and responses as long as they may be.
+
+    `config` is the model's transformers configuration. Activations are those of Qwen3's layers, counted;
+    docs/guides/memory.md has the formula, and compares it with runs.
+    """
+    text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
+    is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
+    width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
+    held, update, copy = _by_parameters(recipe, _blank(config, recipe.model.trust_remote_code), width)
+    num_models = 1 + ("value model" in held)
+    logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
+    update |= {
+        "activations": width * tokens * _kept(text, checkpointing) * num_models,
+        "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
+    }
+    sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}
+    held = {**held, "libraries": libraries}
+    stages = {"in the update": held | update, "while sampling": held | sampling}
+    return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
+
+
+def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """What goes by the number of parameters: always there, in the update alone, and in a checkpoint's copy."""
+    actor, masters = recipe.actor, 4 if width < 4 else 0
+    frozen, name = getattr(recipe.model, "frozen", ()), getattr(actor.optimizer, "name", "adamw")
+    moments = _MOMENTS.get(re.split("[.:]", name)[-1], 8)
+    size = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for n, p in model.named_parameters() if not any(fnmatchcase(n, own) for own in frozen))
+    own = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
+    gradient = trained
+    if actor.advantage == "gae" and recipe.critic.trunk == "own":
+        trunk = sum(p.numel() for p in model.base_model.parameters())
+        own["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
+    reference = width * size * bool(actor.kl.coefficient)
+    copy = sum(own.values()) + reference * bool(getattr(actor.kl, "refresh_steps", None))
+    update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
+    return {**own, "reference": reference}, update, copy
+
+
+def available_bytes(device: torch.device) -> float:
+    """The memory of the GPU, or of this machine as far as its container may use it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limit = _CGROUP.read_text().strip() if _CGROUP.exists() else "max"
+    total = psutil.virtual_memory().total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _blank(config: Any, trust_remote_code: bool) -> Any:
+    """The model without memory for its weights: they have shapes only."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(deepcopy(config), trust_remote_code=trust_remote_code)
+
+
+def _pass_tokens(recipe: Recipe, prompt_tokens: int) -> int:
+    """Tokens of the largest forward pass of an update."""
+    rollout, actor = recipe.rollout, recipe.actor
+    group = prompt_tokens + rollout.group_size * rollout.max_new_tokens
+    in_all = rollout.queries_per_step // actor.mini_batches * group
+    return max(prompt_tokens + rollout.max_new_tokens, min(actor.micro_batch_tokens, in_all))
+
+
+def _kept(text: Any, recomputes: bool) -> int:
+    """The numbers of a token that a pass keeps for its backward pass."""
+    hidden, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    heads, keys, size = _heads(text)
+    mlp = 4 * inner
+    if experts := getattr(text, "num_experts_per_tok", None):
+        mlp = experts * (4 * (getattr(text, "moe_intermediate_size", None) or inner) + 2 * hidden)
+        mlp += 4 * (getattr(text, "shared_expert_intermediate_size", None) or 0)
+    layer, layers = 8 * hidden + 10 * heads * size + 5 * keys * size + mlp, text.num_hidden_layers
+    return int(layer + (layers - 1) * hidden if recomputes else layer * layers)
+
+
+def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int) -> dict[str, float]:
+    """Keys and values of all rows, one layer of them twice while they grow; three copies of a token's logits."""
+    rollout, evaluation = recipe.rollout, recipe.evaluation
+    most = max(rollout.queries_per_step * rollout.group_size, evaluation.num_queries * evaluation.samples)
+    rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), _heads(text)
+    numbers = 2 * (text.num_hidden_layers + 1) * keys * size * (prompt_tokens + rollout.max_new_tokens)
+    return {"cache": width * rows * numbers, "token logits": 12 * rows * text.vocab_size}
+
+
+def _heads(text: Any) -> tuple[int, int, int]:
+    """The heads of queries, those of keys, and a head's size."""
+    heads = getattr(text, "num_attention_heads", None) or 1
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    return heads, keys, getattr(text, "head_dim", None) or text.hidden_size // heads
+
+
+def _words(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,175 @@
+"""The formula of memory has what models, optimisers, caches and passes really hold; and says what does not fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from gspo import cli
+from gspo.learner.optimizer import Optimizer
+from gspo.model.packing import TokenSequence, pack
+from gspo.model.trunk import enable_packing, packed_pass
+from gspo.recipe.load import make_recipe
+from gspo.rollout.embedded.cache import in_place_cache
+from gspo.run import memory
+from gspo.run.memory import Memory, advice, memory_of
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+def config_of(**shape: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**{**SHAPE, **shape})
+
+
+def model_of(**shape: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config_of(**shape))
+
+
+def computed(device: torch.device = CPU, actor: Mapping[str, Any] | None = None, **sections: Any) -> Memory:
+    rollout = {"queries_per_step": 8, "group_size": 4, "max_new_tokens": 50, **sections.pop("rollout", {})}
+    tree = {"name": "m", "steps": 1, "model": {"path": "m"}, "evaluation": {"num_queries": 0}, **sections}
+    recipe = make_recipe({**tree, "rollout": rollout, "actor": actor or {}})
+    return memory_of(recipe, config_of(), prompt_tokens=10, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_masters_moments_and_gradient_are_those_that_an_optimiser_holds(dtype: torch.dtype) -> None:
+    model = model_of().to(dtype)
+    optimizer = Optimizer(
+        model, make_recipe({"name": "m", "steps": 1, "model": {"path": "m"}}).actor.optimizer, total_steps=1
+    )
+    gradient = sum(own.nbytes for own in optimizer.gradient())
+    optimizer.step()
+    state = optimizer.state()
+    held = {
+        "weights": sum(p.nbytes for p in model.parameters()),
+        "moments": sum(own.nbytes for name, own in state.items() if name.startswith("exp_avg")),
+        "gradient": gradient,
+        "masters": sum(own.nbytes for name, own in state.items() if name.startswith("master/")),
+    }
+    parts = computed(model={"path": "m", "dtype": str(dtype).removeprefix("torch.")})["in the update"]
+    assert {name: parts.get(name, 0) for name in held} == held
+
+
+def test_a_gpu_has_bfloat16_unless_the_recipe_says_otherwise_and_a_cpu_float32() -> None:
+    on_gpu, on_cpu = computed(GPU)["in the update"], computed()["in the update"]
+    assert (on_cpu["weights"], "masters" in on_cpu) == (2 * on_gpu["weights"], False)
+    assert on_gpu["masters"] == 2 * on_gpu["weights"]
+    assert computed(GPU, model={"path": "m", "dtype": "float32"})["in the update"]["weights"] == on_cpu["weights"]
+
+
+def test_reference_value_model_and_the_gradients_copy_take_what_they_hold() -> None:
+    weights, trunk = (
+        computed()["in the update"]["weights"],
+        4.0 * sum(p.numel() for p in model_of().base_model.parameters()),
+    )
+    assert computed(actor={"kl": {"coefficient": 0.1}})["while sampling"]["reference"] == weights
+    assert computed(actor={"gradient_noise": True})["in the update"]["gradient's copy"] == weights
+    ppo = computed(actor={"surrogate": "ppo"})
+    assert ppo["in the update"]["value model"] == weights + 2 * trunk
+    assert ppo["in the update"]["gradient"] == weights + trunk
+    assert ppo["in the update"]["activations"] == 2 * computed()["in the update"]["activations"]
+    assert "value model" not in computed(actor={"surrogate": "ppo"}, critic={"trunk": "shared"})["in the update"]
+
+
+def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> None:
+    model, rows, tokens = model_of(), 12, 60
+    cache = in_place_cache(model.config, most=tokens)
+    with torch.inference_mode():
+        model(input_ids=torch.ones(rows, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    layers = model.config.num_hidden_layers
+    assert computed(rollout={"max_rows": rows})["while sampling"]["cache"] == held * (layers + 1) / layers
+    whole = computed()["while sampling"]["cache"]  # 8 × 4 responses, fewer than max_rows
+    assert whole == held * 32 / rows * (layers + 1) / layers
+    evaluated = computed(evaluation={"num_queries": 100, "samples": 3})
+    assert evaluated["while sampling"]["cache"] == whole * 300 / 32
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"model_type": "llama"}, {"intermediate_size": 640}, {"hidden_size": 256}, EXPERTS]
+)
+def test_activations_are_about_those_that_a_pass_keeps(shape: dict[str, Any]) -> None:
+    model, kept = model_of(**shape), dict[int, int]()
+    assert enable_packing(model, model.base_model, model.config.hidden_size)
+    sequences = [
+        TokenSequence(prompt_ids=(query,) * 10, response_ids=torch.arange(3, 3 + length))
+        for query in range(6)
+        for length in (30, 45, 50, 40)
+    ]
+    layout = pack(sequences, device=CPU, hidden_size=model.config.hidden_size)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = 0 if storage.data_ptr() in weights else storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    held: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        packed_pass(model.base_model, layout)
+    formula = 4 * len(layout.ids) * memory._kept(model.config, False)
+    assert 0.8 < formula / sum(kept.values()) < 1.25
+
+
+def test_a_pass_has_as_many_tokens_as_a_micro_batch_but_no_more_than_there_are_nor_less_than_the_longest() -> None:
+    def tokens(**actor: Any) -> float:
+        return computed(actor=actor)["in the update"]["activations"] / (4 * memory._kept(config_of(), False))
+
+    assert tokens(micro_batch_tokens=300) == 300
+    assert tokens(micro_batch_tokens=10) == 10 + 50
+    assert tokens() == 2 * (10 + 4 * 50)  # a mini-batch of two queries, whose prompts are shared
+    recomputed = computed(actor={"gradient_checkpointing": True})["in the update"]["activations"]
+    assert recomputed < computed()["in the update"]["activations"] / 2
+
+
+def test_what_does_not_fit_names_the_key_that_lowers_its_largest_part() -> None:
+    update = {"weights": 4e9, "activations": 9e9, "reference": 1e9}
+    example = {"in the update": update, "while sampling": {"weights": 4e9, "cache": 3e9, "token logits": 1e9}}
+    assert not list(advice(example, 15e9))
+    (sentence,) = advice(example, 12e9)
+    assert "13.0 GiB are needed in the update, and there are 11.2 GiB: lower actor.micro_batch_tokens" in sentence
+    _, sampling = advice(example, 6e9)
+    assert "while sampling" in sampling and "lower rollout.max_rows" in sampling
+    assert all("smaller model" in sentence for sentence in advice(example, 3e9))
+
+
+def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = __file__.replace("run/test_memory.py", "tiny.yaml")
+    assert cli.main(["check", tiny]) == 0
+    said = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(said) if line.startswith("memory      about"))
+    assert "in the update: libraries" in said[place] and "while sampling" in said[place + 1]
+    assert said[place + 2].endswith("that this machine has (cpu)")
+    assert not any(line.startswith("note") for line in said)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**20)
+    assert cli.main(["check", tiny]) == 0
+    assert "are needed in the update, and there are 1 MiB" in capsys.readouterr().out
+
+
+def test_check_goes_on_where_a_model_cannot_be_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_blank", lambda *_: 1 / 0)
+    assert cli.main(["check", __file__.replace("run/test_memory.py", "tiny.yaml")]) == 0
+    assert "memory      cannot be computed: division by zero" in capsys.readouterr().out
