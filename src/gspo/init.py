@@ -58,14 +58,14 @@ rollout:
   queries_per_step: {queries_per_step}
   group_size: 8 # responses to each query; an advantage compares them
   max_new_tokens: {max_new_tokens} # {about_tokens}
-  max_rows: {max_rows} # responses side by side; about {sampling:,.1f} GiB in all while sampling
+  max_rows: {max_rows} # responses side by side; about {sampling:,.2g} GiB in all while sampling
 
 reward:{reward}
 
 actor:
   {clip}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
-  micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.1f} GiB in all in the update
+  micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
   optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters: docs/guides/models.md{experts}
 
 evaluation:
