@@ -247,8 +247,8 @@ def _fitted(
         less_tokens, fewer_rows = (need > _SHARE * available for need in (update, sampling))
         if not (less_tokens and pass_tokens > least) and not (fewer_rows and rows > _GROUP_SIZE):
             break
-        pass_tokens = max(least, pass_tokens // 2) if less_tokens else pass_tokens
-        rows = max(_GROUP_SIZE, rows // 2) if fewer_rows else rows
+        pass_tokens //= 2 if less_tokens else 1
+        rows //= 2 if fewer_rows and rows > _GROUP_SIZE else 1
     is_gpu, gib = device.type == "cuda", 2**30
     about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / gib:.0f} GiB"
     too_large = f"; about {max(update, sampling) / gib:,.0f} GiB are needed: choose a smaller model"
