@@ -5,17 +5,17 @@ import runpy
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
 from tests.small_model import save_small_model
 
 from gspo import cli
 from gspo.init import _builtin, _sizes
-from gspo.recipe.load import load_recipe
+from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 
 CHAT = [{"role": "user", "content": "What is {} + {}?"}]
@@ -283,32 +283,34 @@ def config_of(kind: str, **changes: Any) -> Any:
     return AutoConfig.for_model(kind, **changes)
 
 
-def test_sizes_follow_from_the_model_the_machine_and_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def draft_of() -> Recipe:
+    smallest = {"rollout": {"queries_per_step": 1}, "actor": {"mini_batches": 1}}
+    return make_recipe({"name": "draft", "steps": 1, "model": {"path": "a-model"}, **smallest})
+
+
+def test_sizes_fit_into_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     half_a_billion = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151_936}
     half_a_billion |= {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
     config = config_of("qwen2", **half_a_billion)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    found = {}
+    monkeypatch.setattr("gspo.model.policy.device_of", lambda _: torch.device("cuda"))
+    fitted = {}
     for gigabytes in (8, 24, 80):
-        gpu = SimpleNamespace(name="a GPU", total_memory=gigabytes * 10**9)
-        monkeypatch.setattr("torch.cuda.get_device_properties", lambda _, gpu=gpu: gpu)
-        sizes = found[gigabytes] = _sizes("a model", config, 200, 5000)
+        monkeypatch.setattr("gspo.run.memory.available_bytes", lambda _, most=gigabytes * 10**9: most)
+        sizes = fitted[gigabytes] = _sizes(draft_of(), config, 200, 5000)
         assert sizes["num_parameters"] == 494_032_768  # of Qwen2.5-0.5B
-        # By hand: 24 layers × 2 heads of 64 × 2 (keys and values) × 2 bytes × 1,224 tokens, and the logits.
-        assert sizes["row_bytes"] == 24 * 2 * 64 * 2 * 2 * 1224 + 12 * 151_936
-        held = 18 * sizes["num_parameters"]
-        assert held > gigabytes * 10**9 or held + sizes["max_rows"] * sizes["row_bytes"] <= gigabytes * 10**9
-    assert "choose a smaller model" in found[8]["about_machine"]
-    assert found[8]["max_rows"] < found[24]["max_rows"] <= found[80]["max_rows"] == 512
-    assert found[24]["micro_batch_tokens"] < found[80]["micro_batch_tokens"] == 16_384
-    assert found[80]["queries_per_step"] == 64 and found[80]["num_held_out"] == 500 and found[80]["lr"] == "1e-6"
+        needed = max(sizes["update"], sizes["sampling"]) * 2**30
+        assert (needed > gigabytes * 10**9) == ("choose a smaller model" in sizes["about_machine"]) == (gigabytes == 8)
+    assert fitted[8]["max_rows"] < fitted[24]["max_rows"] <= fitted[80]["max_rows"] == 512
+    assert fitted[8]["micro_batch_tokens"] < fitted[24]["micro_batch_tokens"] < fitted[80]["micro_batch_tokens"]
+    assert fitted[8]["micro_batch_tokens"] >= 200 + 1024  # the longest prompt and response are one sequence
+    assert fitted[80]["queries_per_step"] == 64 and fitted[80]["num_held_out"] == 500 and fitted[80]["lr"] == "1e-6"
 
 
 def test_a_short_context_few_rows_and_experts_are_seen() -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
     small |= {"max_position_embeddings": 128}
-    sizes = _sizes("a model", config_of("qwen3", **small), 100, 5)
+    sizes = _sizes(draft_of(), config_of("qwen3", **small), 100, 5)
     assert sizes["max_new_tokens"] == 28 and "3e-3" in sizes["clip"] and sizes["lr"] == "1e-4"
     assert (sizes["num_held_out"], sizes["queries_per_step"], sizes["mini_batches"]) == (1, 4, 4)
     assert sizes["experts"] == ""
-    assert "routing_replay" in _sizes("a model", config_of("qwen3_moe", **small, num_experts=4), 100, 5)["experts"]
+    assert "routing_replay" in _sizes(draft_of(), config_of("qwen3_moe", **small, num_experts=4), 100, 5)["experts"]

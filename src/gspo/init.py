@@ -31,6 +31,8 @@ _HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
 _NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
 _MAX_LETTERS = 80  # of a right answer that is compared as text
 _MIN_NEW_TOKENS = 16
+_GROUP_SIZE = 8
+_SHARE = 0.8  # of the memory that an estimate may fill
 _ON_GPU = {"new_tokens": 1024, "queries": 64, "pass_tokens": 16_384, "held_out": 512, "steps": 200}  # at most
 _ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 20}
 _CLIP = "clip_low: 3e-4 # the GSPO paper's range\n  clip_high: 4e-4"
@@ -56,14 +58,14 @@ rollout:
   queries_per_step: {queries_per_step}
   group_size: 8 # responses to each query; an advantage compares them
   max_new_tokens: {max_new_tokens} # {about_tokens}
-  max_rows: {max_rows} # responses side by side; each takes about {row_bytes:,} bytes while sampling
+  max_rows: {max_rows} # responses side by side; about {sampling:,.2g} GiB in all while sampling
 
 reward:{reward}
 
 actor:
   {clip}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
-  micro_batch_tokens: {micro_batch_tokens} # in one pass; each takes about {token_bytes:,} bytes in the update
+  micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
   optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters: docs/guides/models.md{experts}
 
 evaluation:
@@ -165,7 +167,7 @@ def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], o
         what = f"{num_too_long:,} prompts have more than {most:,} tokens, the longest {max(lengths):,}"
         fix = f"remove them, or give a model that reads more than {positions:,} tokens"
         raise UserError(what, where=data, fix=fix)
-    sizes = _sizes(model, config, max(lengths), len({str(row.prompt) for row in rows}))
+    sizes = _sizes(draft, config, max(lengths), len({str(row.prompt) for row in rows}))
     split = queries.split if queries.split != "train" else None
     keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
     kind = "text" if isinstance(rows[0].prompt, str) else "chat"
@@ -200,76 +202,64 @@ def _rendered(
     return render_all(rows, tokenizer, queries=queries), {}
 
 
-def _sizes(model: str, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
-    """The numbers that depend on memory, on the longest prompt's tokens and on the number of different prompts.
-
-    A response has a key and a value in each layer for each token, and three float32 copies of its logits. In the
-    update, a token has about 17 numbers of the hidden size in each layer (arXiv 2205.05198: 34 bytes of 16 bits).
-    """
+def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[str, Any]:
+    """The numbers that depend on the model, the memory here, the longest prompt's tokens and the different prompts."""
     from gspo.model.load import max_positions
+    from gspo.model.policy import device_of
 
-    text, num_parameters, positions = config.get_text_config(), _num_parameters(model, config), max_positions(config)
-    on_gpu, memory, machine = _machine()
-    most, number_bytes, training_bytes = (_ON_GPU, 2, 18) if on_gpu else (_ON_CPU, 4, 16)
-    training_bytes *= num_parameters
-    if training_bytes > memory:
-        machine += f"; training takes about {training_bytes / 2**30:,.0f} GiB: choose a smaller model"
-    spare = max(memory - training_bytes, 0) // 2
+    text, positions, device = config.get_text_config(), max_positions(config), device_of("auto")
+    most = _ON_GPU if device.type == "cuda" else _ON_CPU
     new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
-    all_heads = getattr(text, "num_attention_heads", None) or 1
-    heads = getattr(text, "num_key_value_heads", None) or all_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // all_heads
-    row_bytes = 2 * number_bytes * text.num_hidden_layers * heads * head_size * (longest + new_tokens)
-    row_bytes += 12 * text.vocab_size
-    token_bytes = 17 * number_bytes * text.num_hidden_layers * text.hidden_size
     num_held_out = min(most["held_out"], max(num_prompts // 10, int(num_prompts > 2)))
-    queries_per_step = _power_of_two(num_prompts - num_held_out, 1, most["queries"])
-    return {
-        "about_machine": machine,
-        "num_parameters": num_parameters,
+    queries_per_step = min(most["queries"], 1 << (num_prompts - num_held_out).bit_length() - 1)
+    sizes: dict[str, Any] = {
         "max_new_tokens": new_tokens,
         "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
-        "max_rows": _power_of_two(spare // row_bytes, 8, 512),
-        "row_bytes": row_bytes,
-        "micro_batch_tokens": _power_of_two(spare // token_bytes, longest + new_tokens, most["pass_tokens"]),
-        "token_bytes": token_bytes,
         "num_held_out": num_held_out,
         "queries_per_step": queries_per_step,
         "mini_batches": min(4, queries_per_step),
         "steps": most["steps"],
         "clip": _CLIP_OF_SHORT if new_tokens <= _SHORT else _CLIP,
-        "lr": "1e-6" if num_parameters >= 10**8 else "1e-5" if num_parameters >= 10**7 else "1e-4",
         "experts": _REPLAY if any(getattr(text, name, None) for name in _EXPERTS) else "",
     }
+    sizes |= _fitted(draft, config, device, sizes, prompt_tokens=longest, pass_tokens=most["pass_tokens"])
+    size = sizes["num_parameters"]
+    return {**sizes, "lr": "1e-6" if size >= 10**8 else "1e-5" if size >= 10**7 else "1e-4"}
 
 
-def _num_parameters(model: str, config: Any) -> int:
-    """Of a model of this configuration, without memory for the weights; UserError where there is none."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def _fitted(
+    draft: Recipe, config: Any, device: Any, sizes: Mapping[str, int], *, prompt_tokens: int, pass_tokens: int
+) -> dict[str, Any]:
+    """The most rows and tokens of a pass, in powers of two, with which a run fits into the memory here."""
+    from gspo.run.memory import available_bytes, memory_of
 
-    try:
-        with torch.device("meta"):
-            return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
-    except Exception as error:  # transformers raises many kinds
-        fix = "give a causal language model that transformers knows"
-        raise UserError(f"no model can be made: {str(error)[:200]}", where=f"--model: {model}", fix=fix) from None
-
-
-def _machine() -> tuple[bool, int, str]:
-    """Whether there is a GPU, the bytes of memory for training, and both in words."""
-    import torch
-
-    if torch.cuda.is_available():
-        gpu = torch.cuda.get_device_properties(0)
-        return True, gpu.total_memory, f"bfloat16 on {gpu.name} with {gpu.total_memory / 2**30:.0f} GiB"
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return False, memory, f"float32 on the CPU with {memory / 2**30:.0f} GiB: there is no GPU"
-
-
-def _power_of_two(most: int, low: int, high: int) -> int:
-    """The largest power of two up to `most`, within the bounds."""
-    return max(low, min(high, 1 << max(most.bit_length() - 1, 0)))
+    rows, least, available = 512, prompt_tokens + sizes["max_new_tokens"], available_bytes(device)
+    while True:
+        rollout = {key: sizes[key] for key in ("queries_per_step", "max_new_tokens")} | {"max_rows": rows}
+        actor = {"mini_batches": sizes["mini_batches"], "micro_batch_tokens": pass_tokens}
+        own = {"rollout": draft.rollout.model_copy(update=rollout), "actor": draft.actor.model_copy(update=actor)}
+        try:
+            stages = memory_of(draft.model_copy(update=own), config, prompt_tokens=prompt_tokens, device=device)
+        except Exception as error:  # transformers raises many kinds
+            what, fix = f"no model can be made: {str(error)[:200]}", "give a causal language model"
+            raise UserError(what, where=f"--model: {draft.model.path}", fix=fix) from None
+        update, sampling = (sum(stages[stage].values()) for stage in ("in the update", "while sampling"))
+        less_tokens, fewer_rows = (need > _SHARE * available for need in (update, sampling))
+        if not (less_tokens and pass_tokens > least) and not (fewer_rows and rows > _GROUP_SIZE):
+            break
+        pass_tokens //= 2 if less_tokens else 1
+        rows //= 2 if fewer_rows and rows > _GROUP_SIZE else 1
+    is_gpu, gib = device.type == "cuda", 2**30
+    about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / gib:.0f} GiB"
+    too_large = f"; about {max(update, sampling) / gib:,.0f} GiB are needed: choose a smaller model"
+    return {
+        "about_machine": about + (too_large if max(update, sampling) > available else ""),
+        "num_parameters": int(stages["in the update"]["weights"]) // (2 if is_gpu else 4),
+        "max_rows": rows,
+        "micro_batch_tokens": max(least, pass_tokens),
+        "sampling": sampling / gib,
+        "update": update / gib,
+    }
 
 
 def _reward(rows: Sequence[Any], answer: str | None, folder: str) -> tuple[str, dict[str, str]]:
