@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gspo.errors import UserError, files_beside
+from gspo.errors import UserError, files_beside, listed
 
 _BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
 
