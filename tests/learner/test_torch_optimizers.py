@@ -191,7 +191,7 @@ def test_parameters_without_decay_keep_their_size() -> None:
     [
         ({"name": "muon"}, r"actor\.optimizer\.name: muon: no such optimiser\n  fix: did you mean torch\.optim\.Muon"),
         ({"name": "adam_8bit"}, "no such optimiser\n  fix: write adamw, torch.optim.NAME, or module:Class"),
-        ({"name": "torch.optim.Moun"}, "has no function 'Moun'\n  fix: there are: Muon"),
+        ({"name": "torch.optim.Moun"}, "has no function 'Moun'\n  fix: did you mean Muon"),
         ({"name": "no_such_package:AdamW"}, "no_such_package raises ModuleNotFoundError(.|\n)*fix: install it"),
         ({"name": "torch.optim.LBFGS"}, "missing 1 required positional argument: 'closure'"),
         ({"name": "torch.optim.SparseAdam"}, "SparseAdam does not support dense gradients"),

@@ -240,5 +240,5 @@ def test_check_names_the_hooks(capsys: pytest.CaptureFixture[str]) -> None:
 
     Path("hooks.py").write_text(HOOKS)
     assert "hooks       hooks.py:fails" in list(check(recipe_of("checked", "hooks=[hooks.py:fails]")))
-    with pytest.raises(UserError, match=r"hooks: hooks\.py has no function 'fail'\n  fix: there are: fails"):
+    with pytest.raises(UserError, match=r"hooks: hooks\.py has no function 'fail'\n  fix: did you mean fails"):
         list(check(recipe_of("checked", "hooks=[hooks.py:fail]")))

@@ -68,7 +68,7 @@ def test_all_arms_spend_the_same_updates_on_the_same_queries(recipes: dict[str, 
             (recipe.steps, recipe.actor.mini_batches, recipe.actor.optimizer.lr, recipe.queries, recipe.seed)
             for recipe in map(_hashable, found)
         }
-        sampling = {recipe.rollout.model_copy(update={"dynamic_sampling": False}) for recipe in found}
+        sampling = {recipe.rollout.model_copy(update={"dynamic_sampling": False}).model_dump_json() for recipe in found}
         assert len(budgets) == 1 and len(sampling) == 1, experiment
 
 

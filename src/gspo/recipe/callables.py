@@ -52,8 +52,8 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     if not callable(function):
         there = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
         own = [key for key, value in there.items() if getattr(value, "__module__", None) == module.__name__]
-        near = difflib.get_close_matches(attribute, own, n=1, cutoff=0.4)
-        fix = f"{f'did you mean {near[0]}? ' if near else ''}its functions: {listed(own)}" if own else None
+        near = [f"did you mean {name}?" for name in difflib.get_close_matches(attribute, there, n=1)]
+        fix = " ".join([*near, f"its functions: {listed(own)}"] if own else near) or None
         raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix)
     return function
 

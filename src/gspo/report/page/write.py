@@ -94,15 +94,8 @@ def asset(name: str) -> str:
 
 
 def _target(paths: Sequence[Path], out: Path | None) -> Path:
-    is_one = len(distinct(paths)) == 1
-    target = out or (paths[0] / "report.html" if is_one else Path(_COMPARED))
-    if out is None:
-        read_run(paths[0])  # says what is wrong with it rather than with the file
-    if os.path.isdir(target):  # noqa: PTH112 (False, not an error, where no such name can be)
-        raise UserError("this is a directory", where=str(target), fix="name a file: --out report.html")
-    if not os.path.isdir(target.parent):  # noqa: PTH112
-        raise UserError("there is no such directory to write to", where=str(target.parent), fix="make it first")
-    is_own = out is None and is_one  # any other file may be one of the run's
+    is_own = out is None and len(paths) == 1  # any other file may be one of the run's
+    target = paths[0] / "report.html" if is_own else out or Path(_COMPARED)
     if not is_own and os.path.lexists(target) and not _is_page(target):
         fix = "name a file that is not there yet, such as --out page.html"
         raise UserError("this is there already, and is no page that gspo has written", where=str(target), fix=fix)
