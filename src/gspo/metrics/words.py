@@ -84,7 +84,7 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     # A surrogate that does not bound the ratio may well clip nothing, or have nothing to clip with.
     could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.updates_per_step > 1
     is_token = actor.importance_sampling_level == "token"
-    goal = "the paper's GRPO: 0.2/0.27" if is_token else "to where ratio/sequence_min and _max lie"
+    goal = "the paper's GRPO has 0.2/0.27" if is_token else "to where ratio/sequence_min and _max lie"
     return {
         f"""unscored: {unscored:.0%} of responses have no reward: no function applies to them, or one failed
         """: is_unscored,
