@@ -1,6 +1,5 @@
 """The rows of a recipe: to train on, held out (no question is in both), and demonstrations for the cold start."""
 
-import difflib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from gspo.errors import UserError, writable
+from gspo.errors import UserError, did_you_mean, writable
 from gspo.queries.render import render_all
 from gspo.queries.row import Row, lay_out, read_rows
 from gspo.recipe.callables import error_line, load_callable
@@ -145,8 +144,7 @@ def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
 
     task, options, where = config.task, config.model_extra or {}, "queries.procedural"
     if task not in DATASETS:
-        near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4)
-        fix = f"did you mean {', '.join(near)}?" if near else "reasoning-gym's documentation lists its tasks"
+        fix = did_you_mean(task, DATASETS, "reasoning-gym's documentation lists its tasks", most=3, cutoff=0.4)
         raise UserError(f"reasoning-gym has no task {task!r}", where=f"{where}.task", fix=fix)
     if "seed" in options:
         raise UserError("the task's seed comes from the recipe's", where=f"{where}.seed", fix="set `seed` at the top")

@@ -1,12 +1,11 @@
 """The best value of a metric so far: what `checkpoint.best` keeps the model of, and what `early_stop` goes by."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.metrics.definitions import definition_of, families
 from gspo.metrics.numbers import is_number
 from gspo.recipe.schema import Recipe
@@ -70,10 +69,5 @@ def check_watched(recipe: Recipe) -> None:
     for key, metric in watched_metrics(recipe).items():
         is_of_another_set = metric.startswith("evaluation/") and not metric.startswith(home)
         if definition_of(metric) is None or is_of_another_set:
-            raise UserError(f"no metric is called {metric}", where=key, fix=near_names(metric, names))
-
-
-def near_names(metric: str, names: Iterable[str]) -> str:
-    """Such as `did you mean reward/mean or reward/std?`."""
-    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else "see docs/reference/metrics.md"
+            fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)
+            raise UserError(f"no metric is called {metric}", where=key, fix=fix)

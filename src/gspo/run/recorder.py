@@ -18,7 +18,7 @@ from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics, is_number
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
-from gspo.run.best import evaluated_set, near_names, next_best, reason_to_stop, watched_metrics
+from gspo.run.best import evaluated_set, next_best, reason_to_stop, watched_metrics
 from gspo.run.checkpoint.store import sha256
 from gspo.run.hooks import Samples, call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
@@ -141,9 +141,8 @@ class Recorder:
             if not any(name.startswith("evaluation/") for name in line):
                 line |= self._evaluate(step)
         for key, metric in watched_metrics(recipe).items() if step == 1 else ():
-            numbers = {name for log in (*self.lines, line) for name, value in log.items() if is_number(value)}
-            if metric not in numbers:
-                what = f"{metric} has no number by step 1, and may never have any: {near_names(metric, numbers)}"
+            if not any(is_number(log.get(metric)) for log in (*self.lines, line)):
+                what = f"{metric} has no number by step 1, and may never have any"
                 run.display.note(f"warning: {key}: {what}", "yellow")
         best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
         return replace(progress, early_stop=early, best=best, ended=ended)
