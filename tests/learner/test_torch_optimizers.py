@@ -184,8 +184,8 @@ def test_parameters_without_decay_keep_their_size() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "muon"}, r"actor\.optimizer\.name: muon: no such optimiser\n  fix: did you mean torch\.optim\.Muon"),
-        ({"name": "adam_8bit"}, "no such optimiser\n  fix: write adamw, torch.optim.NAME, or module:Class"),
+        ({"name": "muon"}, r"actor\.optimizer\.name: muon: no such optimiser\n  fix: write .* torch\.optim\.Muon"),
+        ({"name": "adam_8bit"}, "no such optimiser\n  fix: write adamw, torch.optim.NAME such as"),
         ({"name": "torch.optim.Moun"}, "has no function 'Moun'\n  fix: did you mean Muon"),
         ({"name": "no_such_package:AdamW"}, "no_such_package raises ModuleNotFoundError(.|\n)*fix: install it"),
         ({"name": "torch.optim.LBFGS"}, "missing 1 required positional argument: 'closure'"),
@@ -194,10 +194,6 @@ def test_parameters_without_decay_keep_their_size() -> None:
         (
             {"name": "torch.optim.SGD", "options": {"momentun": 1}},
             "options: (.|\n)*momentun(.|\n)*takes .*momentum",
-        ),
-        (
-            {"name": "torch.optim.SGD", "options": {"lr": 1}},
-            "options: lr is given twice\n  fix: set actor",
         ),
         ({"options": {"foreach": True}}, "AdamW cannot be made: RuntimeError: `fused` and `foreach` cannot be `True`"),
         ({"name": f"{__name__}:Plain"}, "missing 1 required keyword-only argument: 'wanted'"),

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gspo.errors import UserError
-from gspo.learner.torch_optimizers import torch_optimizers, untaken_keys
+from gspo.learner.torch_optimizers import OWN_KEYS, torch_optimizers
 from gspo.recipe.sections import OptimizerConfig
 
 _STEPS, _MASTER = "steps_taken", "master/"  # names, and the beginning of names, of the state's tensors
@@ -171,7 +171,11 @@ def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.devi
         what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
         fix = "name another, or change its options"
         raise UserError(what, where=f"{where}.name: {settings.name}", fix=fix) from None
-    return untaken_keys(settings, where=where)
+    made = [own.defaults for own in optimizer._optimizers]
+    changed = [key for key in OWN_KEYS if key != "lr" and getattr(settings, key) != getattr(OptimizerConfig(), key)]
+    untaken = [key for key in changed if all(own.get(key) != getattr(settings, key) for own in made)]
+    words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
+    return [f"{where}.{key} {words}" for key in untaken]
 
 
 def _add_gradient(master: Tensor, parameter: Tensor) -> None:

@@ -9,14 +9,8 @@ from gspo.recipe.schema import Recipe
 
 
 def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int) -> dict[int, float]:
-    """rollout.logit_bias by token id; UserError for a name that is no single token, and for a token named twice."""
-    biases: dict[int, float] = {}
-    for name, bias in logit_bias.items():
-        token, where = _token_id(name, tokenizer, vocabulary), f"rollout.logit_bias: {name!r}"
-        if token in biases:
-            raise UserError(f"token {token} has another bias already", where=where, fix="name it once")
-        biases[token] = bias
-    return biases
+    """rollout.logit_bias by token id; UserError for a name that is no single token."""
+    return {_token_id(name, tokenizer, vocabulary): bias for name, bias in logit_bias.items()}
 
 
 def _token_id(name: str, tokenizer: Any, vocabulary: int) -> int:
@@ -42,12 +36,8 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
         if special := [token for token in tokenizer.all_special_tokens if token in string]:
             what = f"{string!r} contains the special token {special[0]}, which is no part of a response's text"
             raise UserError(what, where="rollout.stop_strings", fix="name it in rollout.stop_tokens")
-    notes, shaping = [], rollout.shaping
-    if rollout.top_k >= vocabulary:
-        notes.append(f"rollout.top_k {rollout.top_k} keeps all {vocabulary} tokens: it has no effect")
-        shaping.remove("top_k")
-    if not shaping:
-        return notes
+    if not (shaping := rollout.shaping):
+        return []
     weights = {
         f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q": actor.surrogate in ("minirl", "dppo"),
         f"actor.correction: {actor.correction} weighs them by π_old/q": actor.correction != "none",
@@ -55,12 +45,7 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
     }
     weighed = next(sentence for sentence, is_true in weights.items() if is_true)
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
-    notes.append(
+    return [
         f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "
         f"sampling/kept_mass); π_θ/π_old is of whole distributions, and {weighed}"
-    )
-    for name, drops in {"correction": actor.correction == "geometric_mask", "opsm_delta": actor.opsm_delta}.items():
-        if drops:
-            value = getattr(actor, name)
-            notes.append(f"actor.{name} {value} measures sequences against q: it also drops them for the shape of q")
-    return notes
+    ]
