@@ -152,13 +152,10 @@ class Optimizer:
 
 
 def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device) -> list[str]:
-    """Have it make a step on a few numbers; a sentence for each of its keys that has no effect.
-
-    UserError where it cannot be made or cannot step, or where no checkpoint could hold its state.
-    """
-    trial = nn.utils.skip_init(nn.Linear, 2, 2, device=device)
-    optimizer = Optimizer(trial, settings.model_copy(update={"no_decay": ()}), total_steps=1, where=where)
+    """Have it make a step on a few numbers: UserError where that, or a checkpoint, fails; notes on keys without effect."""
+    trial, plain = nn.utils.skip_init(nn.Linear, 2, 2, device=device), settings.model_copy(update={"no_decay": ()})
     try:
+        optimizer = Optimizer(trial, plain, total_steps=1, where=where)
         for parameter in trial.parameters():
             nn.init.ones_(parameter)
             parameter.grad = torch.ones_like(parameter)
@@ -167,9 +164,11 @@ def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.devi
         optimizer.restore(optimizer.state())
         if options != repr([{**group, "params": (), "lr": 0} for group in optimizer._groups]):
             raise TypeError("its steps change its options")
+    except UserError:
+        raise
     except Exception as error:  # of any package's
         what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
-        fix = "name another, or change its options"
+        fix = f"correct {where}.options, or name another"
         raise UserError(what, where=f"{where}.name: {settings.name}", fix=fix) from None
     made = [own.defaults for own in optimizer._optimizers]
     changed = [key for key in OWN_KEYS if key != "lr" and getattr(settings, key) != getattr(OptimizerConfig(), key)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError
 from gspo.model.parameters import matching
 from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import OptimizerConfig
@@ -18,7 +18,7 @@ OWN_KEYS = ("lr", "betas", "eps", "weight_decay")  # of the section, for every c
 def torch_optimizers(
     model: nn.Module, masters: Mapping[str, Tensor], settings: OptimizerConfig, *, where: str
 ) -> list[torch.optim.Optimizer]:
-    """What steps the masters; UserError where a class, an option or a pattern of `no_decay` is wrong.
+    """What steps the masters; UserError where there is no such class or a pattern of `no_decay` is wrong.
 
     Muon steps matrices alone: embeddings, heads, norms, biases and stacked experts go to AdamW, as its authors have it.
     """
@@ -33,16 +33,10 @@ def torch_optimizers(
     made: list[torch.optim.Optimizer] = []
     for owner, options, names in parts:
         rate = {"initial_lr": options.get("lr", settings.lr)}  # torch's name for what a schedule multiplies
-        decaying = [masters[name] for name in names if name not in exempt]
-        groups: list[dict[str, Any]] = [{"params": decaying, **rate}] if decaying else []
-        if spared := [masters[name] for name in names if name in exempt]:
-            groups.append({"params": spared, "weight_decay": 0.0, **rate})
-        try:
-            made += [owner(groups, **{**_own_arguments(owner, settings), **options})] if groups else []
-        except Exception as error:  # of any package's
-            taken = [name for name in inspect.signature(owner).parameters if name not in ("params", "lr")]
-            what = f"{owner.__name__} cannot be made: {type(error).__name__}: {error}"
-            raise UserError(what, where=f"{where}.options", fix=f"it takes {listed(taken, 20)}") from None
+        decaying = {"params": [masters[name] for name in names if name not in exempt], **rate}
+        spared = {"params": [masters[name] for name in names if name in exempt], **rate, "weight_decay": 0.0}
+        if groups := [group for group in (decaying, spared) if group["params"]]:
+            made.append(owner(groups, **{**_own_arguments(owner, settings), **options}))
     return made
 
 
@@ -64,9 +58,8 @@ def _own_arguments(kind: Any, settings: OptimizerConfig) -> dict[str, Any]:
     """The section's keys that the class takes, and as AdamW does: Adafactor's `eps`, say, is two numbers."""
     taken = inspect.signature(kind).parameters
     values = {key: getattr(settings, key) for key in OWN_KEYS if key in taken}
-    fused = {"fused": True} if kind is torch.optim.AdamW else {}
     same = [key for key in values if isinstance(values[key], tuple) == isinstance(taken[key].default, tuple)]
-    return {key: values[key] for key in same} | fused
+    return {key: values[key] for key in same} | ({"fused": True} if kind is torch.optim.AdamW else {})
 
 
 def _embeddings_and_heads(model: nn.Module) -> set[str]:

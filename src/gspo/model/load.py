@@ -79,10 +79,7 @@ def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens.
-
-    `options` say where on the hub its files are.
-    """
+    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
     from transformers import AutoTokenizer, PreTrainedConfig
 
     _refuse_missing_directory(path, "model.tokenizer")
@@ -142,12 +139,17 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
-    ids = [tokenizer(token, add_special_tokens=False).input_ids for token in stop_tokens]
-    for token, own in zip(stop_tokens, ids, strict=True):
-        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
-            fix = "name one that the model ends a turn with, such as <|im_end|>; it is in its tokenizer.json"
-            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens", fix=fix)
-    return tuple(own[0] for own in ids)
+    return tuple(token_id(token, tokenizer, where="rollout.stop_tokens") for token in stop_tokens)
+
+
+def token_id(token: str, tokenizer: Any, *, where: str) -> int:
+    """The id of a text; UserError where it is not a single token of the tokenizer."""
+    ids = tokenizer(token, add_special_tokens=False).input_ids
+    if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+        return int(ids[0])
+    shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids[:8]))) or "no token at all"
+    fix = "name a single one, such as <|im_end|>: tokenizer.json lists them"
+    raise UserError(f"{token!r} is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
 
 
 def _read_config(recipe: ModelConfig) -> Any:

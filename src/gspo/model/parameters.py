@@ -22,10 +22,7 @@ def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> se
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Take the parameters of these names, and those tied to them, out of training.
-
-    UserError for a pattern that matches nothing, and where nothing would be left to train.
-    """
+    """Take the parameters of these names, and those tied to them, out of training; UserError where none are left."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones under each of their names
     for name in matching(patterns, parameters, where="model.frozen"):
         parameters[name].requires_grad_(False)

@@ -5,27 +5,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.model.load import token_id
 from gspo.recipe.schema import Recipe
 
 
 def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int) -> dict[int, float]:
     """rollout.logit_bias by token id; UserError for a name that is no single token."""
-    return {_token_id(name, tokenizer, vocabulary): bias for name, bias in logit_bias.items()}
-
-
-def _token_id(name: str, tokenizer: Any, vocabulary: int) -> int:
-    where, fix = f"rollout.logit_bias: {name!r}", "name one token by its text, or by its id, a number without quotes"
-    if number := re.fullmatch(r"id:(\d+)", name):
-        if int(number[1]) < vocabulary:
-            return int(number[1])
-        raise UserError(f"the model has tokens 0 to {vocabulary - 1}", where=where, fix=fix)
-    ids = tokenizer(name, add_special_tokens=False).input_ids
-    if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-        return int(ids[0])
-    if name in (pieces := tokenizer.get_vocab()):  # as the tokenizer's file spells it
-        return int(pieces[name])
-    shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids[:8]))) or "no token at all"
-    raise UserError(f"is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
+    biases, where = dict[int, float](), "rollout.logit_bias"
+    for name, bias in logit_bias.items():
+        number = re.fullmatch(r"id:(\d+)", name)
+        token = int(number[1]) if number else token_id(name, tokenizer, where=where)
+        if token >= vocabulary:
+            raise UserError(f"{name!r}: the model has tokens 0 to {vocabulary - 1}", where=where, fix="correct the id")
+        biases[token] = bias
+    return biases
 
 
 def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]:

@@ -41,10 +41,7 @@ def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hoo
 
 
 def call_hooks(
-    hooks: Mapping[str, Hook],
-    line: Line,
-    samples: Callable[[], Sequence[Line]],
-    failed: Callable[[str, BaseException], None],
+    hooks: Mapping[str, Hook], line: Line, samples: Callable[[], Sequence[Line]], failed: Callable[..., None]
 ) -> Action:
     """What all hooks ask for after a step; where several set the same, the last one's counts.
 

@@ -38,9 +38,8 @@ def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
         yield f"{'' if number else 'memory':<12}about {_words(sum(parts.values()))} {stage}: {words}"
     yield f"            of {_words(available)} that this machine has ({device.type})"
     for stage, parts in memory.items():
-        if (needed := sum(parts.values())) > available:
-            largest = max(parts, key=lambda part: parts[part])
-            yield f"note        {_words(needed)} are too much {stage}, {largest} most: see docs/guides/memory.md"
+        if sum(parts.values()) > available:
+            yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:

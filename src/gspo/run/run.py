@@ -178,10 +178,7 @@ class Run:
 def open_run(
     recipe: Recipe, given: Mapping[str, Any], *, display: Display, resume: bool, overwrite: bool = False
 ) -> Iterator[Run]:
-    """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end.
-
-    What is `given` from Python, stands in for the recipe's queries and reward, or comes after its hooks.
-    """
+    """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
         with display.waiting("reading the newest checkpoint"):
             reopened, saved = reopen(recipe, display.note) if resume else (None, None)
