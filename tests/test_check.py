@@ -62,7 +62,6 @@ def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.Capture
     [
         ("actor.mini_batches=1", "every importance ratio is 1"),
         ("actor.importance_sampling_level=sequence_token", "equals sequence"),
-        ("model.frozen=['*embed*']", "lm_head.weight is model.embed_tokens.weight (tied), and frozen with it"),
         ("actor.optimizer={name: torch.optim.SGD, eps: 1e-3}", "actor.optimizer.eps has no effect: torch.optim.SGD"),
         ("actor={importance_sampling_level: token, clip_low: 3e-4, clip_high: 4e-4}", "range for sequence ratios"),
         ("rollout.top_p=0.9", "top_p"),

@@ -73,7 +73,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
 def broken_run() -> Iterator[tuple[Recorder, Callable[..., None]]]:
     """A recorder, and a step in which all four updates are skipped: the weights turn to NaN after sampling."""
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
-    given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
+    given: dict[str, Any] = {"given": {}, "display": Display(quiet=True), "resume": False}
     with open_run(recipe, **given) as run:
         parts, recorder = run.parts, Recorder(run)
         run.display.start("GSPO", recipe.steps)

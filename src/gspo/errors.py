@@ -1,7 +1,8 @@
 """Errors that a user reads, and text that others have written made safe to print and to write."""
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     """Names separated by commas, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, most: int = 1, cutoff: float = 0.6) -> str:
+    """How to fix a name: by those that are near it, at most so many, or `otherwise`."""
+    near = difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def files_beside(path: Path, *suffixes: str) -> str:

@@ -85,8 +85,8 @@ def train(
     if new:
         recipe = renamed(recipe, display.note)
     check_trackers(recipe.report.trackers, where="report.trackers")
-    given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
-    with open_run(recipe, **given, display=display, resume=resume, overwrite=overwrite) as run:
+    given = {"queries": queries, "reward": reward, "on_step": on_step}
+    with open_run(recipe, given, display=display, resume=resume, overwrite=overwrite) as run:
         about = introduction(recipe, run.parts.policy, run.parts.queries, run.parts.functions)
         record_start(run, about)
         trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)

@@ -116,6 +116,8 @@ def test_the_recipe_gives_the_template_variables_and_a_row_gives_others(thinking
     assert ends_without_thinking(off) and not ends_without_thinking({})
     assert ends_without_thinking({}, off) and ends_without_thinking(on, off) and not ends_without_thinking(off, on)
     assert not ends_without_thinking(on, {"enable_thinking": None})  # Parquet: a row that has none
+    set_by_gspo = {"tokenize": True, "add_generation_prompt": False}
+    assert ends_without_thinking({**off, **set_by_gspo}) and not ends_without_thinking(set_by_gspo)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,7 @@ def test_the_recipe_gives_the_template_variables_and_a_row_gives_others(thinking
     [
         ({}, "{}", r"data:1: column 'chat_template_kwargs' holds '{}', not a mapping"),
         ({}, {1: 2}, "not a mapping"),
-        ({"tokenize": True, "padding": 1}, None, "gspo sets padding, tokenize itself"),
-        ({}, {"add_generation_prompt": False}, "gspo sets add_generation_prompt itself"),
+        ({"conversation": "x"}, None, "the chat template refuses the messages: .* multiple values"),
     ],
 )
 def test_what_is_no_variable_of_a_template_is_refused(recipe: Any, row: Any, words: str, chat_tokenizer: Any) -> None:
@@ -138,8 +139,6 @@ def test_variables_need_a_template_and_one_that_it_lacks_is_noted(tokenizer: Any
     assert template_notes([row], thinking_tokenizer, QueriesConfig()) == []
     (note,) = template_notes([row], thinking_tokenizer, given)
     assert note.endswith("no variable enable_thinkin")
-    (note,) = template_notes([row], thinking_tokenizer, QueriesConfig(chat=False))
-    assert "has no effect" in note
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"queries\.chat_template_kwargs needs a chat template"):
         render_all([row], tokenizer, queries=given)

@@ -1,7 +1,6 @@
 """The best model by a metric, kept whole whatever happens, and the early end of a run that gets no better."""
 
 import importlib
-import io
 import json
 import math
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from tests.breaking_off import GRADIENT, SAMPLING, differing, logged, recipe_of, result, train
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +15,6 @@ import gspo
 from gspo.errors import UserError
 from gspo.recipe.sections import EarlyStopConfig
 from gspo.run.best import Best, next_best, reason_to_stop
-from gspo.run.console import Display
 
 FAST = ("cold_start.steps=0", "evaluation.num_queries=0", "rollout.queries_per_step=4", "rollout.max_new_tokens=6")
 BEST = Path("runs/kept/best_model")
@@ -233,12 +230,3 @@ def test_a_metric_that_no_run_has_is_refused_before_anything_is_loaded(override:
     with pytest.raises(UserError, match=message):
         train(recipe_of("refused", override))
     assert not Path("runs").exists()
-
-
-def test_a_metric_that_this_run_does_not_have_is_named_after_the_first_step() -> None:
-    text = io.StringIO()
-    recipe = recipe_of("absent", "checkpoint.best=hook/accurracy", "steps=1", *FAST)
-    gspo.train(recipe, on_step=lambda *_: {"log": {"accuracy": 1}}, display=Display(Console(file=text, width=250)))
-    assert "warning: checkpoint.best: hook/accurracy has no number by step 1" in text.getvalue()
-    assert "did you mean hook/accuracy" in text.getvalue()
-    assert not Path("runs/absent/best_model").exists()

@@ -143,7 +143,7 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 
 
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
-    given: dict[str, Any] = {"queries": None, "reward": None, "display": Display(quiet=True), "resume": False}
+    given: dict[str, Any] = {"given": {}, "display": Display(quiet=True), "resume": False}
     with pytest.raises(Stopped), open_run(load_recipe(TINY, SHORT), **given) as run, end_recorded(run):
         signal.raise_signal(signal.SIGTERM)
         run.interrupt.check_stop()

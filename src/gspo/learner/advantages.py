@@ -33,8 +33,6 @@ def rewards_differ(
 ) -> list[bool]:
     """Whether what the reward functions gave the samples of a group, at their ends or before, differs; for each group.
 
-    What is compared is their sum, or with the actor's `normalize_then_sum` each reward before it is added.
-
     A penalty for length alone does not tell: DAPO filters on whether answers are right (arXiv 2503.14476, Eq. 11). With
     `sampling`, only the samples that it keeps in the loss count.
     """

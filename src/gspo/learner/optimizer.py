@@ -2,21 +2,21 @@
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gspo.errors import UserError
-from gspo.learner.optimizer_state import flat, tree_of
-from gspo.learner.torch_optimizers import torch_optimizers, untaken_keys
+from gspo.learner.torch_optimizers import OWN_KEYS, torch_optimizers
 from gspo.recipe.sections import OptimizerConfig
 
 _STEPS, _MASTER = "steps_taken", "master/"  # names, and the beginning of names, of the state's tensors
+_NUMBER, _ON_CPU = "number/", "cpu/"  # the same of what is no tensor, and of tensors that lie beside a GPU's masters
 MAX_SKIPPED_IN_A_ROW = 5  # updates that were not finite: then a run ends
 
 
@@ -66,8 +66,6 @@ class Optimizer:
         ]
         self._optimizers = torch_optimizers(model, self._masters, settings, where=where)
         self._groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        self._made = [deepcopy(_options(group)) for group in self._groups]
-        self._device = next(iter(self._masters.values())).device
 
     @property
     def learning_rate(self) -> float:
@@ -111,33 +109,36 @@ class Optimizer:
         return StepReport(grad_norm=grad_norm, learning_rate=learning_rate, applied=applied)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken.
-
-        With those options of a group that steps have changed, as some optimisers have it.
-        """
-        tree = {f"{key}/{name}": value for name, own in self._states().items() for key, value in own.items()}
-        for number, (group, made) in enumerate(zip(self._groups, self._made, strict=True)):
-            changed = {key: own for key, own in _options(group).items() if isinstance(own, Tensor) or own != made[key]}
-            tree |= {f"group {number}": changed} if changed else {}
-        masters = {f"{_MASTER}{name}": self._masters[name].detach() for name in self._rounded}
-        return {_STEPS: torch.tensor(self.steps_taken), **masters, **flat(tree, self._device)}
+        """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
+        state = {_STEPS: torch.tensor(self.steps_taken)}
+        for name, own in self._states().items():
+            for key, value in own.items():
+                if isinstance(value, Tensor):
+                    place = "" if value.device == self._masters[name].device else _ON_CPU
+                    state[f"{place}{key}/{name}"] = value
+                elif isinstance(value, int | float):
+                    state[f"{_NUMBER}{key}/{name}"] = torch.from_numpy(np.array(value))
+                else:
+                    raise TypeError(f"its {key} is neither a tensor nor a number")
+        return state | {f"{_MASTER}{name}": self._masters[name].detach() for name in self._rounded}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to where `state` found it; the parameters themselves are the model's to restore."""
-        self.steps_taken = int(state[_STEPS])
-        for name in self._rounded:
-            self._masters[name].copy_(state[f"{_MASTER}{name}"])
-        own = {name: value for name, value in state.items() if name != _STEPS and not name.startswith(_MASTER)}
-        tree = tree_of(own, self._device)
-        for number, (group, made) in enumerate(zip(self._groups, self._made, strict=True)):
-            group.update({**deepcopy(made), **tree.pop(f"group {number}", {})})
         states = self._states()
-        for values in states.values():
-            values.clear()  # there is none before a step
-        for place, value in tree.items():
-            key, _, name = place.partition("/")
-            states[name][key] = value
+        for own in states.values():
+            own.clear()  # there is none before a step
+        for place, value in state.items():
+            key, _, name = place.removeprefix(_NUMBER).removeprefix(_ON_CPU).partition("/")
+            if place == _STEPS:
+                self.steps_taken = int(value)
+            elif place.startswith(_MASTER):
+                self._masters[name].copy_(value)
+            elif place.startswith(_NUMBER):
+                states[name][key] = value.item()
+            else:
+                device = "cpu" if place.startswith(_ON_CPU) else self._masters[name].device
+                states[name][key] = value.to(device, copy=True)
 
     def _states(self) -> dict[str, MutableMapping[str, Any]]:
         """What the optimisers keep of each master, by its name."""
@@ -151,29 +152,29 @@ class Optimizer:
 
 
 def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device) -> list[str]:
-    """Have it make a step on a few numbers; a sentence for each of its keys that has no effect.
-
-    UserError where it cannot be made or cannot step, or where no checkpoint could hold its state.
-    """
-    trial = nn.utils.skip_init(nn.Linear, 2, 2, device=device)
-    optimizer = Optimizer(trial, settings.model_copy(update={"no_decay": ()}), total_steps=1, where=where)
+    """Have it make a step on a few numbers: UserError where that, or a checkpoint, fails; notes on keys without effect."""
+    trial, plain = nn.utils.skip_init(nn.Linear, 2, 2, device=device), settings.model_copy(update={"no_decay": ()})
     try:
+        optimizer = Optimizer(trial, plain, total_steps=1, where=where)
         for parameter in trial.parameters():
             nn.init.ones_(parameter)
             parameter.grad = torch.ones_like(parameter)
+        options = repr([{**group, "params": (), "lr": 0} for group in optimizer._groups])
         optimizer.step()
         optimizer.restore(optimizer.state())
+        if options != repr([{**group, "params": (), "lr": 0} for group in optimizer._groups]):
+            raise TypeError("its steps change its options")
+    except UserError:
+        raise
     except Exception as error:  # of any package's
         what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
-        raise UserError(
-            what, where=f"{where}.name: {settings.name}", fix="name another, or change its options"
-        ) from None
-    return untaken_keys(settings, where=where)
-
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a group of parameters: all but these, and its rate, which follows the schedule."""
-    return {key: value for key, value in group.items() if key not in ("params", "lr")}
+        fix = f"correct {where}.options, or name another"
+        raise UserError(what, where=f"{where}.name: {settings.name}", fix=fix) from None
+    made = [own.defaults for own in optimizer._optimizers]
+    changed = [key for key in OWN_KEYS if key != "lr" and getattr(settings, key) != getattr(OptimizerConfig(), key)]
+    untaken = [key for key in changed if all(own.get(key) != getattr(settings, key) for own in made)]
+    words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
+    return [f"{where}.{key} {words}" for key in untaken]
 
 
 def _add_gradient(master: Tensor, parameter: Tensor) -> None:

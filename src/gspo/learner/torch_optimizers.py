@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError
 from gspo.model.parameters import matching
 from gspo.recipe.callables import load_callable
 from gspo.recipe.sections import OptimizerConfig
 
-_OWN_KEYS = ("lr", "betas", "eps", "weight_decay")  # of the section, for every class that takes them
+OWN_KEYS = ("lr", "betas", "eps", "weight_decay")  # of the section, for every class that takes them
 
 
 def torch_optimizers(
     model: nn.Module, masters: Mapping[str, Tensor], settings: OptimizerConfig, *, where: str
 ) -> list[torch.optim.Optimizer]:
-    """What steps the masters; UserError where a class, an option or a pattern of `no_decay` is wrong.
+    """What steps the masters; UserError where there is no such class or a pattern of `no_decay` is wrong.
 
     Muon steps matrices alone: embeddings, heads, norms, biases and stacked experts go to AdamW, as its authors have it.
     """
-    kind = optimizer_class(settings, where=where)
+    kind = _optimizer_class(settings, where=where)
     exempt = matching(settings.no_decay, masters, where=f"{where}.no_decay")
     parts: list[tuple[Any, Mapping[str, Any], list[str]]] = [(kind, settings.options, list(masters))]
     if issubclass(kind, torch.optim.Muon):
@@ -30,57 +30,36 @@ def torch_optimizers(
         matrices = [name for name, master in masters.items() if master.ndim == 2 and name not in outside]
         others = [name for name in masters if name not in matrices]
         parts = [(kind, settings.options, matrices), (torch.optim.AdamW, {}, others)]
-    elif "lr" in settings.options:
-        raise UserError("lr is given twice", where=f"{where}.options", fix=f"set {where}.lr, which has the schedule")
     made: list[torch.optim.Optimizer] = []
     for owner, options, names in parts:
         rate = {"initial_lr": options.get("lr", settings.lr)}  # torch's name for what a schedule multiplies
-        decaying = [masters[name] for name in names if name not in exempt]
-        groups: list[dict[str, Any]] = [{"params": decaying, **rate}] if decaying else []
-        if spared := [masters[name] for name in names if name in exempt]:
-            groups.append({"params": spared, "weight_decay": 0.0, **rate})
-        try:
-            made += [owner(groups, **{**_own_arguments(owner, settings), **options})] if groups else []
-        except Exception as error:  # of any package's
-            taken = [name for name in inspect.signature(owner).parameters if name not in ("params", "lr")]
-            what = f"{owner.__name__} cannot be made: {type(error).__name__}: {error}"
-            raise UserError(what, where=f"{where}.options", fix=f"it takes {listed(taken, 20)}") from None
+        decaying = {"params": [masters[name] for name in names if name not in exempt], **rate}
+        spared = {"params": [masters[name] for name in names if name in exempt], **rate, "weight_decay": 0.0}
+        if groups := [group for group in (decaying, spared) if group["params"]]:
+            made.append(owner(groups, **{**_own_arguments(owner, settings), **options}))
     return made
 
 
-def optimizer_class(settings: OptimizerConfig, *, where: str) -> type[torch.optim.Optimizer]:
+def _optimizer_class(settings: OptimizerConfig, *, where: str) -> type[torch.optim.Optimizer]:
     """The class that the section names; UserError where there is none."""
     name, where = settings.name, f"{where}.name: {settings.name}"
     if name == "adamw":
         return torch.optim.AdamW
     if not name.startswith("torch.optim.") and ":" not in name:
-        near = [f"torch.optim.{own}" for own in dir(torch.optim) if own.lower() == name.lower()]
-        fix = "write adamw, torch.optim.NAME, or module:Class for one of an installed package"
-        raise UserError("no such optimiser", where=where, fix=f"did you mean {near[0]}?" if near else fix)
+        fix = "write adamw, torch.optim.NAME such as torch.optim.Muon, or module:Class of an installed package"
+        raise UserError("no such optimiser", where=where, fix=fix)
     kind: Any = load_callable(name if ":" in name else f"torch.optim:{name.removeprefix('torch.optim.')}", where=where)
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
         raise UserError("it is no torch.optim.Optimizer", where=where, fix="name a class that is")
     return kind
 
 
-def untaken_keys(settings: OptimizerConfig, *, where: str) -> list[str]:
-    """A sentence for each key of the section that is set, and that the optimiser does not take."""
-    kind = optimizer_class(settings, where=where)
-    if issubclass(kind, torch.optim.Muon):  # AdamW beside it takes them all
-        return []
-    default, taken = type(settings)(), _own_arguments(kind, settings)
-    changed = [key for key in _OWN_KEYS if key not in taken and getattr(settings, key) != getattr(default, key)]
-    words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
-    return [f"{where}.{key} {words}" for key in changed]
-
-
 def _own_arguments(kind: Any, settings: OptimizerConfig) -> dict[str, Any]:
     """The section's keys that the class takes, and as AdamW does: Adafactor's `eps`, say, is two numbers."""
     taken = inspect.signature(kind).parameters
-    values = {key: getattr(settings, key) for key in _OWN_KEYS if key in taken}
-    fused = {"fused": True} if kind is torch.optim.AdamW else {}
+    values = {key: getattr(settings, key) for key in OWN_KEYS if key in taken}
     same = [key for key in values if isinstance(values[key], tuple) == isinstance(taken[key].default, tuple)]
-    return {key: values[key] for key in same} | fused
+    return {key: values[key] for key in same} | ({"fused": True} if kind is torch.optim.AdamW else {})
 
 
 def _embeddings_and_heads(model: nn.Module) -> set[str]:

@@ -1,6 +1,5 @@
 """What the recipe's model is made from: configuration, weights and tokenizer, read or new, with every fault named."""
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.model.prove import one_line
 from gspo.recipe.sections import KlConfig, ModelConfig
 
@@ -17,14 +16,7 @@ MAX_LAYERS = 10_000
 _NO_MODEL = "no model can be loaded"
 # Arguments of from_pretrained that say where the files are; the others that are taken are keys of the configuration.
 _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
-_NOT_QUANTISED = "leave it out: quantised weights cannot be trained"
-_SET_ELSEWHERE = {
-    **{name: f"set model.{name}" for name in ("attn_implementation", "trust_remote_code", "dtype")},
-    **{"torch_dtype": "set model.dtype", "device_map": "set model.device", "config": "name the key to be changed"},
-    **dict.fromkeys(("quantization_config", "load_in_8bit", "load_in_4bit"), _NOT_QUANTISED),
-    **dict.fromkeys(("use_safetensors", "output_loading_info", "state_dict"), "leave it out: gspo sets it"),
-    "token": "set the environment variable HF_TOKEN: a recipe is written into the run's directory",
-}
+_OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
@@ -32,9 +24,9 @@ _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 def load_config(recipe: ModelConfig) -> Any:
     """The transformers configuration of the recipe's model, without dropout and jitter; UserError if there is none."""
-    for name in recipe.kwargs:
-        if fix := _SET_ELSEWHERE.get(name):
-            raise UserError(f"{name} is not taken here", where="model.kwargs", fix=fix)
+    for name in _OWN_KEYS & recipe.kwargs.keys():
+        fix = "set model.attn_implementation, model.device, model.dtype or model.trust_remote_code"
+        raise UserError(f"{name} is not taken here", where="model.kwargs", fix=fix)
     config = _read_config(recipe) if recipe.architecture is None else _made_config(recipe.architecture)
     if recipe.attn_implementation is not None:
         config._attn_implementation = recipe.attn_implementation
@@ -87,10 +79,7 @@ def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens.
-
-    `options` say where on the hub its files are.
-    """
+    """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
     from transformers import AutoTokenizer, PreTrainedConfig
 
     _refuse_missing_directory(path, "model.tokenizer")
@@ -150,12 +139,17 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
-    ids = [tokenizer(token, add_special_tokens=False).input_ids for token in stop_tokens]
-    for token, own in zip(stop_tokens, ids, strict=True):
-        if len(own) != 1 or own[0] == tokenizer.unk_token_id:
-            fix = "name one that the model ends a turn with, such as <|im_end|>; it is in its tokenizer.json"
-            raise UserError(f"{token!r} is not a single token of this tokenizer", where="rollout.stop_tokens", fix=fix)
-    return tuple(own[0] for own in ids)
+    return tuple(token_id(token, tokenizer, where="rollout.stop_tokens") for token in stop_tokens)
+
+
+def token_id(token: str, tokenizer: Any, *, where: str) -> int:
+    """The id of a text; UserError where it is not a single token of the tokenizer."""
+    ids = tokenizer(token, add_special_tokens=False).input_ids
+    if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+        return int(ids[0])
+    shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids[:8]))) or "no token at all"
+    fix = "name a single one, such as <|im_end|>: tokenizer.json lists them"
+    raise UserError(f"{token!r} is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
 
 
 def _read_config(recipe: ModelConfig) -> Any:
@@ -180,9 +174,8 @@ def _read_config(recipe: ModelConfig) -> Any:
         config = AutoConfig.from_pretrained(path, trust_remote_code=recipe.trust_remote_code, **recipe.kwargs)
     for name in recipe.kwargs.keys() - {*_OF_THE_HUB, "experts_implementation"}:
         if not hasattr(config, name):
-            near = difflib.get_close_matches(name, [*config.to_dict(), *_OF_THE_HUB], n=1)
-            problem = f"{name!r} is no key of this model's configuration"
-            raise UserError(problem, where="model.kwargs", fix=f"did you mean {near[0]}?" if near else "leave it out")
+            fix = did_you_mean(name, [*config.to_dict(), *_OF_THE_HUB], "docs/guides/models.md says what it takes")
+            raise UserError(f"{name!r} is no key of this model's configuration", where="model.kwargs", fix=fix)
     return config
 
 
@@ -211,17 +204,16 @@ def _made_config(architecture: dict[str, Any]) -> Any:
 
     kind, where = str(architecture["model_type"]), "model.architecture"
     if kind not in CONFIG_MAPPING_NAMES:
-        near = difflib.get_close_matches(kind, CONFIG_MAPPING_NAMES, n=3)
-        fix = f"did you mean {', '.join(near)}?" if near else "give one that transformers knows, such as qwen3"
+        fix = did_you_mean(kind, CONFIG_MAPPING_NAMES, "give one that transformers knows, such as qwen3", most=3)
         raise UserError(f"unknown model_type {kind!r}", where=where, fix=fix)
     _check_layers(architecture, where=where)
     with _faults_named(where, "no model can be made"):
         default = AutoConfig.for_model(kind)
         for key in architecture.keys() - {"model_type"}:
             # transformers keeps a misspelt key without using it. Some true keys are declared nowhere (head_dim).
-            near = difflib.get_close_matches(key, default.to_dict(), n=1, cutoff=0.85)
-            if near and not hasattr(default, key):
-                raise UserError(f"{kind} has no key {key!r}", where=where, fix=f"did you mean {near[0]}?")
+            fix = did_you_mean(key, default.to_dict(), "", cutoff=0.85)
+            if fix and not hasattr(default, key):
+                raise UserError(f"{kind} has no key {key!r}", where=where, fix=fix)
         return AutoConfig.for_model(**architecture)
 
 

@@ -21,18 +21,11 @@ def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> se
     return chosen
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Take the parameters of these names out of training; a sentence for each that is frozen by another's name.
-
-    UserError for a pattern that matches nothing, and where nothing would be left to train.
-    """
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Take the parameters of these names, and those tied to them, out of training; UserError where none are left."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones under each of their names
-    names = matching(patterns, parameters, where="model.frozen")
-    for name in names:
+    for name in matching(patterns, parameters, where="model.frozen"):
         parameters[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
         fix = "leave some of them out"
         raise UserError("these patterns match every parameter: nothing is left to train", where="model.frozen", fix=fix)
-    tied = {id(parameters[name]): name for name in sorted(names)}
-    also = [name for name, parameter in parameters.items() if id(parameter) in tied and name not in names]
-    return [f"model.frozen: {name} is {tied[id(parameters[name])]} (tied), and frozen with it" for name in also]

@@ -9,9 +9,6 @@ from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig
 from gspo.types import Query
 
-# Parameters of apply_chat_template itself that decide the form of the result, not the text.
-_OWN_ARGUMENTS = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
-_OWN_ARGUMENTS |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
 _ARGUMENTS = "chat_template_kwargs"  # of the recipe's queries, and a row's column, as TRL has it
 
 
@@ -22,7 +19,9 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
     """
     if not rows:
         return ()
-    has_template, is_chat = bool(getattr(tokenizer, "chat_template", None)), _is_chat(tokenizer, queries)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    # Of every row: chat messages are refused where the template is not applied.
+    is_chat = has_template if queries.chat is None else queries.chat
     for row in rows:
         _check_row(row, queries, is_chat=is_chat, has_template=has_template)
     texts = [_text(row, tokenizer, queries, is_chat=is_chat) for row in rows]
@@ -42,16 +41,9 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
 def template_notes(rows: Sequence[Row], tokenizer: Any, queries: QueriesConfig) -> list[str]:
     """A sentence for each variable that the chat template does not mention: it would pass over them in silence."""
     names = dict.fromkeys(name for row in rows for name in _arguments(row, queries))
-    if names and not _is_chat(tokenizer, queries):
-        return [f"the column {_ARGUMENTS} has no effect: no chat template is applied"]
-    template = str(tokenizer.chat_template)
+    template = str(getattr(tokenizer, "chat_template", None))
     unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
     return [f"{_ARGUMENTS}: the tokenizer's chat template has no variable {name}" for name in unknown]
-
-
-def _is_chat(tokenizer: Any, queries: QueriesConfig) -> bool:
-    """Whether the template is applied to every row: chat messages are refused where it is not."""
-    return bool(getattr(tokenizer, "chat_template", None)) if queries.chat is None else queries.chat
 
 
 def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:
@@ -60,10 +52,7 @@ def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:
     if own is not None and not (isinstance(own, Mapping) and all(isinstance(name, str) for name in own)):
         raise UserError(f"column {_ARGUMENTS!r} holds {str(own)[:60]!r}, not a mapping", where=row.id, fix=fix)
     # In Parquet every row has every name, without a value where the row has none.
-    given = queries.chat_template_kwargs | {name: value for name, value in (own or {}).items() if value is not None}
-    if taken := sorted(_OWN_ARGUMENTS & given.keys()):
-        raise UserError(f"{_ARGUMENTS}: gspo sets {', '.join(taken)} itself", where=row.id, fix=fix)
-    return given
+    return queries.chat_template_kwargs | {name: value for name, value in (own or {}).items() if value is not None}
 
 
 def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template: bool) -> None:
@@ -98,9 +87,9 @@ def _text(row: Row, tokenizer: Any, queries: QueriesConfig, *, is_chat: bool) ->
     if queries.system is not None:
         messages = [{"role": "system", "content": queries.system}, *messages]
     prefilled = messages[-1]["role"] == "assistant"
-    options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled, **_arguments(row, queries)}
+    own = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled, "tokenize": False}
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        return str(tokenizer.apply_chat_template(messages, **(_arguments(row, queries) | own)))
     except Exception as error:  # a template's own complaints come as jinja2 errors of many kinds
         raise UserError(f"the chat template refuses the messages: {error}", where=row.id) from None
 

@@ -1,6 +1,5 @@
 """The rows of a recipe: to train on, held out (no question is in both), and demonstrations for the cold start."""
 
-import difflib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from gspo.errors import UserError, writable
+from gspo.errors import UserError, did_you_mean, writable
 from gspo.queries.render import render_all
 from gspo.queries.row import Row, lay_out, read_rows
 from gspo.recipe.callables import error_line, load_callable
@@ -145,8 +144,7 @@ def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
 
     task, options, where = config.task, config.model_extra or {}, "queries.procedural"
     if task not in DATASETS:
-        near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4)
-        fix = f"did you mean {', '.join(near)}?" if near else "reasoning-gym's documentation lists its tasks"
+        fix = did_you_mean(task, DATASETS, "reasoning-gym's documentation lists its tasks", most=3, cutoff=0.4)
         raise UserError(f"reasoning-gym has no task {task!r}", where=f"{where}.task", fix=fix)
     if "seed" in options:
         raise UserError("the task's seed comes from the recipe's", where=f"{where}.seed", fix="set `seed` at the top")
@@ -176,8 +174,8 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
         return QuerySet(train=train, held_out=held_out)
     fitting = [tuple(query for query in part if len(query.prompt_ids) <= most) for part in (train, held_out)]
     longest, num_prompts = max(too_long, key=lambda query: len(query.prompt_ids)), len(train) + len(held_out)
-    what = f"{len(too_long)} of {num_prompts} prompts have too many tokens, and this is the longest: "
-    what += f"{len(longest.prompt_ids)}; {limit}"
+    which = f"{len(too_long)} of {num_prompts} prompts have too many tokens"
+    what = f"{which}, and this is the longest: {len(longest.prompt_ids)}; {limit}"
     fix = "lower rollout.max_new_tokens, use a model with more positions, or leave them out: queries.overlong: filter"
     if queries.overlong == "error":
         raise UserError(what, where=longest.id, fix=fix)
@@ -188,15 +186,10 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
 
 
 def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
-    """Sentences about prompts that were left out, and about a stream."""
-    notes = []
+    """A sentence about prompts that were left out."""
     num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
-    if num_train or num_held_out:
-        notes.append(f"{num_train} training and {num_held_out} held-out prompts are too long and left out")
-    if rows.num_streamed:
-        order = "held out are the first; the others are taken in their order, without queries.shuffle"
-        notes.append(f"queries is a stream, of which {rows.num_streamed} rows are read: {order}")
-    return notes
+    note = f"{num_train} training and {num_held_out} held-out prompts are too long and left out"
+    return [note] if num_train or num_held_out else []
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:

@@ -1,6 +1,5 @@
 """From a name in a recipe to the function it means: `module:name` or `file.py:name`."""
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gspo.errors import UserError, files_beside, listed
+from gspo.errors import UserError, did_you_mean, files_beside, listed
 
 _BEHIND_MAIN = "put what runs a program behind: if __name__ == '__main__'"
 
@@ -52,8 +51,7 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     if not callable(function):
         there = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
         own = [key for key, value in there.items() if getattr(value, "__module__", None) == module.__name__]
-        near = [f"did you mean {name}?" for name in difflib.get_close_matches(attribute, there, n=1)]
-        fix = " ".join([*near, f"its functions: {listed(own)}"] if own else near) or None
+        fix = f"{did_you_mean(attribute, there, '')} {f'its functions: {listed(own)}' if own else ''}".strip() or None
         raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix)
     return function
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.recipe.published import ALIASES
 from gspo.recipe.schema import recipe_keys
 
@@ -100,9 +100,9 @@ def _of_value(message: str, key: str, value: Any) -> str:
     for pydantic_words, words in _PLAIN.items():
         message = message.replace(pydantic_words, words)
     field = dict(recipe_keys()).get(key)
-    near = difflib.get_close_matches(shown(value), re.findall(r"'(\w+)'", message), n=1, cutoff=0.5)
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
-    advice = f"did you mean {near[0]}?" if near else meaning or "see docs/reference/recipe.md"
+    meaning = meaning or "see docs/reference/recipe.md"
+    advice = did_you_mean(shown(value), re.findall(r"'(\w+)'", message), meaning, cutoff=0.5)
     return f"{message}, not {shown(value)}: {advice}"
 
 

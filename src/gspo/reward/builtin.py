@@ -1,13 +1,12 @@
 """Built-in reward functions, and how a name in the recipe becomes a function, in the trainer and in its workers."""
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.recipe.callables import load_callable
 from gspo.reward.limits import within_cpu_limit
 
@@ -150,8 +149,7 @@ def find_function(name: str) -> Callable[..., Any]:
         return BUILT_IN[name]
     if ":" in name:
         return load_callable(name, where="reward.function")
-    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.6)
-    suggestion = f"did you mean {near[0]}?" if near else f"built in: {', '.join(BUILT_IN)}."
+    suggestion = did_you_mean(name, BUILT_IN, f"built in: {', '.join(BUILT_IN)}.")
     fix = f"{suggestion} A function of your own is module:name or file.py:name"
     if name.endswith(".py"):
         fix = f"name the function in the file: {name}:function"

@@ -5,33 +5,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.model.load import token_id
 from gspo.recipe.schema import Recipe
 
 
 def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int) -> dict[int, float]:
-    """rollout.logit_bias by token id; UserError for a name that is no single token, and for a token named twice."""
-    biases: dict[int, float] = {}
+    """rollout.logit_bias by token id; UserError for a name that is no single token."""
+    biases, where = dict[int, float](), "rollout.logit_bias"
     for name, bias in logit_bias.items():
-        token, where = _token_id(name, tokenizer, vocabulary), f"rollout.logit_bias: {name!r}"
-        if token in biases:
-            raise UserError(f"token {token} has another bias already", where=where, fix="name it once")
+        number = re.fullmatch(r"id:(\d+)", name)
+        token = int(number[1]) if number else token_id(name, tokenizer, where=where)
+        if token >= vocabulary:
+            raise UserError(f"{name!r}: the model has tokens 0 to {vocabulary - 1}", where=where, fix="correct the id")
         biases[token] = bias
     return biases
-
-
-def _token_id(name: str, tokenizer: Any, vocabulary: int) -> int:
-    where, fix = f"rollout.logit_bias: {name!r}", "name one token by its text, or by its id, a number without quotes"
-    if number := re.fullmatch(r"id:(\d+)", name):
-        if int(number[1]) < vocabulary:
-            return int(number[1])
-        raise UserError(f"the model has tokens 0 to {vocabulary - 1}", where=where, fix=fix)
-    ids = tokenizer(name, add_special_tokens=False).input_ids
-    if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-        return int(ids[0])
-    if name in (pieces := tokenizer.get_vocab()):  # as the tokenizer's file spells it
-        return int(pieces[name])
-    shown = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids[:8]))) or "no token at all"
-    raise UserError(f"is not a single token of this tokenizer, but {shown}", where=where, fix=fix)
 
 
 def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]:
@@ -42,12 +29,8 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
         if special := [token for token in tokenizer.all_special_tokens if token in string]:
             what = f"{string!r} contains the special token {special[0]}, which is no part of a response's text"
             raise UserError(what, where="rollout.stop_strings", fix="name it in rollout.stop_tokens")
-    notes, shaping = [], rollout.shaping
-    if rollout.top_k >= vocabulary:
-        notes.append(f"rollout.top_k {rollout.top_k} keeps all {vocabulary} tokens: it has no effect")
-        shaping.remove("top_k")
-    if not shaping:
-        return notes
+    if not (shaping := rollout.shaping):
+        return []
     weights = {
         f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q": actor.surrogate in ("minirl", "dppo"),
         f"actor.correction: {actor.correction} weighs them by π_old/q": actor.correction != "none",
@@ -55,12 +38,7 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
     }
     weighed = next(sentence for sentence, is_true in weights.items() if is_true)
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
-    notes.append(
+    return [
         f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "
         f"sampling/kept_mass); π_θ/π_old is of whole distributions, and {weighed}"
-    )
-    for name, drops in {"correction": actor.correction == "geometric_mask", "opsm_delta": actor.opsm_delta}.items():
-        if drops:
-            value = getattr(actor, name)
-            notes.append(f"actor.{name} {value} measures sequences against q: it also drops them for the shape of q")
-    return notes
+    ]

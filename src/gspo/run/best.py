@@ -1,12 +1,12 @@
 """The best value of a metric so far: what `checkpoint.best` keeps the model of, and what `early_stop` goes by."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import UserError, did_you_mean
 from gspo.metrics.definitions import definition_of, families
 from gspo.metrics.numbers import is_number
 from gspo.recipe.schema import Recipe
@@ -52,12 +52,6 @@ def reason_to_stop(best: Best | None, line: Mapping[str, Any], settings: EarlySt
     return None
 
 
-def watched_metrics(recipe: Recipe) -> dict[str, str]:
-    """The recipe's keys that name a metric, and which."""
-    keys = {"checkpoint.best": recipe.checkpoint.best, "early_stop.metric": recipe.early_stop.metric}
-    return {key: metric for key, metric in keys.items() if metric}
-
-
 def evaluated_set(recipe: Recipe) -> str:
     """The name that evaluations have among the metrics."""
     return Path(recipe.evaluation.path).stem if recipe.evaluation.path else "held_out"
@@ -67,13 +61,9 @@ def check_watched(recipe: Recipe) -> None:
     """UserError for a watched metric that no run of the recipe has."""
     home = f"evaluation/{evaluated_set(recipe)}/"
     names = [name.replace("evaluation/<set>/", home) for family in families() for name in family.metrics]
-    for key, metric in watched_metrics(recipe).items():
-        is_of_another_set = metric.startswith("evaluation/") and not metric.startswith(home)
-        if definition_of(metric) is None or is_of_another_set:
-            raise UserError(f"no metric is called {metric}", where=key, fix=near_names(metric, names))
-
-
-def near_names(metric: str, names: Iterable[str]) -> str:
-    """Such as `did you mean reward/mean or reward/std?`."""
-    near = difflib.get_close_matches(metric, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else "see docs/reference/metrics.md"
+    for key in ("checkpoint.best", "early_stop.metric"):
+        metric = attrgetter(key)(recipe)
+        is_of_another_set = metric and metric.startswith("evaluation/") and not metric.startswith(home)
+        if metric and (definition_of(metric) is None or is_of_another_set):
+            fix = did_you_mean(metric, names, "see docs/reference/metrics.md", most=3, cutoff=0.5)
+            raise UserError(f"no metric is called {metric}", where=key, fix=fix)

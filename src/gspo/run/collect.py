@@ -35,9 +35,8 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
             rounds.append(with_overlong_penalty(scored, sampling))
         new = rounds[-1].groups
         groups += new
-        has_signal += (
-            rewards_differ(new, sampling, run.recipe.actor) if sampling.dynamic_sampling else [True] * len(new)
-        )
+        differ = rewards_differ(new, sampling, run.recipe.actor)
+        has_signal += differ if sampling.dynamic_sampling else [True] * len(new)
         num_missing = sampling.queries_per_step - sum(has_signal)
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable

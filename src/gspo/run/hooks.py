@@ -2,8 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -27,19 +26,6 @@ class Action(BaseModel):
     temperature: Temperature | None = None
 
 
-class Samples(Sequence[Line]):
-    """A step's samples as the lines of rollouts/ have them, made when a hook first looks at one."""
-
-    def __init__(self, number: int, make: Callable[[], Iterable[Line]]) -> None:
-        self._number, self._lines = number, cache(lambda: tuple(make()))
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._lines()[index]
-
-
 def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hook]:
     """By name, the hooks of `recipe.hooks` and the one `given` from Python; UserError where one cannot be called."""
     hooks: dict[str, Hook] = {name: load_callable(name, where="hooks") for name in names}
@@ -55,7 +41,7 @@ def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hoo
 
 
 def call_hooks(
-    hooks: Mapping[str, Hook], line: Line, samples: Callable[[], Samples], failed: Callable[[str, BaseException], None]
+    hooks: Mapping[str, Hook], line: Line, samples: Callable[[], Sequence[Line]], failed: Callable[..., None]
 ) -> Action:
     """What all hooks ask for after a step; where several set the same, the last one's counts.
 
@@ -64,12 +50,11 @@ def call_hooks(
     asked: dict[str, Any] = {}
     for name, hook in hooks.items():
         try:
-            returned = hook(line["step"], copy.deepcopy(line), samples())
-            action = _action(returned, logged := asked.get("log", {}))
+            action = _action(hook(line["step"], copy.deepcopy(line), samples()))
         except BaseException as error:  # SystemExit too: an error of a hook never looks like success
             failed(name, error)
             continue
-        asked |= action.model_dump(exclude_none=True) | {"log": {**logged, **action.log}}
+        asked |= action.model_dump(exclude_none=True) | {"log": {**asked.get("log", {}), **action.log}}
         if action.stop is not None:
             asked["stop"] = f"hook {name}: {action.stop}"
     return Action.model_validate(asked)
@@ -86,18 +71,13 @@ def fault_of(name: str, error: BaseException, hook: Hook) -> UserError:
     return UserError(what, where=f"hook {name}", fix=fix)
 
 
-def _action(returned: Any, logged: Mapping[str, float]) -> Action:
-    """UserError where it is none, or logs what a hook before it has `logged`."""
+def _action(returned: Any) -> Action:
     fix = f"return None or a dictionary with any of the keys {', '.join(Action.model_fields)}"
     if not isinstance(returned, Mapping | None):
         raise UserError(f"returns {type(returned).__name__}", fix=fix)
     try:
-        action = Action.model_validate(dict(returned or {}))
+        return Action.model_validate(dict(returned or {}))
     except ValidationError as error:
         first = error.errors()[0]
-        where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
-        wrong = "no such key" if first["type"] == "extra_forbidden" else f"{message}, not {first['input']!r}"
-        raise UserError(f"returns {where}: {wrong}", fix=fix) from None
-    if twice := action.log.keys() & logged.keys():
-        raise UserError(f"logs {min(twice)}, as a hook before it does", fix="give it another name")
-    return action
+        what = f"returns {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Input ')}"
+        raise UserError(f"{what}, not {first['input']!r}", fix=fix) from None

@@ -19,16 +19,6 @@ from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
 _MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
-_LESS = {  # what makes a part smaller
-    "activations": "lower actor.micro_batch_tokens, or set actor.gradient_checkpointing: true",
-    "cache": "lower rollout.max_rows or rollout.max_new_tokens",
-    "token logits": "lower rollout.max_rows",
-    "reference": "set actor.kl.coefficient: 0",
-    "value model": "set critic.trunk: shared",
-    "gradient's copy": "set actor.gradient_noise: false",
-}
-
-
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
 Memory = Mapping[str, Mapping[str, float]]
 
@@ -47,19 +37,9 @@ def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
         words = ", ".join(f"{part} {_words(size)}" for part, size in listed if size >= 2**20)
         yield f"{'' if number else 'memory':<12}about {_words(sum(parts.values()))} {stage}: {words}"
     yield f"            of {_words(available)} that this machine has ({device.type})"
-    for sentence in advice(memory, available):
-        yield f"note        {sentence}"
-
-
-def advice(memory: Memory, available: float) -> Iterator[str]:
-    """A sentence for each stage that does not fit into the bytes that are available: which key lowers it most."""
     for stage, parts in memory.items():
-        needed, less = sum(parts.values()), {part: size for part, size in parts.items() if part in _LESS}
-        if needed > available:
-            fix = _LESS[max(less, key=lambda part: less[part])]
-            if needed - sum(less.values()) > available:
-                fix = "take a smaller model or a larger machine: what no key lowers is too much already"
-            yield f"about {_words(needed)} are needed {stage}, and there are {_words(available)}: {fix}"
+        if sum(parts.values()) > available:
+            yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:

@@ -21,25 +21,22 @@ _OF_A_RUN = re.compile(
 def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
     """UserError where the run's directory is taken; with `overwrite`, where what is there is not an ended run."""
     path = recipe.run_dir
-    if _is_free(path):
-        return
+    if is_free(path):
+        return None
     if overwrite:
-        _check_replaceable(recipe)
-        return
+        return _check_replaceable(recipe)
     fix = "give this run another name=… or output_dir=…, or remove the directory"
     if (path / "recipe.yaml").is_file():
-        fix = (
-            f"to go on with that run: {how_to_resume(recipe)}; for a run beside it: --new, name=… or output_dir=…; "
-            "to replace it: --overwrite (in Python: new=True, overwrite=True)"
-        )
+        fix = f"to go on with that run: {how_to_resume(recipe)}; for a run beside it: --new, name=… or output_dir=…; "
+        fix += "to replace it: --overwrite (in Python: new=True, overwrite=True)"
     raise UserError("this output directory exists, and a run never overwrites another", where=str(path), fix=fix)
 
 
 def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
     """The recipe itself where its directory is free, else with the next number in its name and its directory."""
-    if _is_free(recipe.run_dir):
+    if is_free(recipe.run_dir):
         return recipe
-    path = next(filter(_is_free, (Path(f"{recipe.run_dir}-{number}") for number in itertools.count(2))))
+    path = next(filter(is_free, (Path(f"{recipe.run_dir}-{number}") for number in itertools.count(2))))
     name = f"{recipe.name}-{path.name.rpartition('-')[2]}"
     note(f"new: this run is {name}, in {path}")
     return recipe.model_copy(update={"name": name, "output_dir": recipe.output_dir and str(path)})
@@ -52,10 +49,11 @@ def empty(path: Path) -> None:
             clear(entry)
 
 
-def is_unused(directory: Path) -> bool:
-    """Whether there is no more in it than what a run leaves that was killed as it began."""
-    names = (entry.name for entry in directory.iterdir())
-    return all(name == "lock" or is_unfinished(name, "recipe.yaml") for name in names)
+def is_free(path: Path) -> bool:
+    """Whether nothing is there, or no more than what a run leaves that was killed as it began."""
+    if not path.is_dir():
+        return not path.exists()
+    return all(entry.name == "lock" or is_unfinished(entry.name, "recipe.yaml") for entry in path.iterdir())
 
 
 def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
@@ -64,10 +62,6 @@ def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
     return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}"
-
-
-def _is_free(path: Path) -> bool:
-    return not path.exists() or (path.is_dir() and is_unused(path))
 
 
 def _check_replaceable(recipe: Recipe) -> None:
@@ -81,7 +75,6 @@ def _check_replaceable(recipe: Recipe) -> None:
     if others := sorted(entry.name for entry in path.iterdir() if not _OF_A_RUN.fullmatch(entry.name)):
         what = f"it holds what no run has written, so it is not overwritten: {listed(others)}"
         raise UserError(what, where=where, fix=f"move that elsewhere; or {fix}")
-    inside = [key for key, file in files_of(recipe) if path.resolve() in Path(file).resolve().parents]
-    if inside:
+    if inside := [key for key, file in files_of(recipe) if path.resolve() in Path(file).resolve().parents]:
         what = f"{listed(inside)} is in the run that is to be overwritten"
         raise UserError(what, where=where, fix="copy it elsewhere, or give this run another name: --new")

@@ -132,11 +132,10 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
     settings |= {"cold_start.optimizer": recipe.cold_start.optimizer} if recipe.cold_start.steps else {}
     critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
     for where, own in (settings | critics).items():
-        if own.name != "adamw" or own.options:
-            notes += check_optimizer(own, where=where, device=device_of(model.device))
+        notes += check_optimizer(own, where=where, device=device_of(model.device))
     if model.attn_implementation or model.frozen or any(own.no_decay for own in settings.values()):
         empty = empty_model(model, config)
-        notes += freeze(empty, model.frozen)
+        freeze(empty, model.frozen)
         trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
         for where, own in settings.items():
             matching(own.no_decay, trained, where=f"{where}.no_decay")
@@ -159,20 +158,16 @@ def _load_data(
 def prepare(
     recipe: Recipe,
     *,
-    queries: Rows | None = None,
-    reward: Functions | None = None,
-    on_step: Hook | None = None,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
-    output: int = 2,
+    **options: Any,
 ) -> Prepared:
-    """Load everything and prove that it fits together; UserError at the first fault.
+    """Load everything and prove that it fits together; UserError at the first fault. Options are load_inputs' own.
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
-    inputs = load_inputs(recipe, **given, saved=saved, say=say, output=output)
+    inputs = load_inputs(recipe, saved=saved, say=say, **options)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)

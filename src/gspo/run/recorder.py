@@ -15,12 +15,12 @@ from gspo.evaluation.held_out import evaluate
 from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
-from gspo.metrics.numbers import Metrics, is_number
+from gspo.metrics.numbers import Metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
-from gspo.run.best import evaluated_set, near_names, next_best, reason_to_stop, watched_metrics
+from gspo.run.best import evaluated_set, next_best, reason_to_stop
 from gspo.run.checkpoint.store import sha256
-from gspo.run.hooks import Samples, call_hooks, fault_of
+from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -45,7 +45,6 @@ class Recorder:
         self._run, self._token_text = run, None
         if run.recipe.report.tokens:
             self._token_text = TokenText(partial(run.parts.policy.tokenizer.decode, skip_special_tokens=True))
-        self._failed_hooks: set[str] = set()
 
     def cold_step(self, step: ColdStep, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
@@ -108,9 +107,9 @@ class Recorder:
             line["policy/learning_rate_factor"] = progress.learning_rate_factor
             line["policy/temperature"] = progress.sampling(self._run.recipe.rollout).temperature
             line["time/elapsed_seconds"] = clock.elapsed
-            lazy = partial(Samples, len(samples), lambda: rollout_lines(samples, self._token_text))
             with clock.stage("hooks"):
-                action = call_hooks(parts.hooks, line, lazy, self._hook_failed)
+                lines = partial(rollout_lines, samples, self._token_text)
+                action = call_hooks(parts.hooks, line, lambda: [*lines()], self._hook_failed)
             line |= {f"hook/{name}": value for name, value in action.log.items()}
             line["time/hooks_seconds"] = clock.seconds.pop("hooks")
             stop = action.stop
@@ -123,9 +122,7 @@ class Recorder:
         fault = fault_of(name, error, self._run.parts.hooks[name])
         if self._run.recipe.hook_errors == "end":
             raise fault from None
-        if name not in self._failed_hooks:
-            self._failed_hooks.add(name)
-            self._run.display.note(f"warning: {fault.where} {fault.what}; no further error of it is shown", "yellow")
+        self._run.warn_once(f"hook {name}", f"{fault.where} {fault.what}; no further error of it is shown")
 
     def _watched(self, progress: Progress, line: dict[str, Any], stop: str | None = None) -> Progress:
         """Note the best values so far and whether the run ends here, where the model is evaluated a last time."""
@@ -140,11 +137,6 @@ class Recorder:
             run.display.note(f"ends after step {step}: {stop}")
             if not any(name.startswith("evaluation/") for name in line):
                 line |= self._evaluate(step)
-        for key, metric in watched_metrics(recipe).items() if step == 1 else ():
-            numbers = {name for log in (*self.lines, line) for name, value in log.items() if is_number(value)}
-            if metric not in numbers:
-                what = f"{metric} has no number by step 1, and may never have any: {near_names(metric, numbers)}"
-                run.display.note(f"warning: {key}: {what}", "yellow")
         best = next_best(progress.best, line, recipe.checkpoint.best, recipe.checkpoint.best_is)
         return replace(progress, early_stop=early, best=best, ended=ended)
 

@@ -28,7 +28,7 @@ from gspo.run.checkpoint.store import (
     verified,
 )
 from gspo.run.directory import RunDirectory
-from gspo.run.place import is_unused
+from gspo.run.place import is_free
 from gspo.run.plain_files import clear
 from gspo.run.progress import Progress, decode
 
@@ -43,7 +43,7 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
     whole, or the recipe differs in what may not change.
     """
     path = recipe.run_dir
-    if not path.exists() or (path.is_dir() and is_unused(path)):
+    if is_free(path):
         note(f"nothing to resume in {path.absolute()}: from the start")
         return None, None
     if not (path / RECIPE).is_file():

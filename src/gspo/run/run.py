@@ -19,10 +19,9 @@ from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.hooks import Hook
 from gspo.run.interrupt import Interrupt, Stopped
 from gspo.run.place import check_place, how_to_resume
-from gspo.run.prepare import Functions, Prepared, Rows, prepare
+from gspo.run.prepare import Prepared, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
     inexactness,
@@ -177,14 +176,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    recipe: Recipe,
-    *,
-    queries: Rows | None,
-    reward: Functions | None,
-    on_step: Hook | None = None,
-    display: Display,
-    resume: bool,
-    overwrite: bool = False,
+    recipe: Recipe, given: Mapping[str, Any], *, display: Display, resume: bool, overwrite: bool = False
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
@@ -198,7 +190,6 @@ def open_run(
         interrupt = Interrupt(display.alert, ending="ending: no step is under way, so nothing is lost")
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
-            given: dict[str, Any] = {"queries": queries, "reward": reward, "on_step": on_step}
             parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
         stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)

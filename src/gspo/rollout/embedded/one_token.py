@@ -48,11 +48,8 @@ def read_tokens(
 
 
 def written_out(trunk: Any) -> Decoder | None:
-    """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules.
-
-    So is a trunk with another attention than scaled_dot_product_attention, which is written out here.
-    """
-    if trunk.config._attn_implementation not in ("sdpa", PACKED):
+    """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules."""
+    if trunk.config._attn_implementation not in ("sdpa", PACKED):  # whose attention is written out here
         return None
     if trunk not in _proven:
         _proven[trunk] = _is_right(trunk)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 _MARGIN = 8  # characters: a text decoded from its middle may begin otherwise, with a space less or half a character
@@ -17,16 +17,14 @@ class StopStrings:
         self._strings = strings
         self._num_characters = max(map(len, strings), default=0) + _MARGIN
         self._written: defaultdict[int, list[int]] = defaultdict(list)
-        self._may_complete: dict[int, bool] = {}  # by token, as they occur
+        self._may_complete = cache(self._has_last_character)
 
     def read(self, response: int, tokens: Sequence[int]) -> bool:
         """Take in a response's next tokens; whether it has ended."""
         written = self._written[response]
         for token in () if response in self.ends else tokens:
             written.append(token)
-            if token not in self._may_complete:
-                self._may_complete[token] = self._has_last_character(token)
-            if self._may_complete[token] and self._is_complete(written):
+            if self._may_complete(token) and self._is_complete(written):
                 self.ends[response] = len(written)
                 break
         return response in self.ends

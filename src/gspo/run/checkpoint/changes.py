@@ -56,10 +56,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
 
 
 def environment(
-    policy: Policy,
-    functions: Sequence[RewardFunction],
-    engine: Mapping[str, str],
-    hooks: Mapping[str, Hook] | None = None,
+    policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str], hooks: Mapping[str, Hook]
 ) -> dict[str, str]:
     """Libraries, processor, threads, what was proven of the model at load, the engine, code of rewards and hooks."""
     device = policy.device
@@ -74,7 +71,7 @@ def environment(
         "packed attention": str(policy.supports_packing),
         **engine,
         **{f"code of reward {function.name}": f"{_code(function.call)}{function.settings}" for function in functions},
-        **{f"code of hook {name}": _code(hook) for name, hook in (hooks or {}).items()},
+        **{f"code of hook {name}": _code(hook) for name, hook in hooks.items()},
     }
 
 
