@@ -160,14 +160,15 @@ def probe(
     segment_separator: str | None,
     state: TrainerState | None = None,
 ) -> list[tuple[str, Score]]:
-    """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
+    """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
 
     Raises UserError for a function that needs a column which is not there, raises, crashes,
     runs over its time limit, or returns what is no score.
     """
     for query, function in product([*train[:1], *held_out[:1]], functions):
         arguments_of(query, (), function)
-    answer = train[0].columns.get("answer")
+    named = [str(f.options["answer_column"]) for f in functions if "answer_column" in f.options]
+    answer = train[0].columns.get((*named, "answer")[0])
     answer = answer[0] if isinstance(answer, list | tuple) and answer else answer
     is_text = isinstance(answer, str | int | float)  # what else there is no model could write
     texts = [str(answer) if is_text else JUNK, JUNK]  # two at least: a wrong count must show
