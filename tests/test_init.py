@@ -108,7 +108,8 @@ def test_the_column_with_the_right_answers_may_have_any_name() -> None:
     recipe = init("--data", "rows.jsonl", "--answer", 'Our "team", since')
     assert "one of billing, login," in str(recipe.queries.system)
     assert [reward.function for reward in recipe.reward] == ["exact_match"]
-    assert cli.main(["check", "mine.yaml", "reward+=rewards.py:score"]) == 2  # there to be written
+    assert cli.main(["check", "mine.yaml"]) == 0
+    assert cli.main(["check", "mine.yaml", "reward+=rewards.py:score"]) == 2  # it is to be written
 
 
 def test_a_written_recipe_trains_and_says_why_it_has_each_value() -> None:

@@ -102,9 +102,10 @@ def init(
         raise UserError("there is no model", where="gspo init", fix=fix)
     name = name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem).strip("-._") or "my-run"
     recipe_file, reward_file = out / f"{name}.yaml", out / "rewards.py"
-    for file, fix in ((recipe_file, "--name NAME or --out DIRECTORY"), (reward_file, "--out DIRECTORY")):
+    for file in (recipe_file, reward_file):
         if os.path.lexists(file):
-            raise UserError("this file exists, and none is overwritten", where=str(file), fix=f"add {fix}")
+            fix = "add --out DIRECTORY" + " or --name NAME" * (file == recipe_file)
+            raise UserError("this file exists, and none is overwritten", where=str(file), fix=fix)
     given = {"path": data, **{key: value for key, value in queries.items() if value is not None}}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, "actor": {"mini_batches": 1}}
     draft |= {"rollout": {"queries_per_step": 1, "max_new_tokens": _MIN_NEW_TOKENS}, "evaluation": {"num_queries": 0}}
@@ -119,8 +120,7 @@ def init(
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
-            with file.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         fix = "add --out DIRECTORY, one that you may write to"
         raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
@@ -187,43 +187,43 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
     num_held_out = min(most["held_out"], max(num_prompts // 10, int(num_prompts > 2)))
     queries_per_step = min(most["queries"], 1 << (num_prompts - num_held_out).bit_length() - 1)
-    mini_batches, rows, tokens = min(4, queries_per_step), 512, most["pass_tokens"]
-
-    def stages() -> Mapping[str, Mapping[str, float]]:
-        rollout = {"queries_per_step": queries_per_step, "max_new_tokens": new_tokens, "max_rows": rows}
-        actor = {"mini_batches": mini_batches, "micro_batch_tokens": tokens}
-        own = {"rollout": draft.rollout.model_copy(update=rollout), "actor": draft.actor.model_copy(update=actor)}
-        return memory_of(draft.model_copy(update=own), config, prompt_tokens=longest, device=device)
-
-    def needed(stage: str) -> float:
-        return sum(stages()[stage].values())
-
-    try:
-        num_parameters = int(stages()["in the update"]["weights"]) // (2 if is_gpu else 4)
-    except Exception as error:  # transformers raises many kinds
-        what, fix = f"no model can be made: {str(error)[:200]}", "give a causal language model"
-        raise UserError(what, where=f"--model: {draft.model.path}", fix=fix) from None
-    while needed("in the update") > _SHARE * available and tokens > longest + new_tokens:
-        tokens //= 2
-    while needed("while sampling") > _SHARE * available and rows > _GROUP_SIZE:
-        rows //= 2
-    update, sampling, gib = needed("in the update"), needed("while sampling"), 2**30
-    about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / gib:.0f} GiB"
-    too_large = f"; about {max(update, sampling) / gib:,.0f} GiB are needed: choose a smaller model"
-    return {
-        "about_machine": about + (too_large if max(update, sampling) > available else ""),
-        "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
-        "num_parameters": num_parameters,
-        "lr": "1e-6" if num_parameters >= 10**8 else "1e-5" if num_parameters >= 10**7 else "1e-4",
-        "max_new_tokens": new_tokens,
-        "max_rows": rows,
-        "micro_batch_tokens": max(longest + new_tokens, tokens),
-        "sampling": sampling / gib,
-        "update": update / gib,
+    new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
+    sizes: dict[str, Any] = {
+        "steps": most["steps"],
         "num_held_out": num_held_out,
         "queries_per_step": queries_per_step,
-        "mini_batches": mini_batches,
-        "steps": most["steps"],
+        "mini_batches": min(4, queries_per_step),
+        "max_new_tokens": new_tokens,
+        "max_rows": 512,
+        "micro_batch_tokens": max(longest + new_tokens, most["pass_tokens"]),
+    }
+
+    def parts(stage: str) -> Mapping[str, float]:
+        own = {"rollout": draft.rollout.model_copy(update=sizes), "actor": draft.actor.model_copy(update=sizes)}
+        try:
+            return memory_of(draft.model_copy(update=own), config, prompt_tokens=longest, device=device)[stage]
+        except Exception as error:  # transformers raises many kinds
+            what, fix = f"no model can be made: {str(error)[:200]}", "give a causal language model"
+            raise UserError(what, where=f"--model: {draft.model.path}", fix=fix) from None
+
+    stages = {"update": ("in the update", "micro_batch_tokens"), "sampling": ("while sampling", "max_rows")}
+    for name, (stage, key) in stages.items():
+        least = longest + new_tokens if name == "update" else _GROUP_SIZE
+        while sum(parts(stage).values()) > _SHARE * available and sizes[key] > least:
+            sizes[key] = max(least, sizes[key] // 2)
+        sizes[name] = sum(parts(stage).values()) / 2**30
+    size, needed = (
+        int(parts("in the update")["weights"]) // (2 if is_gpu else 4),
+        max(sizes["update"], sizes["sampling"]),
+    )
+    about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / 2**30:.0f} GiB"
+    too_large = f"; about {needed:,.0f} GiB are needed: choose a smaller model"
+    return {
+        **sizes,
+        "num_parameters": size,
+        "lr": "1e-6" if size >= 10**8 else "1e-5" if size >= 10**7 else "1e-4",
+        "about_machine": about + (too_large if needed * 2**30 > available else ""),
+        "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
     }
 
 
@@ -237,15 +237,14 @@ def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str
         raise UserError(what, where=rows[0].id, fix="set --answer to the column with the right answers")
     builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     options = (
-        f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}" if column != "answer" else ""
+        "" if column == "answer" else f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}"
     )
     own = "- function: rewards.py:score # "
+    verifier = f"\n  - function: {builtin} # {about}{options}\n  # {own}one of your own, once it is written"
     names = [name for name in first if name.isidentifier() and not iskeyword(name)]
     return asks, {
         "builtin": builtin,
-        "reward": f"\n  - function: {builtin} # {about}{options}\n  # {own}one of your own, once it is written"
-        if builtin
-        else f"\n  {own}{about}",
+        "reward": verifier if builtin else f"\n  {own}{about}",
         "about_reward": f"{builtin or 'rewards.py'}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
         "parameters": "".join(f"{name}, " for name in names if name not in ("completions", "columns")),
