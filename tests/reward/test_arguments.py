@@ -44,12 +44,6 @@ def test_trl_gets_the_state_of_the_run_and_functions_that_log(groups: Any, named
     assert set(seen) == {*GIVEN["TRL"], "answer", "other"} - {"segments"} and seen["trainer_state"] is STATE
 
 
-def test_a_state_names_what_it_has() -> None:
-    with pytest.raises(AttributeError, match="no 'log_history' here; it has global_step, max_steps, epoch"):
-        _ = STATE.log_history
-    assert not hasattr(STATE, "best_metric")
-
-
 @pytest.mark.parametrize("place", ["process", "thread", "process, async", "thread, async"])
 def test_verls_function_is_called_for_each_response_and_what_it_says_beside_the_score_is_logged(
     place: str, groups: Any, named: Any, functions: Any

@@ -27,7 +27,7 @@ class Reply:
     what: str = ""  # how it failed
     metrics: Metrics = field(default_factory=dict)  # logged
     columns: dict[str, list[Cell]] = field(default_factory=dict)  # logged, with a cell for each completion
-    refused: list[str] = field(default_factory=list)  # why what it logged was left out
+    refused: str = ""  # why something that it logged was left out
     user_error: tuple[str, str | None, str | None] | None = None  # what, where, fix: no completion is at fault
 
     def __post_init__(self) -> None:
@@ -78,9 +78,8 @@ def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
     if not isinstance(arguments, Mapping):
         values = log.scores(values)
     if isinstance(values, list | tuple) and len(values) == size:
-        columns = log.columns()
-        scores = [_score(value) for value in values]
-        return Reply(values=scores, metrics=log.metrics, columns=columns, refused=log.refused)
+        columns = log.columns()  # which may refuse some
+        return Reply(values=[*map(_score, values)], metrics=log.metrics, columns=columns, refused=log.refused)
     count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
     return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
 

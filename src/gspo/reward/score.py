@@ -14,7 +14,7 @@ from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import Call, RewardFunction, run_calls
-from gspo.reward.log import MAX_NAMES, Cell
+from gspo.reward.log import Cell
 from gspo.reward.reply import Reply
 from gspo.reward.trainer_state import TrainerState
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
@@ -113,17 +113,16 @@ class Scores:
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
                 self._extra[sample][f"{name}/{column}"] = cell
-        for what in reply.refused[:1]:
-            if self._strict:
-                raise UserError(what, where=f"reward function {name}", fix="docs/guides/rewards.md says what it takes")
-            self._refused.setdefault(name, what)
+        if reply.refused and self._strict:
+            fix = "docs/guides/rewards.md says what it takes"
+            raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
+        if reply.refused:
+            self._refused.setdefault(name, reply.refused)
 
     @property
     def logged(self) -> dict[str, tuple[float, int]]:
-        """Of all calls; of a function that makes up names, the first ones."""
-        own = added_up(self._logged)
-        names = ([name for name in own if name.startswith(f"{f.name}/")][:MAX_NAMES] for f in self._functions)
-        return {name: own[name] for several in names for name in several}
+        """Of all calls."""
+        return added_up(self._logged)
 
     def warnings(self, num_groups: int) -> Iterator[tuple[str, str]]:
         """Sentences about what costs no response its reward, each behind what it is about."""
@@ -151,29 +150,25 @@ class Scores:
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
-        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
-        return replace(self._of(sample), weights=weights, extra=dict(sorted(self._extra[sample].items())))
-
-    def _of(self, sample: Sample) -> Score:
         pairs = [(function, self._parts[sample, function.name]) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
-        weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        weighed = [(function, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        weights, finer = {f.name: f.weight for f, _ in weighed}, {f.per for f, _ in weighed} - {"response"}
         failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
-        applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
-        if failure is not None or not applying:
-            return Score(reward=None, parts=parts, failure=failure, failures=failures)
-        reward = sum(weight * _total(part) for weight, part in applying)
-        finer = {function.per for function in self._functions if function.weight != 0} - {"response"}
-        if not finer:
-            return Score(reward=reward, parts=parts, failures=failures)
+        applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
+        has_reward, extra = failure is None and applying, dict(sorted(self._extra[sample].items()))
+        reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
+        own = Score(reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra)
+        if not (has_reward and finer):
+            return own
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
         for weight, part in applying:
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
-        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
+        return replace(own, token_rewards=by_token, places=places)
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:

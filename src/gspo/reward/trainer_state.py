@@ -1,7 +1,6 @@
 """How far the run is, as reward functions get it."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +13,3 @@ class TrainerState:
     global_step: int = 0  # finished: rollout batches, not optimiser steps
     max_steps: int = 1
     epoch: float = 0.0  # passes over the queries
-
-    def __getattr__(self, name: str) -> Any:
-        there = ", ".join(field.name for field in fields(self))
-        raise AttributeError(f"trainer_state has no {name!r} here; it has {there}")
