@@ -123,5 +123,5 @@ def test_a_function_that_takes_one_completion_only_is_named_with_the_number_of_g
     scored = score(three, functions(lonely), warn=lambda *pair: warnings.append(pair))
     assert [one.reward for one in scores_of(scored)][:8] == [1.0] * 6 + [None, 1.0]
     ((_, sentence),) = warnings  # of the group with a bad response the failure is shown
-    assert "f0 failed on 2 of 8 groups, but on none of their responses alone" in sentence
+    assert "f0 failed on a whole group, but on none of the group's responses alone" in sentence
     assert "ValueError: one at a time" in sentence

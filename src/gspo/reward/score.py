@@ -52,7 +52,7 @@ def score(
         return scores.add(call, reply, seconds)
 
     run_calls(calls, add, check_stop)
-    for name, sentence in scores.warnings(len(groups)):
+    for name, sentence in scores.warnings:
         warn(name, sentence)
     batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=scores.logged)
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
@@ -124,19 +124,14 @@ class Scores:
         """Of all calls."""
         return added_up(self._logged)
 
-    def warnings(self, num_groups: int) -> Iterator[tuple[str, str]]:
+    @property
+    def warnings(self) -> Iterator[tuple[str, str]]:
         """Sentences about what costs no response its reward, each behind what it is about."""
         for name, what in self._refused.items():
             yield f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}"
-        for name, number in Counter(name for name, _ in self._alone).items():
-            first = next(what for (other, _), what in self._alone.items() if other == name)
-            yield (
-                f"groups of {name}",
-                (
-                    f"reward function {name} failed on {number} of {num_groups} groups, but on none of their responses "
-                    f"alone: each cost a call more a response; it must take several completions: {first}"
-                ),
-            )
+        for name, what in {name: what for (name, _), what in self._alone.items()}.items():
+            text = f"reward function {name} failed on a whole group, but on none of the group's responses alone, which "
+            yield f"groups of {name}", f"{text}cost a call each; it must take several completions: {what}"
 
     def _check_masked(self) -> None:
         masked, total = len(self._masked), self._num_samples
