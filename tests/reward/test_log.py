@@ -108,20 +108,3 @@ def test_it_costs_no_reward_and_a_warning_says_it(groups: Any, named: Any) -> No
 def test_gspo_check_refuses_it(groups: Any, functions: Any) -> None:
     with pytest.raises(UserError, match=r"reward function f0: log_metric\('', …\): a name has"):
         score(groups(["a"]), functions(lambda log_metric, **columns: [log_metric("", 1), 1.0][1:]), strict=True)
-
-
-def test_a_function_that_takes_one_completion_only_is_named_with_the_number_of_groups(
-    groups: Any, functions: Any
-) -> None:
-    def lonely(completions: list[str], **columns: Any) -> list[float]:
-        if len(completions) > 1 and "fine" not in completions:
-            raise ValueError("one at a time")
-        return [1.0 / (text != "bad") for text in completions]
-
-    warnings: list[tuple[str, str]] = []
-    three = groups(["a", "b"], ["c", "d"], ["fine", "e"], ["bad", "f"], *[["fine"] * 5] * 4)
-    scored = score(three, functions(lonely), warn=lambda *pair: warnings.append(pair))
-    assert [one.reward for one in scores_of(scored)][:8] == [1.0] * 6 + [None, 1.0]
-    ((_, sentence),) = warnings  # of the group with a bad response the failure is shown
-    assert "f0 failed on a whole group, but on none of the group's responses alone" in sentence
-    assert "ValueError: one at a time" in sentence

@@ -74,17 +74,6 @@ class Log:
         return False
 
 
-def is_sound(metrics: Metrics, columns: Mapping[str, Sequence[Cell]], refused: str, size: int) -> bool:
-    """Whether a process, which may send anything, sends what a Log can hold."""
-    return (
-        max(len(metrics), len(columns)) <= MAX_NAMES
-        and all(map(_NAME.fullmatch, (*metrics, *columns)))
-        and all(count > 0 and abs(total) <= MAX_NUMBER * count for total, count in metrics.values())
-        and all(len(cells) == size and list(map(_cell, cells)) == cells for cells in columns.values())
-        and len(refused) <= MAX_CHARACTERS
-    )
-
-
 def plain(value: Any) -> Any:
     """Without numpy and torch, whose arrays of one number pass for that number."""
     if not hasattr(value, "tolist"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.errors import FailureKind, UserError, encodable
 from gspo.recipe.callables import error_line
-from gspo.reward.log import MAX_CHARACTERS, MAX_NUMBER, Cell, Log, Metrics, is_sound, plain
+from gspo.reward.log import MAX_CHARACTERS, MAX_NUMBER, Cell, Log, Metrics, plain
 
 # Of a call with lists; or of a call for each completion, as verl and AReaL make them.
 Arguments = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -34,7 +34,8 @@ class Reply:
         rows = [value if isinstance(value, list) else [value] for value in self.values]
         if not all(abs(number) <= MAX_NUMBER for row in rows for number in row if isinstance(number, float)):
             raise ValueError("a number that is no reward")
-        if not is_sound(self.metrics, self.columns, self.refused, len(self.values)):
+        sums = all(count > 0 and abs(total) <= MAX_NUMBER * count for total, count in self.metrics.values())
+        if not sums or any(len(cells) != len(self.values) for cells in self.columns.values()):
             raise ValueError("what no function can log")
 
 

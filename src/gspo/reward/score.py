@@ -1,7 +1,7 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import fsum
@@ -41,7 +41,7 @@ def score(
     part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples are masked; where `strict`, for the first call that fails. `warn` gets what `warnings` has.
+    the samples are masked; where `strict`, for the first call that fails. `warn` gets a name and a sentence.
     """
     scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
     calls = [_call(group.samples, function, state) for group in groups for function in functions]
@@ -52,9 +52,9 @@ def score(
         return scores.add(call, reply, seconds)
 
     run_calls(calls, add, check_stop)
-    for name, sentence in scores.warnings:
-        warn(name, sentence)
-    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=scores.logged)
+    for name, what in scores.refused.items():
+        warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
+    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=added_up(scores.logged))
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 
 
@@ -72,10 +72,9 @@ class Scores:
         self._strict, self._max_masked_fraction = strict, max_masked_fraction
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
         self._masked: dict[Sample, UserError] = {}
-        self._logged: list[Mapping[str, tuple[float, int]]] = []
+        self.logged: list[Mapping[str, tuple[float, int]]] = []  # by calls
         self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
-        self._refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
-        self._alone: dict[tuple[str, str], str] = {}  # why a function was called again for each response to a query
+        self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
@@ -88,9 +87,7 @@ class Scores:
             what, where, fix = reply.user_error
             raise UserError(what, where=where, fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
-        again = function.name, call.samples[0].query.id
         if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
-            self._alone[again] = reply.what
             return [_call((sample,), function, call.state) for sample in call.samples]
         self._note_logged(call, reply)
         values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
@@ -101,7 +98,6 @@ class Scores:
                 if function.weight != 0 or self._strict:
                     where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
                     self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
-                self._alone.pop(again, None)
                 part = Failure(kind=kind, message=f"{name}: {part}")
             self._parts[sample, function.name] = part
         self._check_masked()
@@ -109,7 +105,7 @@ class Scores:
 
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
-        self._logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
+        self.logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
                 self._extra[sample][f"{name}/{column}"] = cell
@@ -117,21 +113,7 @@ class Scores:
             fix = "docs/guides/rewards.md says what it takes"
             raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
         if reply.refused:
-            self._refused.setdefault(name, reply.refused)
-
-    @property
-    def logged(self) -> dict[str, tuple[float, int]]:
-        """Of all calls."""
-        return added_up(self._logged)
-
-    @property
-    def warnings(self) -> Iterator[tuple[str, str]]:
-        """Sentences about what costs no response its reward, each behind what it is about."""
-        for name, what in self._refused.items():
-            yield f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}"
-        for name, what in {name: what for (name, _), what in self._alone.items()}.items():
-            text = f"reward function {name} failed on a whole group, but on none of the group's responses alone, which "
-            yield f"groups of {name}", f"{text}cost a call each; it must take several completions: {what}"
+            self.refused.setdefault(name, reply.refused)
 
     def _check_masked(self) -> None:
         masked, total = len(self._masked), self._num_samples
