@@ -9,8 +9,8 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.reward.arguments import GIVEN
+from gspo.reward.log import TrainerState
 from gspo.reward.score import score
-from gspo.reward.trainer_state import TrainerState
 
 STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 ROW: dict[str, Any] = {

@@ -210,9 +210,6 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
-        """actor.reward_aggregation: normalize_then_sum with a single function only divides a step's advantages by their
-        deviation: there is no other reward to add
-        """: actor.reward_aggregation != "sum" and sum(reward.weight != 0 for reward in rewards) == 1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
         """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean

@@ -1,7 +1,8 @@
-"""What a reward function logs beside its scores: TRL's log_metric and log_extra, and what verl's return with it."""
+"""What a reward function gets of the run, and what it logs: TRL's log_metric and log_extra, and verl's dictionaries."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,18 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@%+-]{0,63}")
 
 Metrics = dict[str, tuple[float, int]]  # by name, the sum of the values and how many there are
 Cell = bool | int | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """The numbers of transformers' TrainerState that a reward can depend on, under the same names.
+
+    Example: TrainerState(global_step=12, max_steps=200, epoch=0.75) in step 13 of 200
+    """
+
+    global_step: int = 0  # finished: rollout batches, not optimiser steps
+    max_steps: int = 1
+    epoch: float = 0.0  # passes over the queries
 
 
 class Log:

@@ -14,9 +14,8 @@ from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import Call, RewardFunction, run_calls
-from gspo.reward.log import Cell
+from gspo.reward.log import Cell, TrainerState
 from gspo.reward.reply import Reply
-from gspo.reward.trainer_state import TrainerState
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
