@@ -1,7 +1,6 @@
 """`gspo init`: what it writes for each layout passes `gspo check` and trains; bad input is refused."""
 
 import json
-import runpy
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,16 +94,11 @@ def test_what_is_written_for_a_layout_passes_check_and_rewards_the_answer(
     recipe = init("--data", name)
     shown = capsys.readouterr().out
     assert shown.splitlines()[-2:] == ["gspo check mine.yaml", "gspo train mine.yaml"]
-    assert [reward.function for reward in recipe.reward] == [builtin, "rewards.py:contains_answer"]
-    assert [reward.weight for reward in recipe.reward] == [1, 0]
+    assert [reward.function for reward in recipe.reward] == [builtin]
     assert cli.main(["check", "mine.yaml"]) == 0
     checked = capsys.readouterr().out
-    assert [line for line in checked.splitlines() if line[:4] == "note"] == [
-        "note        reward.1.weight is 0: measured only"
-    ]
-    if not recipe.reward[0].options:  # else check does not know which column it is
-        assert f"reward      {builtin}: gold" in checked
-    runpy.run_path("rewards.py", run_name="__main__")
+    assert [line for line in checked.splitlines() if line[:4] == "note"] == []
+    assert f"reward      {builtin}: gold" in checked
 
 
 def test_the_column_with_the_right_answers_may_have_any_name() -> None:
@@ -113,9 +107,9 @@ def test_the_column_with_the_right_answers_may_have_any_name() -> None:
     )
     recipe = init("--data", "rows.jsonl", "--answer", 'Our "team", since')
     assert "one of billing, login," in str(recipe.queries.system)
-    assert [reward.function for reward in recipe.reward] == ["exact_match", "rewards.py:contains_answer"]
+    assert [reward.function for reward in recipe.reward] == ["exact_match"]
     assert cli.main(["check", "mine.yaml"]) == 0
-    runpy.run_path("rewards.py", run_name="__main__")
+    assert cli.main(["check", "mine.yaml", "reward+=rewards.py:score"]) == 2  # it is to be written
 
 
 def test_a_written_recipe_trains_and_says_why_it_has_each_value() -> None:
@@ -129,7 +123,6 @@ def test_a_written_recipe_trains_and_says_why_it_has_each_value() -> None:
     assert cli.main(["train", "mine.yaml", *small]) == 0
     metrics = [json.loads(line) for line in Path("runs/mine/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["step"]] == [1, 2]
-    assert "reward/contains_answer/mean" in metrics[-1]
 
 
 @pytest.mark.parametrize("rows", [rows_of("Say {}.", letter="b"), rows_of("Write on {}.", reference="word " * 30)])
@@ -146,7 +139,6 @@ def test_without_a_comparable_answer_the_reward_is_to_be_written_and_check_refus
     body = next(line for line in text.splitlines() if "raise NotImplementedError" in line)
     Path("rewards.py").write_text(text.replace(body, "    return [float('42' in text) for text in texts]"))
     assert cli.main(["check", "mine.yaml"]) == 0
-    runpy.run_path("rewards.py", run_name="__main__")
 
 
 def test_the_form_of_the_answer_is_asked_for_only_where_the_model_and_the_rows_leave_room_for_it() -> None:
@@ -219,7 +211,7 @@ FAULTS = [
     (["--data", "other.jsonl", "--prompt", "query"], ["'query'", "instruction, output"]),
     (["--data", "rows.jsonl", "--answer", "gold"], ["'gold'", "answer", "--answer"]),
     (["--data", "rows.jsonl", "--config", "main"], ["--config", "hub"]),
-    (["--data", "long.jsonl"], ["long.jsonl", "20 prompts", "3,018", "2,048"]),
+    (["--data", "long.jsonl"], ["long.jsonl", "20 of 20 prompts", "3018", "2032"]),
     (["--data", "rows.jsonl", "--name", "a/b"], ["name", "'a/b'"]),
     (["--data", "rows.jsonl", "--out", "rows.txt"], ["rows.txt", "--out"]),
     (["--data", "rows.jsonl", "--model", "not/there/model"], ["--model", "no such directory"]),
@@ -306,11 +298,9 @@ def test_sizes_fit_into_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatc
     assert fitted[80]["queries_per_step"] == 64 and fitted[80]["num_held_out"] == 500 and fitted[80]["lr"] == "1e-6"
 
 
-def test_a_short_context_few_rows_and_experts_are_seen() -> None:
+def test_a_short_context_and_few_rows_are_seen() -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
     small |= {"max_position_embeddings": 128}
     sizes = _sizes(draft_of(), config_of("qwen3", **small), 100, 5)
-    assert sizes["max_new_tokens"] == 28 and "3e-3" in sizes["clip"] and sizes["lr"] == "1e-4"
+    assert sizes["max_new_tokens"] == 28 and sizes["lr"] == "1e-4"
     assert (sizes["num_held_out"], sizes["queries_per_step"], sizes["mini_batches"]) == (1, 4, 4)
-    assert sizes["experts"] == ""
-    assert "routing_replay" in _sizes(draft_of(), config_of("qwen3_moe", **small, num_experts=4), 100, 5)["experts"]

@@ -79,14 +79,10 @@ def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserErr
     if options.overrides is not None:
         name, _, value = option.lstrip("-").partition("=")
         name, value = name.replace("-", "_"), value or next(iter(words[words.index(option) + 1 :]), "VALUE")
-        meant = f"here it is {name}" if name in dict(recipe_keys()) else hint(name)
-        target = "RECIPE" if options.target == value else options.target
         if value.endswith(".yaml") or name.startswith("config"):
             fix = f"the recipe comes first: gspo {options.command_name} {value}"
-        elif key := re.match("here it is ([a-z_.]+)", meant or ""):
-            fix = f"keys follow as key.subkey=value: gspo {options.command_name} {target} {key[1]}={value}"
-        elif meant:
-            fix = f"keys follow as key.subkey=value; {name}: {meant}"
+        elif meant := f"here it is {name}={value}" if name in dict(recipe_keys()) else hint(name):
+            fix = f"keys follow the recipe as key.subkey=value; {name}: {meant}"
     return UserError(f"there is no option {option!r}", where="command line", fix=fix)
 
 

@@ -60,7 +60,6 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"evaluation": {"every": 11}}, "evaluation.every"),
         ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),
         ({"reward": [{"function": "math", "weight": 2}]}, "reward.0.weight"),
-        ({"actor": {"reward_aggregation": "normalize_then_sum"}}, "actor.reward_aggregation"),
         ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),
         ({"queries": {"path": "rows.jsonl", "split": "test"}}, "queries.split"),
         ({"queries": {"procedural": {"task": "chain_sum"}, "prompt": "text"}}, "queries.prompt"),

@@ -9,8 +9,8 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.reward.arguments import GIVEN
+from gspo.reward.log import TrainerState
 from gspo.reward.score import score
-from gspo.reward.trainer_state import TrainerState
 
 STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 ROW: dict[str, Any] = {
@@ -42,12 +42,6 @@ def test_trl_gets_the_state_of_the_run_and_functions_that_log(groups: Any, named
     assert [one.reward for one in scores_of(scored)] == [0.5, 0.5] and scored.logged == {"f/share": (3 / 9, 1)}
     assert [one.extra for one in scores_of(scored)] == [{"f/seen": "a"}, {"f/seen": "b"}]
     assert set(seen) == {*GIVEN["TRL"], "answer", "other"} - {"segments"} and seen["trainer_state"] is STATE
-
-
-def test_a_state_names_what_it_has() -> None:
-    with pytest.raises(AttributeError, match="no 'log_history' here; it has global_step, max_steps, epoch"):
-        _ = STATE.log_history
-    assert not hasattr(STATE, "best_metric")
 
 
 @pytest.mark.parametrize("place", ["process", "thread", "process, async", "thread, async"])

@@ -17,7 +17,7 @@ from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
-from gspo.reward.trainer_state import TrainerState
+from gspo.reward.log import TrainerState
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
 from gspo.run.clock import Clock

@@ -10,8 +10,8 @@ from typing import Any
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
+from gspo.reward.log import TrainerState
 from gspo.reward.score import score
-from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.engine import Engine, SamplingKey
 from gspo.types import Query, Sample, Score, ShowProgress
 

@@ -133,9 +133,7 @@ def _sampling_metrics(samples: Sequence[Sample]) -> Metrics:
     return {
         # The mean over y ~ q of π/q is the sum of π over what q can draw.
         "sampling/kept_mass": float(weights.mean()),
-        "sampling/effective_fraction": fraction(
-            float(weights.sum() ** 2), len(weights) * float(weights.square().sum())
-        ),
+        "sampling/effective_fraction": float(weights.sum() ** 2 / (len(weights) * weights.square().sum())),
     }
 
 

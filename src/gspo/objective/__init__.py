@@ -3,12 +3,7 @@
 Shapes: B sequences, N response tokens of all sequences packed one after another (lengths [B] sum to N).
 """
 
-from gspo.objective.advantage import (
-    advantages_and_returns,
-    group_advantages,
-    normalize_then_sum,
-    token_advantages,
-)
+from gspo.objective.advantage import advantages_and_returns, group_advantages, normalize_then_sum, token_advantages
 from gspo.objective.auxiliary_losses import balance_loss, kl_estimate, value_loss
 from gspo.objective.ratio import correction_weights
 from gspo.objective.surrogate import Surrogate, surrogate

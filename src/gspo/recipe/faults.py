@@ -38,10 +38,8 @@ def described(error: ValidationError, *, where: str, overridden: Sequence[str]) 
     faults = [fault for item in error.errors() for fault in _faults(item)]
     lines = [("command line" if _is_of(overridden, *fault) else where, fault[1]) for fault in faults]
     places = list(dict.fromkeys(place for place, _ in lines))
-    if len(lines) == 1:
-        return UserError(lines[0][1], where=places[0])
     shown = [line if len(places) == 1 else f"{place}: {line}" for place, line in lines]
-    return UserError("\n  ".join(["cannot be used:", *shown]), where=" and ".join(places))
+    return UserError("\n  ".join(["cannot be used:", *shown] if shown[1:] else shown), where=" and ".join(places))
 
 
 def hint(key: str) -> str | None:
@@ -49,12 +47,11 @@ def hint(key: str) -> str | None:
     parts = key.split(".")
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
-            return _in_words(_other_names()[end])
-        keys = [name for name, _ in recipe_keys() if name == end or name.endswith(f".{end}")]
-        if keys:
+            return _other_names()[end]
+        if keys := [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}")]:
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
             return f"did you mean {' or '.join(keys[:3])}?"
-    return next((_in_words(_other_names()[part]) for part in parts[:-1] if part in _other_names()), None)
+    return next((_other_names()[part] for part in parts[:-1] if part in _other_names()), None)
 
 
 def shown(value: Any) -> str:
@@ -88,10 +85,8 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
     elif kind == "extra_forbidden":
         yield from _unknown(where, value)
     elif kind.startswith("model_"):
-        yield (
-            where,
-            f"{where}: should be a section with keys such as {', '.join(_keys_in(key)[:3])}, not {shown(value)}",
-        )
+        keys = ", ".join(_keys_in(key)[:3])
+        yield where, f"{where}: should be a section with keys such as {keys}, not {shown(value)}"
     else:
         yield where, f"{where}: {message if kind == 'refusal' else _of_value(message, key, value)}"
 
@@ -125,11 +120,8 @@ def _keys_in(section: str) -> list[str]:
     return [last for parent, _, last in names if parent == section]
 
 
-def _in_words(meant: str) -> str:
-    return meant if meant.startswith("not here") else f"here it is {meant}"
-
-
 @cache
 def _other_names() -> Mapping[str, str]:
-    text = files("gspo.recipe").joinpath("other_names.yaml").read_text(encoding="utf-8")
-    return {name: meant for meant, names in yaml.safe_load(text).items() for name in names.split()}
+    table = yaml.safe_load(files("gspo.recipe").joinpath("other_names.yaml").read_text(encoding="utf-8"))
+    words = {meant: meant if meant.startswith("not here") else f"here it is {meant}" for meant in table}
+    return {name: words[meant] for meant, names in table.items() for name in names.split()}

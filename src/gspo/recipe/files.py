@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from gspo.recipe.sections import names_file
 
 _PATHS = re.compile(r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference")
 _FUNCTIONS = re.compile(r"(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations")
-
 _MODELS = ("model", "actor")  # their keys name directories
 
 
@@ -28,25 +27,22 @@ def folders_of(path: Path) -> tuple[str, ...]:
 
 def located(tree: Any, folders: Sequence[str], key: str = "") -> Any:
     """A copy of a recipe's tree, or of the value of a key, each file with the first of the folders that has it."""
+    if isinstance(tree, dict):
+        return {name: located(value, folders, f"{key}.{name}".lstrip(".")) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [located(value, folders, f"{key}.{place}") for place, value in enumerate(tree)]
+    file, is_there = _file(key, tree), os.path.isdir if key.startswith(_MODELS) else os.path.isfile
+    there = (folder for folder in folders if file and is_there(os.path.join(folder, file)))  # noqa: PTH118
+    return os.path.join(next(there, ""), tree) if file else tree  # noqa: PTH118 - Path drops the ./ of no hub id
 
-    def place(key: str, text: str, file: str) -> str:
-        is_there = os.path.isdir if key.startswith(_MODELS) else os.path.isfile
-        there = (folder for folder in folders if is_there(os.path.join(folder, file)))  # noqa: PTH118
-        return os.path.join(next(there, ""), text)  # noqa: PTH118 - Path would make of ./name into name, a hub id
 
-    return _with_files(tree, place, key)
-
-
-def files_of(recipe: Recipe) -> list[tuple[str, str]]:
-    """The keys of a recipe that name a file, a directory or a hub id, and which."""
-    named: list[tuple[str, str]] = []
-
-    def take(key: str, text: str, file: str) -> str:
-        named.append((key, file))
-        return text
-
-    _with_files(recipe.model_dump(mode="json"), take)
-    return named
+def files_of(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of a recipe, or of its tree, that name a file, a directory or a hub id, and which."""
+    tree = tree.model_dump(mode="json") if isinstance(tree, Recipe) else tree
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from files_of(value, f"{key}.{name}".lstrip("."))
+    if file := _file(key, tree):
+        yield key, file
 
 
 def check_files(recipe: Recipe, path: str | Path) -> None:
@@ -57,22 +53,18 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
     for key, file in files_of(recipe):
         is_local = file.endswith(".py") or names_file(file)
         if needed.get(key.partition(".")[0], True) and is_local and not os.path.lexists(file):
-            folder, name = os.path.split(file)
-            paths = [path for place in places for path in Path(place, folder).glob("*")]
-            near = sorted({str(Path(folder, path.name)) for path in paths if path.suffix == Path(name).suffix})
+            folder, kind = Path(file).parent, Path(file).suffix
+            near = sorted(
+                {str(folder / path.name) for place in places for path in Path(place, folder).glob(f"*{kind}")}
+            )
             fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
             what = "no such directory" if key.startswith(_MODELS) else "no such file"
             raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
 
 
-def _with_files(tree: Any, change: Callable[[str, str, str], str], key: str = "") -> Any:
-    """A copy of the tree in which each text that names a file is changed, given its key, itself and the file."""
-    if isinstance(tree, dict):
-        return {name: _with_files(value, change, f"{key}.{name}".lstrip(".")) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_with_files(value, change, f"{key}.{place}") for place, value in enumerate(tree)]
-    if not isinstance(tree, str) or tree in ("", "fit"):
-        return tree
-    if function := _FUNCTIONS.fullmatch(key) and re.fullmatch(r"(.+\.py):[^:/]*", tree):
-        return change(key, tree, function[1])
-    return change(key, tree, tree) if _PATHS.fullmatch(key) else tree
+def _file(key: str, value: Any) -> str | None:
+    """What the value of a key names: a file, a directory or a hub id; None where it names none."""
+    if not isinstance(value, str) or value == "fit":
+        return None
+    function = _FUNCTIONS.fullmatch(key) and re.fullmatch(r"(.+\.py):[^:/]*", value)
+    return function[1] if function else value if _PATHS.fullmatch(key) else None

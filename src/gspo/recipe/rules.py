@@ -15,9 +15,7 @@ _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    objectives = _refused_objectives(recipe.actor, _per_token(recipe), is_shaped=bool(recipe.rollout.shaping))
-    tables = _refused_sources(recipe), objectives, _refused_sums(recipe)
-    return [sentence for table in tables for sentence in _true_sentences(table)]
+    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe))
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
@@ -68,7 +66,9 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
     }
 
 
-def _refused_objectives(actor: ActorConfig, per_token: str, *, is_shaped: bool) -> dict[str, object]:
+def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
+    actor, per_token, name = recipe.actor, _per_token(recipe), "actor.reward_aggregation: normalize_then_sum"
+    by_function = actor.reward_aggregation == "normalize_then_sum"
     surrogate, correction, level, kl = actor.surrogate, actor.correction, actor.importance_sampling_level, actor.kl
     low, high, published = actor.correction_low, actor.correction_high, PUBLISHED[surrogate]
     has_level, takes_tokens = level in published.levels, level in published.levels and bool(per_token)
@@ -86,7 +86,7 @@ def _refused_objectives(actor: ActorConfig, per_token: str, *, is_shaped: bool) 
         f"""{per_token}: the value model of gae learns one reward at the end of a response; set actor.advantage: group
         """: per_token.startswith("reward") and actor.advantage == "gae",
         f"""actor.correction: {correction} weighs by π_old/π_engine, which is 1 here; set actor.old_logprobs: recompute
-        """: correction != "none" and actor.old_logprobs == "engine" and not is_shaped,
+        """: correction != "none" and actor.old_logprobs == "engine" and not recipe.rollout.shaping,
         f"""actor.correction: {correction}: {surrogate} weighs by π_θ/π_engine already; set geometric_mask or none
         """: correction not in ("none", "geometric_mask") and surrogate in ("minirl", "dppo"),
         f"""actor.correction: {correction} is by {CORRECTIONS[correction].levels[0]}; leave out actor.correction_level
@@ -109,14 +109,6 @@ def _refused_objectives(actor: ActorConfig, per_token: str, *, is_shaped: bool) 
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
         """actor.kl.estimator: k1 in the loss: its expected gradient is 0; use k2 (the KL's own), k3 or place: reward
         """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
-    }
-
-
-def _refused_sums(recipe: RecipeKeys) -> dict[str, object]:
-    actor, per_token = recipe.actor, _per_token(recipe)
-    by_function = actor.reward_aggregation == "normalize_then_sum"
-    name = "actor.reward_aggregation: normalize_then_sum"
-    return {
         f"""{name} divides each function's rewards by their deviation in the group, which is advantage: group, not
         {actor.advantage}; set actor.advantage: group, or reward_aggregation: sum
         """: by_function and actor.advantage != "group",
@@ -218,9 +210,6 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
-        """actor.reward_aggregation: normalize_then_sum with a single function only divides a step's advantages by their
-        deviation: there is no other reward to add
-        """: actor.reward_aggregation != "sum" and sum(reward.weight != 0 for reward in rewards) == 1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
         """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from gspo.errors import UserError
 from gspo.reward.calls import NAMED, RewardFunction, parameters_of
+from gspo.reward.log import TrainerState
 from gspo.reward.reply import Arguments
-from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.segments import split_segments
 from gspo.types import Query, Sample
 
@@ -38,12 +38,11 @@ def arguments_of(
     """
     parameters, size = parameters_of(function.call), len(samples)
     signature = signature_of(parameters)
-    lists = _lists(signature, query, samples, function)
-    # One value each, whatever the number of completions. A call puts functions that log in the places of the two None.
-    of_run = {"trainer_state": state or TrainerState(), "log_metric": None, "log_extra": None}
-    whole = {**function.options, **(of_run if signature == "TRL" else {})}
+    lists, whole = _lists(signature, query, samples, function), dict(function.options)
+    if signature == "TRL":  # a call puts functions that log in the places of the two None
+        whole |= {"trainer_state": state or TrainerState(), "log_metric": None, "log_extra": None}
     if signature != "verl":
-        if reserved := [name for name in query.columns if name in lists or name in whole.keys() - function.options]:
+        if reserved := [name for name in query.columns if name in GIVEN[signature] and name in {**lists, **whole}]:
             what = f"a column is named {reserved[0]}, which is what a reward function gets of the run"
             raise UserError(what, where=f"row {query.id}", fix="rename the column")
         names = query.columns.keys() - {*function.only_options, *function.options}
@@ -53,8 +52,7 @@ def arguments_of(
     if missing:
         what = f"it needs {', '.join(missing)}; the columns there are: {', '.join(query.columns) or 'none'}"
         fix = "rename the column or the parameter, or give it under the reward's options"
-        if "segments" in missing:
-            fix = "set per: segment beside the function, or rename the parameter"
+        fix = "set per: segment beside the function, or rename the parameter" if "segments" in missing else fix
         raise UserError(what, where=f"reward function {function.name}, row {query.id}", fix=fix)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         available = {p.name: available[p.name] for p in parameters if p.name in available}
@@ -69,7 +67,7 @@ def _lists(
     """An entry a completion, of what no column gives."""
     size, texts = len(samples), [sample.text for sample in samples]
     if signature == "verl":
-        return {"solution_str": texts, **{name: [value] * size for name, value in _of_verls_row(query.columns).items()}}
+        return {name: [value] * size for name, value in _of_verls_row(query.columns).items()} | {"solution_str": texts}
     lists: dict[str, list[Any]] = {"completions": texts, "completion_ids": [s.token_ids.tolist() for s in samples]}
     if signature == "AReaL":
         return {**lists, "prompt": [query.text] * size, "prompt_ids": [list(query.prompt_ids)] * size}
@@ -83,11 +81,11 @@ def _lists(
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
     """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
-    own = {"extra_info": columns.get("extra_info") or {}}
-    own |= {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
-    model = columns.get("reward_model")
-    if isinstance(model, Mapping) and "ground_truth" in model:
-        own["ground_truth"] = model["ground_truth"]
-    elif "answer" in columns:
-        own.setdefault("ground_truth", columns["answer"])
-    return own
+    model, names = columns.get("reward_model"), ("data_source", "ground_truth")
+    own = {"ground_truth": columns["answer"]} if "answer" in columns else {}
+    own |= {name: columns[name] for name in names if name in columns} | {"extra_info": columns.get("extra_info") or {}}
+    return (
+        {**own, "ground_truth": model["ground_truth"]}
+        if isinstance(model, Mapping) and "ground_truth" in model
+        else own
+    )

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from gspo.errors import UserError
 from gspo.recipe.sections import Per, RewardConfig
+from gspo.reward.log import TrainerState
 from gspo.reward.reply import Arguments, Reply, reply_of, reply_of_coroutine, timed_out
-from gspo.reward.trainer_state import TrainerState
 from gspo.types import Sample
 
 MAX_CONCURRENT_CALLS = 32

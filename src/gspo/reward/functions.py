@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 from gspo.errors import UserError
 from gspo.queries.row import Row
+from gspo.recipe.faults import described
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
 from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, reasoning_gym
 from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
+from gspo.reward.log import TrainerState
 from gspo.reward.processes import Processes
 from gspo.reward.score import score
-from gspo.reward.trainer_state import TrainerState
 from gspo.rollout.segments import split_segments
 from gspo.types import Group, Query, Sample, Score
 
@@ -96,8 +97,7 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
     try:
         checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **settings)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise UserError("; ".join(faults), where=f"gspo.Reward({name})", fix="see docs/reference/recipe.md") from None
+        raise described(error, where=f"gspo.Reward({name})", overridden=()) from None
     _check_options(checked, function)
     host = Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads()
     return replace(_made(checked, function, host, segment_separator), name=name, settings="".join(changed))
@@ -160,14 +160,15 @@ def probe(
     segment_separator: str | None,
     state: TrainerState | None = None,
 ) -> list[tuple[str, Score]]:
-    """The scores of a gold (where the first row has an `answer`) and a junk answer, by text.
+    """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
 
     Raises UserError for a function that needs a column which is not there, raises, crashes,
     runs over its time limit, or returns what is no score.
     """
     for query, function in product([*train[:1], *held_out[:1]], functions):
         arguments_of(query, (), function)
-    answer = train[0].columns.get("answer")
+    named = [str(f.options["answer_column"]) for f in functions if "answer_column" in f.options]
+    answer = train[0].columns.get((*named, "answer")[0])
     answer = answer[0] if isinstance(answer, list | tuple) and answer else answer
     is_text = isinstance(answer, str | int | float)  # what else there is no model could write
     texts = [str(answer) if is_text else JUNK, JUNK]  # two at least: a wrong count must show

@@ -1,7 +1,8 @@
-"""What a reward function logs beside its scores: TRL's log_metric and log_extra, and what verl's return with it."""
+"""What a reward function gets of the run, and what it logs: TRL's log_metric and log_extra, and verl's dictionaries."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -10,19 +11,30 @@ from gspo.errors import encodable
 MAX_NUMBER = 1e100  # so that sums, and the squares of them that a deviation takes, are still numbers
 MAX_NAMES, MAX_TEXT = 32, 1000  # metrics or columns of a function; characters of a cell
 MAX_CHARACTERS = 400  # of what a function says of itself: it is written beside every rollout it masks
-_MAX_REFUSED = 3
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ ./@%+-]{0,63}")
 
 Metrics = dict[str, tuple[float, int]]  # by name, the sum of the values and how many there are
 Cell = bool | int | float | str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """The numbers of transformers' TrainerState that a reward can depend on, under the same names.
+
+    Example: TrainerState(global_step=12, max_steps=200, epoch=0.75) in step 13 of 200
+    """
+
+    global_step: int = 0  # finished: rollout batches, not optimiser steps
+    max_steps: int = 1
+    epoch: float = 0.0  # passes over the queries
+
+
 class Log:
-    """What one call logs for its `size` completions; what cannot be taken is left out, and `refused` says why."""
+    """What one call logs for its `size` completions; what cannot be taken is left out, and `refused` says why first."""
 
     def __init__(self, size: int) -> None:
         self.metrics: Metrics = {}
-        self.refused: list[str] = []
+        self.refused = ""
         self._size, self._columns = size, dict[str, list[Cell]]()
 
     def metric(self, name: str, value: float) -> None:
@@ -57,37 +69,22 @@ class Log:
         extras = [dict(result) if is_verl else {} for result, is_verl in zip(results, are_verl, strict=True)]
         scores = [extra.pop("score", result) for result, extra in zip(results, extras, strict=True)]
         for name in dict.fromkeys(name for extra in extras for name in extra):
-            self.extra(name, [extra.get(name) for extra in extras])
-            for number in (plain(extra.get(name)) for extra in extras):
-                if isinstance(number, int | float):
-                    self.metric(name, number)
+            cells = [plain(extra.get(name)) for extra in extras]
+            self.extra(name, cells)
+            for number in (cell for cell in cells if isinstance(cell, int | float)):
+                self.metric(name, number)
         return scores
 
     def _takes(self, name: Any, there: Mapping[str, Any], call: str) -> bool:
         if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            self._refuse(f"{call}: a name has 64 letters, digits, spaces and _./@%+- at most")
-        elif name not in there and len(there) >= MAX_NAMES:
-            self._refuse(f"{call}: it has logged {MAX_NAMES} names already, the most there may be")
-        else:
-            return True
+            return self._refuse(f"{call}: a name has 64 letters, digits, spaces and _./@%+- at most")
+        if name not in there and len(there) >= MAX_NAMES:
+            return self._refuse(f"{call}: it has logged {MAX_NAMES} names already, the most there may be")
+        return True
+
+    def _refuse(self, what: str) -> bool:
+        self.refused = self.refused or encodable(what)[:MAX_CHARACTERS]
         return False
-
-    def _refuse(self, what: str) -> None:
-        if len(self.refused) < _MAX_REFUSED:
-            self.refused.append(encodable(what)[:MAX_CHARACTERS])
-
-
-def is_sound(metrics: Metrics, columns: Mapping[str, Sequence[Cell]], refused: Sequence[str], size: int) -> bool:
-    """Whether a process, which may send anything, sends what a Log can hold."""
-    names = (*metrics, *columns)
-    return (
-        max(len(metrics), len(columns)) <= MAX_NAMES
-        and all(map(_NAME.fullmatch, names))
-        and all(count > 0 and abs(total) <= MAX_NUMBER * count for total, count in metrics.values())
-        and all(len(cells) == size and list(map(_cell, cells)) == cells for cells in columns.values())
-        and len(refused) <= _MAX_REFUSED
-        and all(len(what) <= MAX_CHARACTERS for what in refused)
-    )
 
 
 def plain(value: Any) -> Any:

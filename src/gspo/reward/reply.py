@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.errors import FailureKind, UserError, encodable
 from gspo.recipe.callables import error_line
-from gspo.reward.log import MAX_CHARACTERS, MAX_NUMBER, Cell, Log, Metrics, is_sound, plain
+from gspo.reward.log import MAX_CHARACTERS, MAX_NUMBER, Cell, Log, Metrics, plain
 
 # Of a call with lists; or of a call for each completion, as verl and AReaL make them.
 Arguments = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -27,14 +27,15 @@ class Reply:
     what: str = ""  # how it failed
     metrics: Metrics = field(default_factory=dict)  # logged
     columns: dict[str, list[Cell]] = field(default_factory=dict)  # logged, with a cell for each completion
-    refused: list[str] = field(default_factory=list)  # why what it logged was left out
+    refused: str = ""  # why something that it logged was left out
     user_error: tuple[str, str | None, str | None] | None = None  # what, where, fix: no completion is at fault
 
     def __post_init__(self) -> None:
         rows = [value if isinstance(value, list) else [value] for value in self.values]
         if not all(abs(number) <= MAX_NUMBER for row in rows for number in row if isinstance(number, float)):
             raise ValueError("a number that is no reward")
-        if not is_sound(self.metrics, self.columns, self.refused, len(self.values)):
+        sums = all(count > 0 and abs(total) <= MAX_NUMBER * count for total, count in self.metrics.values())
+        if not sums or any(len(cells) != len(self.values) for cells in self.columns.values()):
             raise ValueError("what no function can log")
 
 
@@ -78,9 +79,8 @@ def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
     if not isinstance(arguments, Mapping):
         values = log.scores(values)
     if isinstance(values, list | tuple) and len(values) == size:
-        columns = log.columns()
-        scores = [_score(value) for value in values]
-        return Reply(values=scores, metrics=log.metrics, columns=columns, refused=log.refused)
+        columns = log.columns()  # which may refuse some
+        return Reply(values=[*map(_score, values)], metrics=log.metrics, columns=columns, refused=log.refused)
     count = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)[:80]
     return Reply(kind="invalid", what=f"it returns {count} for {size} completion{'s' * (size != 1)}")
 

@@ -1,7 +1,7 @@
 """From groups of samples to scores: every function's call for every group, concurrently."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import fsum
@@ -14,9 +14,8 @@ from gspo.errors import FailureKind, UserError
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
 from gspo.reward.calls import Call, RewardFunction, run_calls
-from gspo.reward.log import MAX_NAMES, Cell
+from gspo.reward.log import Cell, TrainerState
 from gspo.reward.reply import Reply
-from gspo.reward.trainer_state import TrainerState
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
 
 Part = float | Tensor | Failure | None  # what a function says of a sample: of all its tokens, or of each
@@ -41,7 +40,7 @@ def score(
     part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples are masked; where `strict`, for the first call that fails. `warn` gets what `warnings` has.
+    the samples are masked; where `strict`, for the first call that fails. `warn` gets a name and a sentence.
     """
     scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
     calls = [_call(group.samples, function, state) for group in groups for function in functions]
@@ -52,9 +51,9 @@ def score(
         return scores.add(call, reply, seconds)
 
     run_calls(calls, add, check_stop)
-    for name, sentence in scores.warnings(len(groups)):
-        warn(name, sentence)
-    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=scores.logged)
+    for name, what in scores.refused.items():
+        warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
+    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=added_up(scores.logged))
     return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
 
 
@@ -72,10 +71,9 @@ class Scores:
         self._strict, self._max_masked_fraction = strict, max_masked_fraction
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
         self._masked: dict[Sample, UserError] = {}
-        self._logged: list[Mapping[str, tuple[float, int]]] = []
+        self.logged: list[Mapping[str, tuple[float, int]]] = []  # by calls
         self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
-        self._refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
-        self._alone: dict[tuple[str, str], str] = {}  # why a function was called again for each response to a query
+        self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
@@ -88,9 +86,7 @@ class Scores:
             what, where, fix = reply.user_error
             raise UserError(what, where=where, fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
-        again = function.name, call.samples[0].query.id
         if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
-            self._alone[again] = reply.what
             return [_call((sample,), function, call.state) for sample in call.samples]
         self._note_logged(call, reply)
         values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
@@ -101,7 +97,6 @@ class Scores:
                 if function.weight != 0 or self._strict:
                     where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
                     self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
-                self._alone.pop(again, None)
                 part = Failure(kind=kind, message=f"{name}: {part}")
             self._parts[sample, function.name] = part
         self._check_masked()
@@ -109,35 +104,15 @@ class Scores:
 
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
-        self._logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
+        self.logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
                 self._extra[sample][f"{name}/{column}"] = cell
-        for what in reply.refused[:1]:
-            if self._strict:
-                raise UserError(what, where=f"reward function {name}", fix="docs/guides/rewards.md says what it takes")
-            self._refused.setdefault(name, what)
-
-    @property
-    def logged(self) -> dict[str, tuple[float, int]]:
-        """Of all calls; of a function that makes up names, the first ones."""
-        own = added_up(self._logged)
-        names = ([name for name in own if name.startswith(f"{f.name}/")][:MAX_NAMES] for f in self._functions)
-        return {name: own[name] for several in names for name in several}
-
-    def warnings(self, num_groups: int) -> Iterator[tuple[str, str]]:
-        """Sentences about what costs no response its reward, each behind what it is about."""
-        for name, what in self._refused.items():
-            yield f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}"
-        for name, number in Counter(name for name, _ in self._alone).items():
-            first = next(what for (other, _), what in self._alone.items() if other == name)
-            yield (
-                f"groups of {name}",
-                (
-                    f"reward function {name} failed on {number} of {num_groups} groups, but on none of their responses "
-                    f"alone: each cost a call more a response; it must take several completions: {first}"
-                ),
-            )
+        if reply.refused and self._strict:
+            fix = "docs/guides/rewards.md says what it takes"
+            raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
+        if reply.refused:
+            self.refused.setdefault(name, reply.refused)
 
     def _check_masked(self) -> None:
         masked, total = len(self._masked), self._num_samples
@@ -151,29 +126,25 @@ class Scores:
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
-        weights = {function.name: function.weight for function in self._functions if function.weight != 0}
-        return replace(self._of(sample), weights=weights, extra=dict(sorted(self._extra[sample].items())))
-
-    def _of(self, sample: Sample) -> Score:
         pairs = [(function, self._parts[sample, function.name]) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
-        weighed = [(function.weight, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        weighed = [(function, part) for function, part in pairs if function.weight != 0]  # 0: measured only
+        weights, finer = {f.name: f.weight for f, _ in weighed}, {f.per for f, _ in weighed} - {"response"}
         failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
-        applying = [(weight, part) for weight, part in weighed if isinstance(part, float | Tensor)]
-        if failure is not None or not applying:
-            return Score(reward=None, parts=parts, failure=failure, failures=failures)
-        reward = sum(weight * _total(part) for weight, part in applying)
-        finer = {function.per for function in self._functions if function.weight != 0} - {"response"}
-        if not finer:
-            return Score(reward=reward, parts=parts, failures=failures)
+        applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
+        has_reward, extra = failure is None and applying, dict(sorted(self._extra[sample].items()))
+        reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
+        own = Score(reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra)
+        if not (has_reward and finer):
+            return own
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
         for weight, part in applying:
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
-        return Score(reward=reward, parts=parts, failures=failures, token_rewards=by_token, places=places)
+        return replace(own, token_rewards=by_token, places=places)
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:

@@ -25,7 +25,7 @@ from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, load_functions, probe
-from gspo.reward.trainer_state import TrainerState
+from gspo.reward.log import TrainerState
 from gspo.rollout.engine import Engine, make_engine
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched

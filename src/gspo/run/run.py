@@ -11,7 +11,7 @@ from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.reward.trainer_state import TrainerState
+from gspo.reward.log import TrainerState
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of

@@ -121,6 +121,5 @@ def _replace(target: Path, text: str) -> None:
     try:
         replace_text(target, text, is_only_writer=False)
     except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}", where=str(target), fix="name another file: --out page.html"
-        ) from None
+        fix = "name another file: --out page.html"
+        raise UserError(f"cannot be written: {error.strerror}", where=str(target), fix=fix) from None
