@@ -39,11 +39,18 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
 
 
 def template_notes(rows: Sequence[Row], tokenizer: Any, queries: QueriesConfig) -> list[str]:
-    """A sentence for each variable that the chat template does not mention: it would pass over them in silence."""
+    """On variables that the chat template does not mention, and would ignore, and on answers that have been begun."""
     names = dict.fromkeys(name for row in rows for name in _arguments(row, queries))
     template = str(getattr(tokenizer, "chat_template", None))
     unknown = [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
-    return [f"{_ARGUMENTS}: the tokenizer's chat template has no variable {name}" for name in unknown]
+    notes = [f"{_ARGUMENTS}: the tokenizer's chat template has no variable {name}" for name in unknown]
+    prefilled = [row for row in rows if not isinstance(row.prompt, str) and row.prompt[-1].get("role") == "assistant"]
+    if prefilled:
+        notes.append(
+            f"the last message of {len(prefilled):,} of {len(rows):,} rows is the assistant's: the model goes on with "
+            "it. Where that is the right answer, remove it, or give it as a column of its own"
+        )
+    return notes
 
 
 def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
     """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
     model, names = columns.get("reward_model"), ("data_source", "ground_truth")
     own = {"ground_truth": columns["answer"]} if "answer" in columns else {}
-    own |= {name: columns[name] for name in names if name in columns} | {"extra_info": columns.get("extra_info") or {}}
+    own |= {"data_source": ""} | {name: columns[name] for name in names if name in columns}
+    own["extra_info"] = columns.get("extra_info") or {}
     return (
         {**own, "ground_truth": model["ground_truth"]}
         if isinstance(model, Mapping) and "ground_truth" in model

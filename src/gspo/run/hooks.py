@@ -37,6 +37,8 @@ def load_hooks(names: Sequence[str], given: Hook | None = None) -> dict[str, Hoo
         except (TypeError, ValueError) as error:
             what = f"{name} cannot be called with step, metrics and samples: {error}"
             raise UserError(what, where="hooks", fix="write it as: def hook(step, metrics, samples): …") from None
+        if inspect.iscoroutinefunction(hook):
+            raise UserError(f"{name} is async, and nothing awaits it", where="hooks", fix="write def, not async def")
     return hooks
 
 

@@ -133,12 +133,16 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
     critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
     for where, own in (settings | critics).items():
         notes += check_optimizer(own, where=where, device=device_of(model.device))
-    if model.attn_implementation or model.frozen or any(own.no_decay for own in settings.values()):
+    if model.attn_implementation or model.frozen or any(own.no_decay for own in (settings | critics).values()):
         empty = empty_model(model, config)
         freeze(empty, model.frozen)
         trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
         for where, own in settings.items():
             matching(own.no_decay, trained, where=f"{where}.no_decay")
+        if critics:
+            trunk = dict(empty.base_model.named_parameters()) if recipe.critic.trunk == "own" else {}
+            names = ["head.weight", "head.bias", *(f"trunk.{name}" for name in trunk)]
+            matching(recipe.critic.optimizer.no_decay, names, where="critic.optimizer.no_decay")
     return notes
 
 
@@ -149,7 +153,8 @@ def _load_data(
     num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
     rows = load_rows(recipe, queries, num_streamed=num_streamed)
     check_origin([*rows.train, *rows.held_out], functions)
-    pairs = load_demonstrations(recipe, rows) if recipe.cold_start.steps else []
+    # A resumed run that reads more of a stream draws its demonstrations where it drew them before.
+    pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
     if saved is not None:
         check_rows(saved, recipe, rows, pairs)
     return rows, pairs
