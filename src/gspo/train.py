@@ -50,7 +50,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         """The table at a run's end; all numbers of all steps would fill pages of a notebook."""
-        return summary(self.metrics, self.diagnoses, self.model, self.seconds, signal=self.signal)
+        return summary(self.metrics, self.diagnoses, self.model, self.seconds, signal=self.signal, reason=self.reason)
 
 
 def train(
@@ -77,9 +77,8 @@ def train(
     if resume + overwrite + new > 1:
         raise UserError("give one of resume, overwrite and new", where="gspo.train", fix="leave out the others")
     display, path = display or Display(), recipe if isinstance(recipe, str | Path) else None
-    recipe = _without_what_is_given(
-        as_recipe(recipe, where="gspo.train"), queries is not None, reward is not None, display
-    )
+    recipe = as_recipe(recipe, where="gspo.train")
+    recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
     if path is not None:
         check_files(recipe, path)
     if new:

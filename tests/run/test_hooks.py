@@ -87,7 +87,7 @@ def leaves(*_: Any) -> None:
         (leaves, 'raises SystemExit.*\n  fix: return {"stop": "why"}'),
         (
             lambda *_: 3,
-            "returns int\n  fix: return None or a dictionary with any of the keys log, stop, learning_rate_factor",
+            r"returns no mapping: .*, not 3\n  fix: return None or a dictionary with any of the keys log, stop, ",
         ),
         (lambda *_: {"stopp": "x"}, "returns stopp: Extra inputs are not permitted"),
         (lambda *_: {"stop": True}, "returns stop: should be a valid string, not True"),

@@ -152,7 +152,7 @@ class Optimizer:
 
 
 def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device) -> list[str]:
-    """Have it make a step on a few numbers: UserError where that, or a checkpoint, fails; notes on keys without effect."""
+    """Have it make a step on a few numbers: UserError where that or a checkpoint fails; notes on keys of no effect."""
     trial, plain = nn.utils.skip_init(nn.Linear, 2, 2, device=device), settings.model_copy(update={"no_decay": ()})
     try:
         optimizer = Optimizer(trial, plain, total_steps=1, where=where)

@@ -69,14 +69,13 @@ def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template:
     reason = "the prompt is chat messages" if is_messages else "queries.chat is true"
     instruct = "use an instruct model's tokenizer (model.tokenizer), or give prompts as text"
     template, system = queries.template is not None, queries.system is not None
-    has_arguments = bool(queries.chat_template_kwargs)
     refusals = (
         (is_messages and queries.chat is False, f"{reason}, and queries.chat is false", "remove queries.chat"),
         ((is_messages or is_chat) and not has_template, f"{reason}, and the tokenizer has no chat template", instruct),
         (template and is_messages, f"{reason}, and queries.template is for text", "remove queries.template"),
         (system and has_system, "the prompt has a system message already", "remove queries.system"),
         (system and not is_chat, "queries.system needs a chat template", "put the text into queries.template"),
-        (has_arguments and not is_chat, f"queries.{_ARGUMENTS} needs a chat template", "leave it out"),
+        (queries.chat_template_kwargs and not is_chat, f"queries.{_ARGUMENTS} needs a chat template", "leave it out"),
     )
     for is_refused, what, fix in refusals:
         if is_refused:

@@ -75,11 +75,9 @@ def fault_of(name: str, error: BaseException, hook: Hook) -> UserError:
 
 def _action(returned: Any) -> Action:
     fix = f"return None or a dictionary with any of the keys {', '.join(Action.model_fields)}"
-    if not isinstance(returned, Mapping | None):
-        raise UserError(f"returns {type(returned).__name__}", fix=fix)
     try:
-        return Action.model_validate(dict(returned or {}))
+        return Action.model_validate(dict(returned) if isinstance(returned, Mapping) else returned or {})
     except ValidationError as error:
         first = error.errors()[0]
-        what = f"returns {'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Input ')}"
+        what = f"returns {'.'.join(map(str, first['loc'])) or 'no mapping'}: {first['msg'].removeprefix('Input ')}"
         raise UserError(f"{what}, not {first['input']!r}", fix=fix) from None

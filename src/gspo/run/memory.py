@@ -25,8 +25,7 @@ Memory = Mapping[str, Mapping[str, float]]
 
 def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
     """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
-    device = device_of(recipe.model.device)
-    available = available_bytes(device)
+    available = available_bytes(device := device_of(recipe.model.device))
     try:
         memory = memory_of_inputs(recipe, inputs)
     except Exception as error:  # of transformers, or of the model's own code
@@ -55,11 +54,7 @@ def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:
 def memory_of(
     recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.device, libraries: float = 0.0
 ) -> Memory:
-    """What a run holds on its device, with the longest prompt and responses as long as they may be.
-
-    `config` is the model's transformers configuration. Activations are those of Qwen3's layers, counted;
-    docs/guides/memory.md has the formula, and compares it with runs.
-    """
+    """What a run holds on its device where responses are as long as they may be, by docs/guides/memory.md."""
     text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
     width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)

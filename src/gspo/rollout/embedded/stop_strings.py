@@ -39,7 +39,5 @@ class StopStrings:
         size = self._num_characters  # in tokens at first: few of them have less than a character
         while len(text := self._decode(written[-size:])) < self._num_characters and size < len(written):
             size *= 2
-        return self._is_in(text) and self._is_in(self._decode(written))
-
-    def _is_in(self, text: str) -> bool:
-        return any(string in text for string in self._strings)
+        near = [string for string in self._strings if string in text]
+        return any(string in self._decode(written) for string in near)
