@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -188,8 +189,8 @@ def _init(options: Namespace) -> None:
     from gspo.init import init
 
     given = {name: getattr(options, name) for name in ("out", "name", "prompt", "answer", "config", "split")}
-    with _waiting("loading torch and transformers") as say:
-        lines = init(options.data, options.model, say=say, **given)
+    with _waiting("reading the data, and the model's tokenizer and configuration"):
+        lines = init(options.data, options.model, **given)
     _note("\n".join(lines))
 
 
@@ -224,16 +225,6 @@ def _track(options: Namespace) -> None:
         track(options.target, options.to, note=_note)
 
 
-class _Version(argparse.Action):
-    """Prints the versions that a report of a fault needs; nothing is imported for it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version
-
-        print(f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}")
-        parser.exit()
-
-
 def _keys(prefix: str, **_: object) -> list[str]:
     """The recipe's keys that begin so, for a shell to complete."""
     from gspo.recipe.schema import recipe_keys
@@ -254,7 +245,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
     parser = _Parser(prog="gspo", description=text)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of gspo, Python and torch")
+    versions = f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}"
+    parser.add_argument("--version", action="version", version=versions, help="print the versions")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:

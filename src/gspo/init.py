@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from keyword import iskeyword
 from pathlib import Path
@@ -88,14 +88,12 @@ def init(
     out: Path = Path(),
     name: str | None = None,
     answer: str | None = None,
-    say: Callable[[str], object] = lambda _: None,
     **queries: str | None,
 ) -> list[str]:
     """Write NAME.yaml and rewards.py into the directory `out`; returns lines on what was read and what to run.
 
     `answer` names the column with the right answers, where none of the usual names does. `queries` are keys of that
-    section: prompt, config and split. `say` is called with what is waited for next.
-    Raises UserError, before anything is written, where a file exists and where data or model cannot be used.
+    section: prompt, config and split. Raises UserError before anything is written.
     """
     if model is None:
         fix = "add --model DIR, or a hub id such as Qwen/Qwen2.5-0.5B-Instruct; to see a run without one: make train"
@@ -110,7 +108,7 @@ def init(
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, "actor": {"mini_batches": 1}}
     draft |= {"rollout": {"queries_per_step": 1, "max_new_tokens": _MIN_NEW_TOKENS}, "evaluation": {"num_queries": 0}}
     try:
-        values = _values(make_recipe(draft, where="gspo init"), out, answer, say)
+        values = _values(make_recipe(draft, where="gspo init"), out, answer)
     except UserError as error:  # of a recipe's keys
         parts = (error.what, error.where or "", error.fix or "")
         what, where, fix = (_KEYS.sub(lambda key: f"--{key[1] or 'model'}", part) for part in parts)
@@ -130,7 +128,7 @@ def init(
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
 
 
-def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], object]) -> dict[str, Any]:
+def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     """What fills the templates: of the draft's data and model, and of this machine."""
     from gspo.model.load import load_config, load_tokenizer, max_positions
     from gspo.queries.source import load_rows, render_rows
@@ -138,9 +136,7 @@ def _values(draft: Recipe, out: Path, answer: str | None, say: Callable[[str], o
 
     quiet_transformers()
     data, model, queries = str(draft.queries.path), str(draft.model.path), draft.queries
-    say(f"reading {data}")
     rows = load_rows(draft)
-    say(f"loading the tokenizer of {model}, and reading the prompts with it")
     config, tokenizer, first = load_config(draft.model), load_tokenizer(model), rows.train[0]
     asks, reward = _reward(rows.train, answer)
     is_asked = not asks or _HAS_INSTRUCTION.search(str(first.prompt))
@@ -184,7 +180,6 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     positions, device = max_positions(config), device_of("auto")
     is_gpu, available = device.type == "cuda", available_bytes(device)
     most = _ON_GPU if is_gpu else _ON_CPU
-    new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)
     num_held_out = min(most["held_out"], max(num_prompts // 10, int(num_prompts > 2)))
     queries_per_step = min(most["queries"], 1 << (num_prompts - num_held_out).bit_length() - 1)
     new_tokens = min(most["new_tokens"], (positions or 2**20) - longest)

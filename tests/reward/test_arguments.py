@@ -117,8 +117,9 @@ def test_what_verls_function_needs_and_the_row_has_not_is_named(groups: Any, fun
     def compute_score(data_source: str, solution_str: str, ground_truth: str) -> float:
         return 0.0
 
-    with pytest.raises(UserError, match="it needs data_source; the columns there are: answer"):
-        score(groups(["a"], answer=["a"]), functions(compute_score))
+    assert [s.reward for s in score(groups(["a"], answer=["a"]), functions(compute_score)).samples] == [0.0]
+    with pytest.raises(UserError, match="it needs ground_truth; the columns there are: other"):
+        score(groups(["a"], other=["a"]), functions(compute_score))
 
 
 @pytest.mark.parametrize("column", ["trainer_state", "log_metric", "log_extra"])

@@ -121,7 +121,7 @@ def test_a_function_from_python_with_a_built_ins_name_is_no_built_in() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"weight": float("nan")}, r"gspo.Reward\(one\): X
+        ({"weight": float("nan")}, r"gspo.Reward\(one\): weight: should be"),
         ({"weight": 1e7}, "weight"),
         ({"time_limit_seconds": 0}, "time_limit_seconds"),
         ({"per": "word"}, "per"),

@@ -42,14 +42,13 @@ def test_the_order_in_which_calls_finish_is_not_in_the_last_digit() -> None:
         assert added_up(calls) == {"f/x": (exact, 200)}
 
 
-def test_a_column_has_a_cell_for_each_completion_and_may_come_in_parts() -> None:
+def test_a_column_has_a_cell_for_each_completion() -> None:
     log = Log(3)
     log.extra("text", ["a", "b" * 2 * MAX_TEXT, "\ud800"])
     log.extra("mixed", np.array([1.5, math.nan, 2.0]))
-    log.extra("parts", (1,))
-    log.extra("parts", [None, {"b": 2}])
+    log.extra("parts", (1, None, {"b": 2}))
     log.extra("numbers", [10**400, True, torch.tensor([[3]])])
-    assert log.columns() == {
+    assert log.columns == {
         "text": ["a", "b" * MAX_TEXT, "\\ud800"],
         "mixed": [1.5, None, 2.0],
         "parts": [1, None, "{'b': 2}"],
@@ -71,8 +70,8 @@ REFUSED = {
     "log.metric('x' * 10**6, 1)": "a name has 64 letters",
     "log.metric(3, 1)": "a name has 64 letters",
     "log.extra('é', [1, 2])": "a name has 64 letters",
-    "log.extra('x', [1])": "not as many values as completions, 2",
-    "log.extra('x', [1] * 10**6)": "not as many values as completions, 2",
+    "log.extra('x', [1])": "[1] is no list with a value for each completion, 2",
+    "log.extra('x', [1] * 10**6)": "is no list with a value for each completion, 2",
     "log.extra('x', 'ab')": "'ab' is no list",
     "log.extra('x', None)": "None is no list",
     "[log.metric(f'm{n}', n) for n in range(MAX_NAMES + 1)]": "32 names already",
@@ -84,7 +83,7 @@ def test_what_cannot_be_logged_is_left_out_with_the_reason(call: str) -> None:
     log = Log(2)
     log.metric("kept", 1)
     eval(call, {"log": log, "math": math, "MAX_NAMES": MAX_NAMES - 1})
-    columns = log.columns()
+    columns = log.columns
     assert REFUSED[call] in log.refused and len(log.refused) < 200
     assert log.metrics["kept"] == (1.0, 1) and "x" not in log.metrics and columns == {}
     Reply(values=[1.0, 1.0], metrics=log.metrics, columns=columns, refused=log.refused)  # a process may send it

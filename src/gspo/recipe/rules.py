@@ -199,8 +199,7 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
         """: recipe.checkpoint.seconds is None and not (recipe.checkpoint.every or recipe.checkpoint.best),
-        f"""model.attn_implementation: {attention}: sequences are packed with sdpa only: they are trained padded, and
-        decoded by transformers' own modules, which is slower
+        f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
         """: attention not in (None, "sdpa"),
         f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
         """: model.trust_remote_code,

@@ -82,7 +82,7 @@ LogitBias = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Befo
 PathText = Annotated[str, AfterValidator(_check_path)]  # or a hub id
 Schedule = Literal["constant", "linear", "cosine"]
 Per = Literal["response", "segment", "token"]
-MetricName = Annotated[str, Field(min_length=1)]  # of metrics.jsonl
+Text = Annotated[str, Field(min_length=1)]
 Which = Literal["highest", "lowest"]
 
 
@@ -111,9 +111,7 @@ class OptimizerConfig(Section):
     betas: tuple[BelowOne, BelowOne] = key((0.9, 0.99), "AdamW's decay of the gradient's mean and of its square.")
     eps: PositiveFloat = key(1e-8, "The small number that AdamW adds to its divisor.")
     weight_decay: NonNegativeFloat = key(0.0, "AdamW's decoupled weight decay.")
-    no_decay: tuple[str, ...] = key(
-        (), 'Parameters without weight decay, by patterns of their names, such as `["*.bias", "*norm*"]`.'
-    )
+    no_decay: tuple[str, ...] = key((), "Patterns of parameters without weight decay, such as `*.bias`.")
     warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over this number of optimiser steps.")
     schedule: Schedule = key("constant", "How the learning rate falls after the warm-up.")
     min_lr_fraction: Fraction = key(0.0, "The schedule ends at this fraction of `lr`.")
@@ -129,13 +127,9 @@ class ModelConfig(Section):
     trust_remote_code: bool = key(False, "Run Python code from model directories; see [models](../guides/models.md).")
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
     device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
-    attn_implementation: str | None = key(
-        None, "transformers' attention, such as `eager`; with `sdpa`, the usual default, gspo packs sequences."
-    )
+    attn_implementation: str | None = key(None, "transformers' attention; gspo packs sequences with `sdpa` only.")
     kwargs: dict[str, Any] = key({}, "Further arguments of `from_pretrained`, and keys of the model's configuration.")
-    frozen: tuple[str, ...] = key(
-        (), 'Parameters that are not trained, by patterns of their names, such as `["*embed_tokens*"]`.'
-    )
+    frozen: tuple[str, ...] = key((), "Patterns of parameters that are not trained, such as `*embed_tokens*`.")
 
 
 class ColdStartOptimizerConfig(OptimizerConfig):
@@ -190,16 +184,12 @@ class RolloutConfig(Section):
     top_p: PositiveFraction = key(1.0, "Sample from the fewest most likely tokens that together have this probability.")
     top_k: Natural = key(0, "Sample from this number of most likely tokens; 0: from all.")
     min_p: Fraction = key(0.0, "Sample from tokens at least this times as likely as the likeliest; 0: from all.")
-    repetition_penalty: PositiveFloat = key(
-        1.0, "Above 1, tokens that prompt or response has already get less likely: logits above 0 are divided by it."
-    )
+    repetition_penalty: PositiveFloat = key(1.0, "Above 1, tokens of the prompt and the response get less likely.")
     logit_bias: LogitBias = key(
         {}, "What is added to tokens' logits, from -100 (never) to 100: `{Wait: -5, 151645: 2}`, by text or id."
     )
     stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
-    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = key(
-        (), "Texts that end a response: its last token is the first in which such a text is complete."
-    )
+    stop_strings: tuple[Text, ...] = key((), "Texts that end a response, with the token that completes one.")
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "The most sampling rounds in a step; after them groups of equal rewards stay.")
@@ -236,9 +226,7 @@ class KlConfig(Section):
     estimator: Literal["k1", "k2", "k3"] = key("k3", "How the divergence is estimated from the sampled tokens.")
     place: Literal["loss", "reward"] = key("loss", "Whether the divergence is a part of the `loss` or of the `reward`.")
     reference: PathText | None = key(None, "A directory or hub id; by default the policy at the start of RL.")
-    refresh_steps: Positive | None = key(
-        None, "Steps between refreshes of the reference from the policy; `null`: it stays as it is."
-    )
+    refresh_steps: Positive | None = key(None, "Steps between refreshes of the reference by the policy; `null`: none.")
     refresh_weight: PositiveFraction = key(1.0, "α of a refresh: the reference becomes α · policy + (1 - α) · itself.")
 
 
@@ -353,9 +341,7 @@ class CheckpointConfig(Section):
     every: Natural = key(0, "Steps between [checkpoints](../guides/resuming.md); 0: not by steps.")
     seconds: PositiveFloat | None = key(600.0, "The most seconds between checkpoints; `null`: not by time.")
     keep: Positive = key(2, "How many of the newest checkpoints are kept.")
-    best: MetricName | None = key(
-        None, "Keep the model of the step at which this [metric](metrics.md) is best, as `best_model/`."
-    )
+    best: Text | None = key(None, "Keep the model of the best step by this [metric](metrics.md) as `best_model/`.")
     best_is: Which = key("highest", "Which value of the metric is the best.")
 
 
@@ -374,7 +360,7 @@ class EvaluationConfig(Section):
 class EarlyStopConfig(Section):
     """The end of a run whose metric has reached a goal, or is no longer getting better."""
 
-    metric: MetricName | None = key(None, "The [metric](metrics.md) to watch; `null`: none.")
+    metric: Text | None = key(None, "The [metric](metrics.md) to watch; `null`: none.")
     best_is: Which = key("highest", "Which value of the metric is the best.")
     patience: Positive | None = key(None, "End after this number of values in a row, none of them a new best.")
     min_improvement: NonNegativeFloat = key(0.0, "A new best is better than the old one by more than this.")
@@ -412,8 +398,6 @@ class RecipeKeys(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     early_stop: EarlyStopConfig = EarlyStopConfig()
-    hooks: tuple[PathText, ...] = key(
-        (), "Functions called after each step, `module:name` or `file.py:name`: see [hooks](../guides/hooks.md)."
-    )
+    hooks: tuple[PathText, ...] = key((), "Functions called after each step: see [hooks](../guides/hooks.md).")
     hook_errors: Literal["end", "warn"] = key("end", "An error of a hook ends the run, or is shown once as a warning.")
     report: ReportConfig = ReportConfig()

@@ -75,9 +75,8 @@ def _meant(query: str, ids: Sequence[str], where: Path) -> str | None:
     """The id that a name stands for; None where there is none, UserError where there are several."""
     named = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
     if len(named) > 1:
-        raise UserError(
-            f"several queries end with {visible(query)}", where=str(where), fix=f"name one of {first_of(named)}"
-        )
+        fix = f"name one of {first_of(named)}"
+        raise UserError(f"several queries end with {visible(query)}", where=str(where), fix=fix)
     return named[0] if named else None
 
 

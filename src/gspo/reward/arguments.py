@@ -81,12 +81,8 @@ def _lists(
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
     """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
-    model, names = columns.get("reward_model"), ("data_source", "ground_truth")
     own = {"ground_truth": columns["answer"]} if "answer" in columns else {}
-    own |= {"data_source": ""} | {name: columns[name] for name in names if name in columns}
-    own["extra_info"] = columns.get("extra_info") or {}
-    return (
-        {**own, "ground_truth": model["ground_truth"]}
-        if isinstance(model, Mapping) and "ground_truth" in model
-        else own
-    )
+    own |= {"data_source": ""} | {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
+    if isinstance(model := columns.get("reward_model"), Mapping):
+        own |= {name: truth for name, truth in model.items() if name == "ground_truth"}
+    return {**own, "extra_info": columns.get("extra_info") or {}}

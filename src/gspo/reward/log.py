@@ -35,7 +35,8 @@ class Log:
     def __init__(self, size: int) -> None:
         self.metrics: Metrics = {}
         self.refused = ""
-        self._size, self._columns = size, dict[str, list[Cell]]()
+        self.columns: dict[str, list[Cell]] = {}
+        self._size = size
 
     def metric(self, name: str, value: float) -> None:
         """Note a number; a step's metric is the mean over the step's calls, as in TRL."""
@@ -47,21 +48,13 @@ class Log:
             self.metrics[name] = (total + float(number), count + 1)
 
     def extra(self, column: str, values: Any) -> None:
-        """Note a value for each completion; further calls for a column go on with it, as in TRL."""
+        """Note a value for each completion."""
         call = f"log_extra({column!r:.40}, …)"
         values = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(values, list | tuple):
-            self._refuse(f"{call}: {values!r:.40} is no list with a value for each completion")
-        elif self._takes(column, self._columns, call):
-            cells = self._columns.setdefault(column, [])
-            cells += map(_cell, values[: self._size + 1 - len(cells)])  # one too many shows that there are
-
-    def columns(self) -> dict[str, list[Cell]]:
-        """The columns that have a value for each completion."""
-        for name, cells in self._columns.items():
-            if len(cells) != self._size:
-                self._refuse(f"log_extra({name!r}, …): not as many values as completions, {self._size}")
-        return {name: cells for name, cells in self._columns.items() if len(cells) == self._size}
+        if not (isinstance(values, list | tuple) and len(values) == self._size):
+            self._refuse(f"{call}: {repr(values)[:40]} is no list with a value for each completion, {self._size}")
+        elif self._takes(column, self.columns, call):
+            self.columns[column] = [*map(_cell, values)]
 
     def scores(self, results: Sequence[Any]) -> list[Any]:
         """The scores of results that come one a completion; what a mapping with a `score` has besides it is logged."""
