@@ -16,7 +16,14 @@ ROOT = Path(__file__).parents[2]
 NAMES: Mapping[str, str] = yaml.safe_load((ROOT / "src/gspo/recipe/other_names.yaml").read_text())
 PAIRS = [(name, meant) for meant, names in NAMES.items() for name in names.split()]
 GUIDES = "".join((ROOT / f"docs/guides/from_{library}.md").read_text() for library in ("trl", "verl", "areal"))
-ANYBODYS = {"epochs", "lr", "lora", "max_tokens", "clip_ratio", "actor.surrogate=vespo", "actor.surrogate=bnpo"}
+ANYBODYS = {"epochs", "lr", "lora", "max_tokens", "clip_ratio", "fp16", "enable_thinking", "warmup_ratio"}
+ANYBODYS |= {
+    "eval_strategy",
+    "vllm_mode",
+    "reward_model.overlong_buffer",
+    "actor.surrogate=vespo",
+    "actor.surrogate=bnpo",
+}
 KEYS = {name for name, _ in recipe_keys()}
 SECTIONS = {name.partition(".")[0] for name in KEYS if "." in name}
 

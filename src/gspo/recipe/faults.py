@@ -48,7 +48,9 @@ def hint(key: str) -> str | None:
     for end in (".".join(parts[first:]) for first in range(len(parts))):
         if end in _other_names():
             return _other_names()[end]
-        if keys := [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}")]:
+        keys = [name for name, _ in recipe_keys() if f".{name}".endswith(f".{end}")]
+        # A last name that several sections have says less than the section of another library that it is in.
+        if keys and not (keys[1:] and any(part in _other_names() for part in parts[:-1])):
             keys.sort(key=lambda name: name.startswith(("cold_start.", "critic.")))
             return f"did you mean {' or '.join(keys[:3])}?"
     return next((_other_names()[part] for part in parts[:-1] if part in _other_names()), None)
@@ -106,12 +108,15 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     parent, dot, last = where.rpartition(".")
     known = _keys_in(re.sub(r"\.\d+", "", parent))
     near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
-    if isinstance(value, dict) and value and not near:
+    is_misspelt = bool(near) and difflib.SequenceMatcher(None, last, near[0]).ratio() >= _MISSPELT
+    is_of_others = isinstance(value, dict) and any(_other_names().keys() & {last, f"{last}.{name}"} for name in value)
+    if isinstance(value, dict) and value and (not near or is_of_others):
         for name, inner in value.items():
             yield from _unknown(f"{where}.{name}", inner)
         return
-    guess = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(known or _keys_in(''))}"
-    is_misspelt = bool(near) and difflib.SequenceMatcher(None, last, near[0]).ratio() >= _MISSPELT
+    guess = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(known)}"
+    if not known:
+        guess = "write a section in a section" if where in dict(recipe_keys()) else "there is no section of this name"
     yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
 
 
