@@ -31,12 +31,11 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
             raise UserError(what, where="rollout.stop_strings", fix="name it in rollout.stop_tokens")
     if not (shaping := rollout.shaping):
         return []
-    weights = {
-        f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q": actor.surrogate in ("minirl", "dppo"),
-        f"actor.correction: {actor.correction} weighs them by π_old/q": actor.correction != "none",
-        "nothing weighs them by π_old/q, as actor.correction: tis would": True,
-    }
-    weighed = next(sentence for sentence, is_true in weights.items() if is_true)
+    weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
+    if actor.surrogate in ("minirl", "dppo"):
+        weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
+    elif actor.correction != "none":
+        weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
     return [
         f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "

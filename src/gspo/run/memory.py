@@ -59,10 +59,9 @@ def memory_of(
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
     width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
     held, update, copy = _by_parameters(recipe, empty_model(recipe.model, deepcopy(config)), width)
-    num_models = 1 + ("value model" in held)
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
-        "activations": width * tokens * _kept(text, checkpointing) * num_models,
+        "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),
         "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
     }
     sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}

@@ -149,8 +149,7 @@ class Recorder:
         watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         with run.clock.stage("evaluation"):
             parts.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
-            state = run.trainer_state(step)
-            score = evaluate(parts.engine, queries, parts.functions, run.recipe, state, **watched)
+            score = evaluate(parts.engine, queries, parts.functions, run.recipe, run.trainer_state(step), **watched)
         if run.recipe.report.rollouts:
             run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)
         metrics = evaluation_metrics(score, evaluated_set(run.recipe))

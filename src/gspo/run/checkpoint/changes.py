@@ -23,9 +23,7 @@ _SAFE = re.compile(
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
 )
 # How the work is cut to fit the memory: equal but for rounding.
-_ROUNDING = re.compile(
-    r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_checkpointing|gradient_noise)|model\.attn_implementation"
-)
+_ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation")
 
 _LIBRARIES = (
     *("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy"),
