@@ -207,10 +207,8 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
         while sum(parts(stage).values()) > _SHARE * available and sizes[key] > least:
             sizes[key] = max(least, sizes[key] // 2)
         sizes[name] = sum(parts(stage).values()) / 2**30
-    size, needed = (
-        int(parts("in the update")["weights"]) // (2 if is_gpu else 4),
-        max(sizes["update"], sizes["sampling"]),
-    )
+    size, needed = int(parts("in the update")["weights"]), max(sizes["update"], sizes["sampling"])
+    size //= 2 if is_gpu else 4  # bytes of a weight
     about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / 2**30:.0f} GiB"
     too_large = f"; about {needed:,.0f} GiB are needed: choose a smaller model"
     return {
@@ -231,9 +229,8 @@ def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str
         what = f"no column {answer!r}; the columns there are: {', '.join(first) or 'none'}"
         raise UserError(what, where=rows[0].id, fix="set --answer to the column with the right answers")
     builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
-    options = (
-        "" if column == "answer" else f"\n    options: {{answer_column: {json.dumps(column, ensure_ascii=False)}}}"
-    )
+    quoted = json.dumps(column, ensure_ascii=False)
+    options = "" if column == "answer" else f"\n    options: {{answer_column: {quoted}}}"
     own = "- function: rewards.py:score # "
     verifier = f"\n  - function: {builtin} # {about}{options}\n  # {own}one of your own, once it is written"
     names = [name for name in first if name.isidentifier() and not iskeyword(name)]

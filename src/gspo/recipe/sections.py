@@ -121,9 +121,7 @@ class OptimizerConfig(Section):
 class ModelConfig(Section):
     path: PathText | None = key(None, "A directory or hub id with weights; see [models](../guides/models.md).")
     architecture: dict[str, Any] | None = key(None, "In place of a path: a new model's transformers configuration.")
-    tokenizer: PathText | None = key(
-        None, "By default from `model.path`; `fit` makes a small one from the run's texts."
-    )
+    tokenizer: PathText | None = key(None, "By default that of `model.path`; `fit` makes one from the run's texts.")
     trust_remote_code: bool = key(False, "Run Python code from model directories; see [models](../guides/models.md).")
     dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "`auto`: `float32` on a CPU, else `bfloat16`.")
     device: str = key("auto", "`auto` is the first GPU, or the CPU where there is none.")
@@ -141,9 +139,7 @@ class ColdStartOptimizerConfig(OptimizerConfig):
 class ColdStartConfig(Section):
     steps: Natural = key(0, "Supervised optimiser steps before RL; 0: none.")
     path: PathText | None = key(None, "A file with the columns `prompt` and `completion`.")
-    demonstrations: PathText | None = key(
-        None, "In place of a file: a function `f(row, rng) -> completion`, as `file.py:name`."
-    )
+    demonstrations: PathText | None = key(None, "Instead of a file: `file.py:name` of an `f(row, rng) -> completion`.")
     rows: Positive = key(20_000, "The most demonstrations that are made or read.")
     rows_per_step: Positive = key(64, "Demonstrations in one optimiser step.")
     optimizer: ColdStartOptimizerConfig = key(ColdStartOptimizerConfig(), "The keys of `actor.optimizer`.")
@@ -156,9 +152,7 @@ class ProceduralConfig(Section):
 
 
 class QueriesConfig(Section):
-    path: PathText | None = key(
-        None, "A `.jsonl`, `.json`, `.csv` or `.parquet` file, or a hub id: see [data](../guides/data.md)."
-    )
+    path: PathText | None = key(None, "A data file or a hub id: see [data](../guides/data.md).")
     config: str | None = key(None, "The configuration of a hub id's data set.")
     split: str = key("train", "The split of a hub id's data set.")
     prompt: str | None = key(None, "The column with text or chat messages. Known layouts are recognised without it.")
@@ -197,9 +191,7 @@ class RolloutConfig(Section):
         "keep", "What happens to cut-off responses ([which](objectives.md#which-responses-train))."
     )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
-    segment_separator: Annotated[str, Field(min_length=1)] | None = key(
-        None, "The text that ends a segment, for rewards `per: segment`."
-    )
+    segment_separator: Text | None = key(None, "The text that ends a segment, for rewards `per: segment`.")
 
     @property
     def shaping(self) -> list[str]:
@@ -209,9 +201,7 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    function: PathText = key(
-        ..., "A built-in function, `module:name` or `file.py:name`: see [rewards](../guides/rewards.md)."
-    )
+    function: PathText = key(..., "A built-in, `module:name` or `file.py:name`: see [rewards](../guides/rewards.md).")
     weight: Annotated[Number, Field(ge=-1e6, le=1e6)] = key(1.0, "The function's weight in the sum, at most ±10⁶.")
     per: Per = key("response", "What the function gives a number for: `response`, `segment` or `token`.")
     time_limit_seconds: PositiveFloat = key(60.0, "The limit in seconds of one call, which scores one group.")
@@ -232,35 +222,24 @@ class KlConfig(Section):
 
 class ActorConfig(Section):
     surrogate: Name = key("clip", "The published objective; see [objectives](objectives.md).")
-    importance_sampling_level: Level = key(
-        "sequence", "Whether a ratio belongs to a token or a sequence: `token` is GRPO, `sequence` GSPO."
-    )
+    importance_sampling_level: Level = key("sequence", "A ratio of each `token` (GRPO), or of the `sequence` (GSPO).")
     advantage: Advantage = key("group", "What a reward is compared with; see [objectives](objectives.md#advantages).")
     reward_aggregation: Literal["sum", "normalize_then_sum"] = key(
-        "sum",
-        "Whether rewards are added before or after they are [compared](objectives.md#several-rewards).",
+        "sum", "Whether rewards are added before or after they are [compared](objectives.md#several-rewards)."
     )
-    length_norm: LengthNorm = key(
-        "own", "What divides the sum over a response's tokens; see [objectives](objectives.md#length-norms)."
-    )
+    length_norm: LengthNorm = key("own", "What divides the sum over tokens; see [norms](objectives.md#length-norms).")
     clip_low: PositiveFraction = key(3e-4, "Ratios below 1 - `clip_low` are clipped. GSPO: 3e-4; GRPO: 0.2.")
     clip_high: PositiveFloat = key(4e-4, "Ratios above 1 + `clip_high` are clipped. GSPO: 4e-4; GRPO: 0.27.")
     clip_fraction: Annotated[Number, Field(gt=0, lt=0.5)] | None = key(
         None, "Scale the clip range, step by step, so that about this fraction of tokens is clipped, such as 0.15."
     )
-    dual_clip: Annotated[Number, Field(gt=1, allow_inf_nan=False)] = key(
-        3.0, "For `dual_clip`: the most a ratio counts if Â < 0."
-    )
+    dual_clip: Annotated[Finite, Field(gt=1)] = key(3.0, "For `dual_clip`: the most a ratio counts if Â < 0.")
     minirl_cap: PositiveFloat = key(5.0, "For `minirl`: the most that π_θ/π_engine counts.")
     sapo_temperature: tuple[PositiveFloat, PositiveFloat] = key((1.0, 1.05), "For `sapo`: τ if Â > 0, and τ otherwise.")
     discount: PositiveFraction = key(1.0, "Each token or segment on the way to a later reward multiplies it by this.")
     advantage_ddof: Literal[0, 1] = key(1, "The variance of n rewards is divided by n - ddof.")
-    opsm_delta: PositiveFloat | None = key(
-        None, "Drop a sequence of Â < 0 whose mean log(π_engine/π_θ) is larger (OPSM)."
-    )
-    correction: Correction = key(
-        "none", "Correct for the engine's other likelihoods: see [objectives](objectives.md#corrections)."
-    )
+    opsm_delta: PositiveFloat | None = key(None, "Drop sequences of Â < 0 with a larger mean log(π_engine/π_θ): OPSM.")
+    correction: Correction = key("none", "Correct for the engine's likelihoods: see [how](objectives.md#corrections).")
     correction_level: Literal["token", "sequence"] = key(
         "token", "Correct by each token's ratio, or by its geometric mean over the sequence."
     )
@@ -272,12 +251,10 @@ class ActorConfig(Section):
     epochs: Positive = key(1, "Passes over a rollout batch, each over the same mini-batches; π_old stays the batch's.")
     micro_batch_tokens: Positive = key(16_384, "Tokens of one forward pass; fewer need less memory in the update.")
     old_logprobs: Literal["recompute", "engine"] = key(
-        "recompute",
-        "Who computes π_old: the trainer (`recompute`) or the `engine` ([why](../concepts/staleness_and_mismatch.md)).",
+        "recompute", "Who computes π_old: the trainer or the engine ([why](../concepts/staleness_and_mismatch.md))."
     )
     routing_replay: Literal["none", "policy", "engine"] = key(
-        "none",
-        "The update reuses the experts of π_old (`policy`) or of the `engine` ([experts](../concepts/experts.md)).",
+        "none", "The update reuses π_old's experts (`policy`) or the `engine`'s ([experts](../concepts/experts.md))."
     )
     router_aux_loss: NonNegativeFloat = key(0.0, "The weight of the loss that balances experts; 0: none.")
     gradient_checkpointing: bool = key(False, "Compute activations again in the backward pass: less memory, more time.")
@@ -328,9 +305,7 @@ class CriticConfig(Section):
     gae_gamma: Fraction = key(1.0, "The discount γ of GAE.")
     gae_lambda: Fraction = key(0.95, "The λ of GAE.")
     whiten: bool = key(True, "Bring advantages to mean 0 and standard deviation 1 over the batch's tokens.")
-    clip: PositiveFloat | None = key(
-        0.2, "How far a value may move from its old one, by PPO's value loss; `null`: any distance."
-    )
+    clip: PositiveFloat | None = key(0.2, "How far a value may move from its old one; `null`: any distance.")
     coefficient: PositiveFloat = key(0.5, "The weight of the value loss in a shared trunk.")
     optimizer: CriticOptimizerConfig = key(CriticOptimizerConfig(), "The keys of `actor.optimizer`.")
 
@@ -369,8 +344,7 @@ class EarlyStopConfig(Section):
 
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
-        (),
-        "The [trackers](../guides/tracking.md) that get the numbers and some samples.",
+        (), "The [trackers](../guides/tracking.md) that get the numbers and some samples."
     )
     project: Annotated[str, Field(min_length=1)] = key("gspo", "The project of trackio and wandb for the run.")
     rollouts: bool = key(True, "Write the responses: `rollouts/` and `evaluation/`.")
@@ -385,9 +359,7 @@ class RecipeKeys(Section):
     )
     seed: Annotated[Integer, Field(ge=0, lt=2**64)] = key(0, "The seed of initialisation, order and sampling.")
     steps: Positive = key(..., "Rollout batches to train on, each of them one step.")
-    output_dir: PathText | None = key(
-        None, "A new directory, or one to [resume](../guides/resuming.md); by default `runs/<name>`."
-    )
+    output_dir: PathText | None = key(None, "A new directory, or one to [resume](../guides/resuming.md).")
     model: ModelConfig
     cold_start: ColdStartConfig = ColdStartConfig()
     queries: QueriesConfig = QueriesConfig()

@@ -1,6 +1,5 @@
 """The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
@@ -24,13 +23,9 @@ from gspo.types import Group, Query, Sample, Score
 
 JUNK = "I do not know."
 # By what their verifiers evaluate as Python: the answer, something in the entry, or whatever another task's does.
-EVALUATING_TASKS = frozenset(
-    re.findall(
-        r"\w+",
-        "binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting "
-        "polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion",
-    )
-)
+_EVALUATING = """binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting
+    polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion"""
+EVALUATING_TASKS = frozenset(_EVALUATING.split())
 
 
 @dataclass(frozen=True)
