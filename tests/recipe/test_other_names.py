@@ -20,7 +20,7 @@ ANYBODYS = {"epochs", "lr", "lora", "max_tokens", "clip_ratio", "fp16", "enable_
 ANYBODYS |= {
     "eval_strategy",
     "vllm_mode",
-    "reward_model.overlong_buffer",
+    "overlong_buffer",
     "actor.surrogate=vespo",
     "actor.surrogate=bnpo",
 }

@@ -209,6 +209,11 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
+        f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
+        distribution than the one that is trained
+        """: recipe.evaluation.num_queries > 0 and rollout.temperature != recipe.evaluation.temperature == 1,
+        f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
+        """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
         """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
         """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean

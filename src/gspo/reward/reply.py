@@ -91,6 +91,8 @@ def _score(value: Any) -> float | list[float] | str | None:
     numbers = []
     for place, entry in enumerate(own if is_list else [own], 1):
         number = plain(entry)
+        if isinstance(number, Mapping):
+            return f"it returns a dictionary without the entry 'score': {repr(entry)[:80]}"
         if not isinstance(number, Real) or not abs(float(number)) <= MAX_NUMBER:
             which = f" as number {place} of {len(own)}" if is_list else ""
             return f"it returns {repr(entry)[:80]}{which} for a completion"
