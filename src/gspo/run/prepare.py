@@ -132,7 +132,8 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
     settings |= {"cold_start.optimizer": recipe.cold_start.optimizer} if recipe.cold_start.steps else {}
     critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
     for where, own in (settings | critics).items():
-        notes += check_optimizer(own, where=where, device=device_of(model.device))
+        if own.name != "adamw" or own.options:
+            notes += check_optimizer(own, where=where, device=device_of(model.device))
     if model.attn_implementation or model.frozen or any(own.no_decay for own in (settings | critics).values()):
         empty = empty_model(model, config)
         freeze(empty, model.frozen)
