@@ -37,8 +37,8 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"actor": {"advantage": "gae"}}, ["every token an advantage of its own", "sequence_token"]),
         ({"actor": {"surrogate": "gmpo", "advantage": "gae"}}, ["gmpo weighs whole sequences"]),
         ({"reward": [{"function": "math", "per": "token"}]}, ["reward.0.per: token", "sequence_token"]),
-        ({"actor": {**BY_FUNCTION, "advantage": "group_mean"}}, ["which is advantage: group, not group_mean"]),
-        ({"actor": {**BY_FUNCTION, "surrogate": "ppo"}}, ["which is advantage: group"]),
+        ({"actor": {**BY_FUNCTION, "advantage": "group_mean"}}, ["as advantage: group does, not group_mean"]),
+        ({"actor": {**BY_FUNCTION, "surrogate": "ppo"}}, ["as advantage: group does"]),
         (
             {"actor": {**BY_FUNCTION, **TOKENS}, "reward": [{"function": "math", "per": "token"}]},
             ["one number a response of each function; reward.0.per: token"],

@@ -109,13 +109,11 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
         """: kl.coefficient and kl.place == "reward" and actor.advantage == "group",
         """actor.kl.estimator: k1 in the loss: its expected gradient is 0; use k2 (the KL's own), k3 or place: reward
         """: kl.coefficient and kl.place == "loss" and kl.estimator == "k1",
-        f"""{name} divides each function's rewards by their deviation in the group, which is advantage: group, not
-        {actor.advantage}; set actor.advantage: group, or reward_aggregation: sum
+        f"""{name} divides as advantage: group does, not {actor.advantage}; set that, or reward_aggregation: sum
         """: by_function and actor.advantage != "group",
         f"""{name} takes one number a response of each function; {per_token} gives more; set reward_aggregation: sum
         """: by_function and per_token.startswith("reward"),
-        f"""{name} with rollout.overlong: penalty: a penalty divided by its own deviation is no longer a matter of how
-        much too long; set overlong: mask or keep, or reward_aggregation: sum
+        f"""{name} with rollout.overlong: penalty divides the penalty by its deviation; set overlong: mask or keep
         """: by_function and recipe.rollout.overlong == "penalty",
     }
 
@@ -166,8 +164,7 @@ def _noted_terms(actor: ActorConfig) -> dict[str, object]:
         """: actor.surrogate == "clip" and fixed and level != "token" and min(low, high) >= 0.1,
         f"""{clip_range} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)
         """: actor.surrogate == "clip" and fixed and level == "token" and max(low, high) <= 0.01,
-        f"""{clip_range}: one end is {max(low, high) / min(low, high):.0f} times the other, as where one of them is set
-        and the other is left as it was; set both
+        f"""{clip_range}: one end is {max(low, high) / min(low, high):.0f} times the other; set both
         """: not clips_nothing and fixed and max(low, high) > 20 * min(low, high),
         f"""actor.opsm_delta {actor.opsm_delta} drops nothing that actor.clip_low {low:g} has not clipped already
         """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,

@@ -33,8 +33,7 @@ def arguments_of(
 ) -> Arguments:
     """What the function takes of the query's columns and of the run, by name.
 
-    In TRL's signature each has one entry a completion; in the others, there is a mapping for each completion. Raises
-    UserError where the function needs what is not there.
+    It is a mapping of lists in TRL's signature, else one mapping for each completion. UserError: something is missing.
     """
     parameters, size = parameters_of(function.call), len(samples)
     signature = signature_of(parameters)
