@@ -304,3 +304,9 @@ def test_a_short_context_and_few_rows_are_seen() -> None:
     sizes = _sizes(draft_of(), config_of("qwen3", **small), 100, 5)
     assert sizes["max_new_tokens"] == 28 and sizes["lr"] == "1e-4"
     assert (sizes["num_held_out"], sizes["queries_per_step"], sizes["mini_batches"]) == (1, 4, 4)
+
+
+def test_prompts_that_are_too_long_are_left_out_and_the_others_are_asked_for_the_form() -> None:
+    rows = [*rows_of("What is {} + {}?", answer="[]"), {"prompt": "word " * 4000, "answer": "1"}]
+    recipe = init("--data", write("rows.jsonl", rows))
+    assert recipe.queries.overlong == "filter" and "boxed" in str(recipe.queries.system or recipe.queries.template)

@@ -8,7 +8,9 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,7 @@ def init(
         if os.path.lexists(file):
             fix = "add --out DIRECTORY" + " or --name NAME" * (file == recipe_file)
             raise UserError("this file exists, and none is overwritten", where=str(file), fix=fix)
-    given = {"path": data, **{key: value for key, value in queries.items() if value is not None}}
+    given = {"path": data, **{key: value for key, value in queries.items() if value is not None}, "overlong": "filter"}
     draft = {"name": name, "steps": 1, "model": {"path": model}, "queries": given, "actor": {"mini_batches": 1}}
     draft |= {"rollout": {"queries_per_step": 1, "max_new_tokens": _MIN_NEW_TOKENS}, "evaluation": {"num_queries": 0}}
     try:
@@ -139,19 +141,23 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     rows = load_rows(draft)
     config, tokenizer, first = load_config(draft.model), load_tokenizer(model), rows.train[0]
     asks, reward = _reward(rows.train, answer)
-    is_asked = not asks or _HAS_INSTRUCTION.search(str(first.prompt))
-    for instruction in (*(() if is_asked else ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"})), {}):
-        own = draft.model_copy(update={"queries": queries.model_copy(update=instruction)})
-        # There may be no chat template, one that takes no system message, or rows with their own.
-        with suppress(UserError) if instruction else nullcontext():
-            rendered = render_rows(rows, tokenizer, recipe=own, max_positions=max_positions(config)).train
-            break
+    render = partial(render_rows, tokenizer=tokenizer, max_positions=max_positions(config))
+    rendered, instruction = render(rows, recipe=draft).train, dict[str, str]()
+    if asks and not _HAS_INSTRUCTION.search(str(first.prompt)):
+        ids = {query.id for query in rendered}
+        fitting = replace(rows, train=tuple(row for row in rows.train if row.id in ids))
+        for wanted in ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"}):
+            own = draft.model_copy(update={"queries": queries.model_copy(update={**wanted, "overlong": "error"})})
+            with suppress(UserError):  # no chat template, one without system messages, rows with one, or no room
+                rendered, instruction = render(fitting, recipe=own).train, wanted
+                break
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(draft, config, max(lengths), len({str(row.prompt) for row in rows.train}))
     if out.resolve() != Path.cwd():  # then paths are absolute, but for hub ids
         data, model = (str(Path(path).absolute()) if Path(path).exists() else path for path in (data, model))
     split = queries.split if queries.split != "train" else None
-    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction}
+    overlong = "filter" if len(rendered) < len(rows.train) else None  # more will be, for a response needs room
+    keys = {"config": queries.config, "split": split, "prompt": queries.prompt, **instruction, "overlong": overlong}
     kind = "text" if isinstance(first.prompt, str) else "chat"
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     return {
@@ -255,7 +261,9 @@ def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
     if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
         about = f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
         return "math", about, _ASKS_BOX
-    if longest > _MAX_LETTERS or any(isinstance(entry, Mapping) for entry in entries):
+    if any(isinstance(entry, Mapping) for entry in entries):
+        return "", f"column {column!r} has mappings: no text to compare with", ""
+    if longest > _MAX_LETTERS:
         return "", f"column {column!r} has texts of up to {longest:,} letters: no short text to compare with", ""
     is_choice = len(choices := sorted(set(texts))) <= min(_MAX_CHOICES, len(texts) // 3)
     which = f"one of {', '.join(choices)}" if is_choice else "and nothing else"

@@ -16,6 +16,7 @@ _OF_A_RUN = re.compile(
     r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
     r"|(cold_start_)?checkpoints|(set_aside|damaged|unfinished|replaced)_.*|best_model|events\.out\.tfevents\..*"
 )
+_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".py")  # of models, and of responses
 
 
 def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
@@ -72,7 +73,12 @@ def _check_replaceable(recipe: Recipe) -> None:
     if is_locked(path):
         fix = "wait for it or end it, or give this run another name: --new"
         raise UserError("a process is writing to this directory: it is not overwritten", where=where, fix=fix)
-    if others := sorted(entry.name for entry in path.iterdir() if not _OF_A_RUN.fullmatch(entry.name)):
+    others = [entry.name for entry in path.iterdir() if not _OF_A_RUN.fullmatch(entry.name)]
+    inner = (
+        file for folder in ("model", "best_model", "rollouts", "evaluation") for file in (path / folder).rglob("*")
+    )
+    others += [str(file.relative_to(path)) for file in inner if file.is_file() and file.suffix not in _SUFFIXES]
+    if others := sorted(others):
         what = f"it holds what no run has written, so it is not overwritten: {listed(others)}"
         raise UserError(what, where=where, fix=f"move that elsewhere; or {fix}")
     if inside := [key for key, file in files_of(recipe) if path.resolve() in Path(file).resolve().parents]:
