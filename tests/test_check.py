@@ -177,6 +177,10 @@ def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixtur
     ("override", "message"),
     [
         ("model.frozen=['*nothing*']", "model.frozen: '*nothing*' matches no parameter"),
+        (
+            "actor.surrogate=ppo|critic.optimizer={no_decay: ['nothing'], weight_decay: 0.1}",
+            "critic.optimizer.no_decay: 'nothing' matches no parameter",
+        ),
         ("cold_start.optimizer.no_decay=['*bias']", "cold_start.optimizer.no_decay: '*bias' matches no parameter"),
         ("actor.optimizer.name=torch.optim.LBFGS", "actor.optimizer.name: torch.optim.LBFGS: it cannot make a step"),
         ("cold_start.optimizer.options={momentum: 1}", "fix: correct cold_start.optimizer.options"),
@@ -184,5 +188,5 @@ def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixtur
     ],
 )
 def test_check_refuses_what_a_run_would(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", str(TINY), override]) == 2
+    assert cli.main(["check", str(TINY), *override.split("|")]) == 2
     assert message in capsys.readouterr().err

@@ -142,3 +142,10 @@ def test_variables_need_a_template_and_one_that_it_lacks_is_noted(tokenizer: Any
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"queries\.chat_template_kwargs needs a chat template"):
         render_all([row], tokenizer, queries=given)
+
+
+def test_rows_that_end_in_the_assistants_words_are_counted(thinking_tokenizer: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    rows = [Row(id="data:1", prompt=messages, columns={}), Row(id="data:2", prompt=messages[:1], columns={})]
+    (note,) = template_notes(rows, thinking_tokenizer, QueriesConfig())
+    assert note.startswith("the last message of 1 of 2 rows is the assistant's")

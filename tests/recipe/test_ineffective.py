@@ -58,6 +58,8 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start.steps"),
         ({"checkpoint": {"every": 11}}, "checkpoint.every"),
         ({"evaluation": {"every": 11}}, "evaluation.every"),
+        ({"rollout": {"temperature": 0.7}}, "evaluation.temperature is 1, and rollout.temperature 0.7"),
+        ({"actor": {"optimizer": {"lr": 1e5}}}, "actor.optimizer.lr 100000 is far above"),
         ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),
         ({"reward": [{"function": "math", "weight": 2}]}, "reward.0.weight"),
         ({"reward": [{"function": "math"}, {"function": "exact_match", "weight": 0}]}, "reward.1.weight"),

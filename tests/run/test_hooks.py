@@ -110,6 +110,13 @@ def test_what_cannot_be_called_as_a_hook_is_refused_before_anything_is_loaded(gi
         load_hooks((), given)
 
 
+def test_an_async_hook_is_refused_before_anything_is_loaded() -> None:
+    async def hook(step: int, metrics: Any, samples: Any) -> None: ...
+
+    with pytest.raises(UserError, match="on_step is async"):
+        load_hooks((), hook)  # type: ignore[arg-type]
+
+
 def steer(step: int, metrics: Any, samples: Any) -> Any:
     """Other numbers after each step, which follow from its own."""
     factor, temperature = metrics["policy/learning_rate_factor"] / 2, 1 + metrics["reward/mean"] / 4

@@ -131,7 +131,9 @@ def test_a_stream_is_read_again_and_further_and_shaped_responses_are_as_they_wer
         return ({"prompt": f"{n % 10} + {n // 10 % 10} ="} for n in itertools.count())
 
     shaping = ["rollout.top_p=0.9", "rollout.repetition_penalty=1.2", "rollout.stop_strings=['3']"]
-    data = ["queries.procedural=null", "cold_start.steps=0", "evaluation.num_queries=4"]
+    Path("demonstrate.py").write_text("def answer(row, rng):\n    return '3'\n", encoding="utf-8")
+    cold_start = ["cold_start.steps=2", "cold_start.rows=4", "cold_start.demonstrations=demonstrate.py:answer"]
+    data = ["queries.procedural=null", *cold_start, "evaluation.num_queries=4"]
     overrides = [*data, *shaping, "actor.correction=tis"]
     train(recipe_of("unbroken", *overrides), queries=stream())
     broken_off(recipe_of("broken", *overrides, "steps=2"), GRADIENT, 4, queries=stream())  # in step 2

@@ -201,8 +201,9 @@ def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:
     if cold_start.path is None:
         assert cold_start.demonstrations is not None  # the recipe has one of the two
         demonstrate = load_callable(cold_start.demonstrations, where="cold_start.demonstrations")
-        drawn = rng.sample(rows.train, min(cold_start.rows, len(rows.train)))
-        return [(row, _call(demonstrate, row, rng)) for row in drawn]
+        # Of a stream the first rows: how many of it are read depends on the number of steps.
+        drawn = rows.train if rows.num_streamed else rng.sample(rows.train, min(cold_start.rows, len(rows.train)))
+        return [(row, _call(demonstrate, row, rng)) for row in drawn[: cold_start.rows]]
     held_out = {str(row.prompt) for row in rows.held_out}
     from_file = lay_out(read_rows(cold_start.path), source=cold_start.path)
     columns = ", ".join(from_file[0].columns)
