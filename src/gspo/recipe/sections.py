@@ -169,8 +169,29 @@ class QueriesConfig(Section):
     shuffle: bool = key(True, "Take the queries in a new order in each epoch.")
 
 
+class ServerConfig(Section):
+    """An engine that is a server: its keys are the same whatever `rollout.engine` names."""
+
+    python: PathText | None = key(None, "The interpreter that has the server, such as `.venv-vllm/bin/python`.")
+    urls: tuple[Text, ...] = key((), "Servers that run already; by default the run starts its own, and ends it.")
+    devices: tuple[Text, ...] = key((), "A server for each entry: the GPUs that it gets, such as `['1', '2,3']`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("auto", "Of the server; `auto`: as the trainer's.")
+    weights: Literal["memory", "files", "ipc", "nccl"] = key(
+        "memory", "How the policy's weights get to the server: see [engines](../engines.md#weights)."
+    )
+    weights_dir: PathText | None = key(None, "For `weights: files`: a directory that trainer and servers see.")
+    options: dict[str, Any] = key({}, "Further options of the server, such as `{gpu_memory_utilization: 0.5}`.")
+    start_seconds: PositiveFloat = key(600.0, "The limit in seconds for a server to get ready.")
+    request_seconds: PositiveFloat = key(3600.0, "The limit in seconds for a group's responses.")
+
+
 class RolloutConfig(Section):
-    engine: Literal["embedded"] = key("embedded", "What samples the responses: `embedded` is in the trainer's process.")
+    engine: Literal["embedded", "vllm", "sglang"] = key(
+        "embedded",
+        "What samples: `embedded` is in the trainer's process, others are servers ([engines](../engines.md)).",
+    )
+    vllm: ServerConfig = key(ServerConfig(), "The keys of `rollout.engine: vllm`.")
+    sglang: ServerConfig = key(ServerConfig(), "The same keys, of `rollout.engine: sglang`.")
     queries_per_step: Positive = key(64, "Queries in one step.")
     group_size: NumResponses = key(8, "Responses to each query (G), at least 2; with a value model at least 1.")
     max_new_tokens: Positive = key(1024, "A response is cut off after this number of tokens.")

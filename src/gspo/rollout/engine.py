@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gspo.model.policy import Policy
@@ -69,15 +70,34 @@ class Engine(Protocol):
         """What decides the last bit of the engine's numbers, for the description of a checkpoint's environment."""
         ...
 
+    def take_metrics(self) -> Mapping[str, float]:
+        """What it has measured since the last call, by the names of metrics.jsonl."""
+        ...
+
     def close(self) -> None:
         """End the engine's processes and free its memory; a second call does nothing."""
         ...
 
 
-def make_engine(recipe: Recipe, policy: Policy) -> Engine:
-    """The engine that `rollout.engine` names, with the policy's weights as version 0."""
-    match recipe.rollout.engine:
-        case "embedded":
-            from gspo.rollout.embedded.engine import EmbeddedEngine
+def make_engine(
+    recipe: Recipe,
+    policy: Policy,
+    *,
+    directory: Path = Path(),
+    longest_prompt: int = 0,
+    check_stop: Callable[[], None] = lambda: None,
+    say: Callable[[str], object] = lambda _: None,
+) -> Engine:
+    """The engine that `rollout.engine` names, with the policy's weights as version 0.
 
-            return EmbeddedEngine(policy)
+    A server writes its log into the directory. UserError where it cannot be used.
+    """
+    if recipe.rollout.engine == "embedded":
+        from gspo.rollout.embedded.engine import EmbeddedEngine
+
+        return EmbeddedEngine(policy)
+    from gspo.rollout.servers.engine import server_engine
+
+    return server_engine(
+        recipe, policy, directory=directory, longest_prompt=longest_prompt, check_stop=check_stop, say=say
+    )

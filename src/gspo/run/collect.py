@@ -21,7 +21,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
     key = SamplingKey(seed=run.recipe.seed, step=progress.steps + 1)
     state = run.trainer_state(progress.steps)
     record_experts = run.recipe.actor.wants_engine_experts
-    parts.engine.publish(parts.policy, policy_version)
+    run.engine.publish(parts.policy, policy_version)
     rounds: list[Batch] = []
     groups: list[Group] = []
     has_signal: list[bool] = []  # for each group; without dynamic sampling every group is taken
@@ -29,7 +29,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         queries = _queries(run, progress.steps + progress.extra_rounds + len(rounds), groups)[:num_missing]
         with run.clock.stage("rollout"):
-            sampled = parts.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
+            sampled = run.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
         with run.clock.stage("reward"):
             scored = score(sampled, parts.functions, state=state, warn=run.warn_once, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))

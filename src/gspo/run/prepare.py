@@ -26,7 +26,6 @@ from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, load_functions, probe
 from gspo.reward.log import TrainerState
-from gspo.rollout.engine import Engine, make_engine
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
@@ -64,7 +63,6 @@ class Prepared(Inputs):
     """
 
     policy: Policy
-    engine: Engine  # samples from the policy's weights; whoever prepares closes it
     demonstrations: Sequence[TokenSequence]  # the pairs as the model reads them
     reference: Policy | None  # that a KL term measures from; with weights of its own only where the recipe names some
     value_trunk: Policy | None  # what a critic of its own is made of
@@ -192,7 +190,6 @@ def prepare(
         reference=reference,
         value_trunk=value_trunk,
         demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
-        engine=make_engine(recipe, policy),  # last, for nobody would close it if anything failed after it
     )
 
 

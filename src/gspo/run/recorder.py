@@ -69,7 +69,8 @@ class Recorder:
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
-        line: dict[str, Any] = {"step": step, **step_metrics(batch, progress.reports, seconds, recipe.actor)}
+        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor)
+        line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
             line |= self._evaluate(step)
@@ -148,8 +149,8 @@ class Recorder:
             run.display.note(f"evaluating on {len(queries)} held-out queries …")
         watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         with run.clock.stage("evaluation"):
-            parts.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
-            score = evaluate(parts.engine, queries, parts.functions, run.recipe, run.trainer_state(step), **watched)
+            run.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
+            score = evaluate(run.engine, queries, parts.functions, run.recipe, run.trainer_state(step), **watched)
         if run.recipe.report.rollouts:
             run.directory.write_rollouts(step, rollout_lines(score.samples), folder=EVALUATION)
         metrics = evaluation_metrics(score, evaluated_set(run.recipe))

@@ -12,6 +12,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
+from gspo.rollout.engine import Engine, make_engine
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
@@ -44,6 +45,7 @@ class Run:
 
     recipe: Recipe
     parts: Prepared
+    engine: Engine  # samples from the policy's weights
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
@@ -191,20 +193,27 @@ def open_run(
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
             parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
-        stack.enter_context(closing(parts.engine))
         stack.callback(close_functions, parts.functions)
+        directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite)))
+        with interrupt, display.waiting("starting the engine") as say:
+            lengths = (len(query.prompt_ids) for query in (*parts.queries.train, *parts.queries.held_out))
+            engine = make_engine(
+                recipe, parts.policy, directory=directory.path, longest_prompt=max(lengths), check_stop=stop, say=say
+            )
+        stack.enter_context(closing(engine))
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow
         run = Run(
             recipe=recipe,
             parts=parts,
-            directory=reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite))),
+            engine=engine,
+            directory=directory,
             display=display,
             interrupt=interrupt,
             clock=Clock(display.stage),
             about={
-                "environment": environment(parts.policy, parts.functions, parts.engine.describe(), parts.hooks),
+                "environment": environment(parts.policy, parts.functions, engine.describe(), parts.hooks),
                 "rows_sha256": rows_digest(parts.rows, parts.pairs),
                 "tokens_sha256": tokens_digest(parts.queries),
                 "num_streamed": parts.rows.num_streamed,

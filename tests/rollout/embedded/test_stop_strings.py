@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.stop_strings import StopStrings
+from gspo.rollout.stop_strings import StopStrings
 
 NewPolicy = Callable[..., Policy]
 E_ACUTE, FACE = "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{GRINNING FACE}"

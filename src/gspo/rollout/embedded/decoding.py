@@ -14,8 +14,8 @@ from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
-from gspo.rollout.embedded.stop_strings import StopStrings
 from gspo.rollout.shaping import biased_ids
+from gspo.rollout.stop_strings import StopStrings
 from gspo.types import Experts, FinishReason, ShowProgress
 
 _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive

@@ -75,6 +75,10 @@ class EmbeddedEngine:
         with _inference_mode(self._policy.model):
             return {"engine": "embedded", "decoder written out": str(written_out(self._policy.trunk) is not None)}
 
+    def take_metrics(self) -> Mapping[str, float]:
+        """Nothing: there are no weights to hand over, and no server to fail."""
+        return {}
+
     def close(self) -> None:
         """Do nothing, for the memory is the policy's."""
 

@@ -1,0 +1,187 @@
+"""An engine whose sampling is done by servers, such as vLLM's, that have the policy's weights and are proven to."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from gspo.errors import RunError
+from gspo.model.policy import Policy
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RolloutConfig, ServerConfig
+from gspo.rollout.engine import SamplingKey
+from gspo.rollout.segments import text_and_segments
+from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.fleet import Fleet
+from gspo.rollout.servers.probe import LENGTH, Probe
+from gspo.rollout.servers.requests import NoAnswerError, RefusedError
+from gspo.rollout.servers.server import Server
+from gspo.rollout.servers.vllm import VllmApi
+from gspo.rollout.shaping import biased_ids
+from gspo.rollout.stop_strings import StopStrings
+from gspo.types import Experts, Group, Query, Sample, ShowProgress
+
+
+class ServerEngine:
+    """Asks servers for groups of responses, token ids in and token ids out."""
+
+    def __init__(
+        self,
+        api: ServerApi,
+        policy: Policy,
+        rollout: RolloutConfig,
+        settings: ServerConfig,
+        *,
+        max_length: int,
+        directory: Path,
+        check_stop: Callable[[], None],
+        say: Callable[[str], object],
+    ) -> None:
+        self._api, self._policy, self._settings = api, policy, settings
+        own_dtype = str(policy.head.weight.dtype).removeprefix("torch.")
+        dtype = own_dtype if settings.dtype == "auto" else settings.dtype
+        self._fleet = Fleet(
+            api,
+            policy,
+            Probe(policy, getattr(torch, dtype), rollout),
+            settings,
+            dtype=dtype,
+            max_length=max(max_length, LENGTH),
+            directory=directory,
+            check_stop=check_stop,
+            say=say,
+        )
+
+    def sample(
+        self,
+        queries: Sequence[Query],
+        settings: RolloutConfig,
+        key: SamplingKey,
+        *,
+        record_experts: bool = False,
+        check_stop: Callable[[], None] = lambda: None,
+        show_progress: ShowProgress = lambda *_: None,
+    ) -> tuple[Group, ...]:
+        """Ask for all groups at the same time; what a server fails to answer is asked for again."""
+        biases = biased_ids(settings.logit_bias, self._policy.tokenizer, len(self._policy.head.weight))
+        keys = key.response_keys([query.id for query in queries], settings.group_size)[:: settings.group_size]
+        asked = [
+            Asked(
+                prompt_ids=query.prompt_ids,
+                seed=own % 2**62,
+                stop_ids=self._policy.stop_ids,
+                settings=settings,
+                biases=biases,
+                wants_experts=record_experts,
+            )
+            for query, own in zip(queries, keys, strict=True)
+        ]
+        answers: dict[int, list[Generated]] = {}
+        size = settings.group_size
+
+        def look() -> None:
+            check_stop()
+            show_progress(len(answers) * size, len(asked) * size, "responses")
+
+        num_failures = 0
+        while missing := [number for number in range(len(asked)) if number not in answers]:
+            problem = self._fleet.watch(lambda client: self._ask_all(client, asked, missing, answers), look)
+            num_left = len(asked) - len(answers)
+            num_failures = num_failures + 1 if num_left == len(missing) else 1
+            if num_left:
+                self._fleet.mend(num_failures, problem)
+        return tuple(self._group(query, answers[number], settings) for number, query in enumerate(queries))
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """Hand the weights to the servers, and prove that each has them; RunError where one has not."""
+        assert policy is self._policy
+        if version != self._fleet.version:
+            self._fleet.publish(version)
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """What publishing took since the last call and what has failed; the gap of the last proof."""
+        counts, self._fleet.counts = self._fleet.counts, Counter()
+        gap, other = self._fleet.gap, self._fleet.other_gap
+        assert gap is not None
+        measured = {name: counts[name] for name in ("publish_seconds", "retries", "restarts")}
+        measured |= {"probe_gap_mean": gap.mean, "probe_gap_max": gap.most, "probe_gap_of_other_weights": other}
+        return {f"engine/{name}": float(value) for name, value in measured.items()}
+
+    def describe(self) -> Mapping[str, str]:
+        """The server's version and dtype."""
+        return {"engine": self._api.name, **self._fleet.servers[0].about}
+
+    def close(self) -> None:
+        """End the servers that this run has started."""
+        self._fleet.close()
+
+    async def _ask_all(
+        self,
+        client: httpx.AsyncClient,
+        asked: Sequence[Asked],
+        missing: Sequence[int],
+        answers: dict[int, list[Generated]],
+    ) -> str:
+        """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
+        servers = self._fleet.servers
+
+        async def ask(server: Server, number: int) -> None:
+            own, label = asked[number], self._fleet.label
+            try:
+                answer = await server.ask(client, self._api.sample(own, label), seconds=self._settings.request_seconds)
+                responses = self._api.read(answer, own)
+                if others := {response.version for response in responses} - {label}:
+                    raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {label}")
+                answers[number] = responses
+            except RefusedError as error:
+                raise RunError(f"{server.name} refuses a request: {error}") from None
+            except (NoAnswerError, BadAnswerError) as error:
+                server.problem = server.problem or f"{server.name}: {error}"
+
+        work = [ask(servers[place % len(servers)], number) for place, number in enumerate(missing)]
+        await asyncio.gather(*work)
+        return next((server.problem for server in servers if server.problem), "")
+
+    def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig) -> Group:
+        return Group(samples=tuple(self._sample(query, response, settings) for response in responses))
+
+    def _sample(self, query: Query, response: Generated, settings: RolloutConfig) -> Sample:
+        ids, finish_reason = response.token_ids, response.finish_reason
+        stop_strings = StopStrings(self._policy.tokenizer, settings.stop_strings)
+        if settings.stop_strings and stop_strings.read(0, ids):  # the server knows token ids only, and samples on
+            ids, finish_reason = ids[: stop_strings.ends[0]], "stop"
+        text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
+        logprobs = torch.tensor(response.logprobs[: len(ids)])
+        return Sample(
+            query=query,
+            token_ids=torch.tensor(ids),
+            loss_mask=torch.ones(len(ids), dtype=torch.bool),
+            text=text,
+            sampler_logprobs=logprobs,
+            full_logprobs=torch.full_like(logprobs, torch.nan) if settings.shaping else None,
+            finish_reason=finish_reason,
+            versions=((self._fleet.version, len(ids)),),
+            experts=self._experts(query, response, len(ids)),
+            segments=segments,
+        )
+
+    def _experts(self, query: Query, response: Generated, num_tokens: int) -> Experts | None:
+        if response.experts is None or self._policy.routing is None:
+            return None
+        experts = torch.from_numpy(response.experts.astype("int64")).to(self._policy.routing.dtype)
+        last = len(query.prompt_ids) - 1  # the prompt's last token predicts the response's first
+        return Experts(prefix=experts[:last], row=experts[last : last + num_tokens])
+
+
+def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **options: Any) -> ServerEngine:
+    """The engine of a recipe whose `rollout.engine` is a server."""
+    rollout, evaluation = recipe.rollout, recipe.evaluation
+    settings: ServerConfig = getattr(rollout, rollout.engine)
+    max_rows = max(rollout.max_rows, rollout.group_size, evaluation.samples)
+    api = VllmApi(settings, max_rows=max_rows, returns_experts=recipe.actor.routing_replay == "engine")
+    max_length = longest_prompt + rollout.max_new_tokens
+    return ServerEngine(api, policy, rollout, settings, max_length=max_length, **options)

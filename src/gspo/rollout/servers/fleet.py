@@ -1,0 +1,183 @@
+"""The servers of a run: started or found, given the policy's weights, proven to have them, and looked after."""
+
+import asyncio
+import os
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from gspo.errors import DivergedError, RunError, UserError
+from gspo.model.policy import Policy
+from gspo.recipe.sections import ServerConfig
+from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.probe import Gap, Probe
+from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
+from gspo.rollout.servers.server import Server, start_server
+from gspo.rollout.servers.weights import in_directory, in_memory
+
+KEY_VARIABLE = "GSPO_ENGINE_KEY"
+_MOST_FAILURES = 3  # attempts in a row without a new response
+_PUBLISH_SECONDS, _PROBE_SECONDS = 600.0, 120.0
+
+
+class Fleet:
+    """One server or several, all with the same weights; `label` names these."""
+
+    def __init__(
+        self,
+        api: ServerApi,
+        policy: Policy,
+        probe: Probe,
+        settings: ServerConfig,
+        *,
+        dtype: str,
+        max_length: int,
+        directory: Path,
+        check_stop: Callable[[], None],
+        say: Callable[[str], object],
+    ) -> None:
+        self._api, self._policy, self._probe, self._settings = api, policy, probe, settings
+        self._dtype, self._max_length, self._directory, self._check_stop = dtype, max_length, directory, check_stop
+        self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
+        self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
+        self._folders = ExitStack()
+        self.version = -1  # none is published yet
+        self.counts: Counter[str] = Counter()  # publish_seconds are no whole number
+        self.gap: Gap | None = None  # of the last proof
+        self.servers: list[Server] = []
+        try:
+            self._model = Path(self._folders.enter_context(tempfile.TemporaryDirectory(prefix="gspo-")))
+            policy.model.config.architectures = [type(policy.model).__name__]
+            policy.model.config.save_pretrained(self._model)
+            say(f"{'looking for' if settings.urls else 'starting'} {api.name}")
+            for url in settings.urls:
+                self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, self._key)))
+            for number in range(0 if settings.urls else max(1, len(settings.devices))):
+                self.servers.append(self._start(number))
+            self._make_ready(self.servers)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def label(self) -> str:
+        """The name of the weights that the servers must have."""
+        return f"{self._run_name}-{self.version}"
+
+    def publish(self, version: int) -> None:
+        """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
+        self.version = version
+        self._publish(self.servers)
+
+    def watch(self, work: Callable[[httpx.AsyncClient], Awaitable[Any]], check: Callable[[], None]) -> Any:
+        """The result of a coroutine that gets a client; what `check` raises ends it."""
+
+        async def with_client() -> Any:
+            async with new_client() as client:
+                return await work(client)
+
+        return run_watched(with_client, check)
+
+    def mend(self, num_failures: int, problem: str) -> None:
+        """See that servers with a problem have the present weights again, and start those anew that have ended.
+
+        `num_failures` attempts in a row have brought nothing: after the first, all with a problem are started anew;
+        after the third it is a RunError.
+        """
+        failed = [server for server in self.servers if server.problem]
+        if num_failures >= _MOST_FAILURES:
+            raise RunError(f"no response in {num_failures} attempts: {problem}{failed[0].log_end()}")
+        self.counts["retries"] += 1
+        for place, server in enumerate(self.servers):
+            if server.problem and server.process is not None and (num_failures > 1 or not server.process.is_alive):
+                self.counts["restarts"] += 1
+                server.end()
+                self.servers[place] = self._start(place)
+            server.problem = ""
+        again = [new for new in self.servers if new in failed or not new.about]
+        try:
+            self._make_ready(again)
+        except UserError as error:
+            raise RunError(str(error)) from None
+        self._publish(again)
+
+    def close(self) -> None:
+        """End the servers that this run has started."""
+        for server in self.servers:
+            server.end()
+        self._folders.close()
+
+    def _start(self, number: int) -> Server:
+        devices = self._settings.devices
+        return start_server(
+            self._api,
+            number=number,
+            device=devices[number] if devices else None,
+            directory=self._directory,
+            key=self._key,
+            model=self._model,
+            max_length=self._max_length,
+            dtype=self._dtype,
+            kind=self._policy.device.type,
+        )
+
+    def _make_ready(self, servers: Sequence[Server]) -> None:
+        """Wait until they answer, and see that replacing their weights changes what they compute.
+
+        The weights that they get first are no policy's. Without that, a server that keeps what it has would pass for
+        one that takes what it gets for as long as the policy has changed little.
+        """
+
+        async def wait(client: httpx.AsyncClient) -> None:
+            longest, seconds = self._max_length, self._settings.start_seconds
+            await asyncio.gather(*(own.wait_until_ready(client, seconds, max_length=longest) for own in servers))
+
+        self.watch(wait, self._check_stop)
+        self.other_gap = max(gap.mean for gap in self._hand_over(servers, label="scrambled", scrambled=True))
+
+    def _publish(self, servers: Sequence[Server]) -> None:
+        started = time.monotonic()
+        for server, gap in zip(servers, self._hand_over(servers, label=self.label), strict=True):
+            self.gap = gap
+            if not np.isfinite(gap.trainer):
+                raise DivergedError(f"the policy's log-likelihoods are no numbers: {gap}")
+            if not gap.is_closed:
+                raise RunError(
+                    f"{server.name} does not have the policy's weights, though it has taken them: {gap}\n"
+                    f"  fix: use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
+                )
+        self.counts["publish_seconds"] += time.monotonic() - started  # type: ignore[assignment]
+
+    def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
+        """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
+        asked = self._probe.requests(seed=secrets.randbelow(2**32))
+
+        async def hand_over(client: httpx.AsyncClient, server: Server, paths: list[str]) -> list[Generated]:
+            try:
+                for request in self._api.publish(paths, label):
+                    await server.ask(client, request, seconds=_PUBLISH_SECONDS)
+                samples = (server.ask(client, self._api.sample(own, label), seconds=_PROBE_SECONDS) for own in asked)
+                answers = await asyncio.gather(*samples)
+                return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
+            except (NoAnswerError, RefusedError, BadAnswerError) as error:
+                what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
+                raise RunError(what) from None
+
+        def to_all(paths: list[str]) -> Callable[[httpx.AsyncClient], Awaitable[list[list[Generated]]]]:
+            return lambda client: asyncio.gather(*(hand_over(client, server, paths) for server in servers))
+
+        with self._weights(scrambled) as paths:
+            return [self._probe.gap(responses) for responses in self.watch(to_all(paths), self._check_stop)]
+
+    def _weights(self, scrambled: bool) -> AbstractContextManager[list[str]]:
+        if self._settings.weights_dir is None:
+            return in_memory(self._policy, scrambled=scrambled)
+        return in_directory(self._policy, Path(self._settings.weights_dir), scrambled=scrambled)

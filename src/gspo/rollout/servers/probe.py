@@ -1,0 +1,91 @@
+"""The proof that a server has the policy's weights: a few tokens that it samples, scored by the policy itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy, response_likelihood
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.servers.api import Asked, Generated
+
+_PROMPT_LENGTHS = (3, 7, 11, 15)  # tokens
+_NUM_TOKENS = 16  # of each response
+LENGTH = max(_PROMPT_LENGTHS) + _NUM_TOKENS
+# The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server. Weights of
+# one layer that are not the policy's move it much further (docs/engines.md has both as measured).
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """How far the server's log-likelihoods of its own tokens are from the policy's, in nats a token.
+
+    Example: Gap(mean=2e-6, most=9e-6, server=-1.204, trainer=-1.204, tolerance=1e-3) of weights that are the policy's.
+    """
+
+    mean: float
+    most: float  # of the tokens
+    server: float  # the mean log-likelihood of the tokens
+    trainer: float
+    tolerance: float
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is what rounding leaves."""
+        return self.mean <= self.tolerance  # NaN is not
+
+    def __str__(self) -> str:
+        return (
+            f"mean log-likelihood a token {self.server:.5f} by the server and {self.trainer:.5f} by the trainer; "
+            f"mean gap {self.mean:.2g}, tolerance {self.tolerance:g}"
+        )
+
+
+class Probe:
+    """Requests of random prompts, the same for all of a run's proofs but for the responses' random numbers."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype, settings: RolloutConfig) -> None:
+        self._policy, self._temperature = policy, settings.temperature
+        coarser = max((dtype, policy.head.weight.dtype), key=lambda own: TOLERANCE.get(own, 0.0))
+        self._tolerance = TOLERANCE.get(coarser, TOLERANCE[torch.float32])
+        special = set(policy.tokenizer.all_special_ids)
+        ids = [index for index in range(min(len(policy.tokenizer), len(policy.head.weight))) if index not in special]
+        drawn = torch.randint(len(ids), (sum(_PROMPT_LENGTHS),), generator=torch.Generator().manual_seed(0)).tolist()
+        prompts = torch.tensor(ids)[drawn].split(_PROMPT_LENGTHS)
+        plain = RolloutConfig(group_size=1, max_new_tokens=_NUM_TOKENS, temperature=settings.temperature)
+        self._prompts = [tuple(prompt.tolist()) for prompt in prompts]
+        self._settings = plain
+
+    def requests(self, seed: int) -> list[Asked]:
+        """What the server is asked for; no token ends a response."""
+        return [
+            Asked(
+                prompt_ids=prompt,
+                seed=seed + number,
+                stop_ids=(),
+                settings=self._settings,
+                biases={},
+                wants_experts=False,
+            )
+            for number, prompt in enumerate(self._prompts)
+        ]
+
+    @torch.no_grad()
+    def gap(self, responses: Sequence[Generated]) -> Gap:
+        """The gap, from one forward pass over prompts and responses."""
+        sequences = [
+            TokenSequence(prompt_ids=prompt, response_ids=torch.tensor(response.token_ids))
+            for prompt, response in zip(self._prompts, responses, strict=True)
+        ]
+        trainer = response_likelihood(self._policy, sequences, temperature=self._temperature).logprobs.double().cpu()
+        server = torch.tensor([number for response in responses for number in response.logprobs], dtype=torch.float64)
+        gaps = (server - trainer).abs()
+        return Gap(
+            mean=float(gaps.mean()),
+            most=float(gaps.max()),
+            server=float(server.mean()),
+            trainer=float(trainer.mean()),
+            tolerance=self._tolerance,
+        )

@@ -1,0 +1,61 @@
+"""A server that this run has started: its port, its log, and its end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gspo.rollout.servers import supervise
+
+_NUM_LINES = 4  # of each kind, in a message
+_LINE = 400  # characters
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+
+
+class ServerProcess:
+    """A command under a supervisor, in a process group of its own that ends with this process, however that ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self._start = file.tell()
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its supervisor runs, which ends with the server."""
+        return self._supervisor.poll() is None
+
+    def said(self) -> str:
+        """What this server has written to its log: the first lines that name an error, and the last ones."""
+        with self.log.open("rb") as file:
+            file.seek(self._start)
+            lines = [line[:_LINE] for line in file.read().decode(errors="replace").splitlines()]
+        errors = [line for line in lines[:-_NUM_LINES] if _ERROR.search(line)]
+        return "\n    ".join([*errors[:_NUM_LINES], *lines[-_NUM_LINES:]])
+
+    def end(self) -> None:
+        """Kill the whole group; a second call does nothing."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
+            os.killpg(self._supervisor.pid, signal.SIGKILL)
+        self._supervisor.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

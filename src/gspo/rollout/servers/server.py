@@ -1,0 +1,87 @@
+"""One server: where it listens and, where this run has started it, its process."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gspo.errors import UserError
+from gspo.rollout.servers.api import Request, ServerApi
+from gspo.rollout.servers.process import ServerProcess, free_port
+from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError
+
+_POLL_SECONDS = 0.25
+_ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
+
+
+@dataclass(kw_only=True)
+class Server:
+    """A server, known under a name.
+
+    Example: Server(name="server at http://node7:8000", api=api, address=Address("http://node7:8000", key=key))
+    """
+
+    name: str
+    api: ServerApi
+    address: Address
+    process: ServerProcess | None = None  # None: somebody else's
+    problem: str = ""  # why it must be looked after before it is asked again
+    about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
+
+    async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
+        """The answer to a request."""
+        return await self.address.ask(client, request.path, request.body, seconds=seconds)
+
+    async def wait_until_ready(self, client: httpx.AsyncClient, seconds: float, *, max_length: int) -> None:
+        """Wait until it answers; UserError where it ends, is not ready in time, or would compute something else."""
+        started = time.monotonic()
+        while True:
+            try:
+                await self.ask(client, Request(path="/health"))
+                about = await self.ask(client, self.api.about())
+                break
+            except RefusedError as error:
+                fix = "GSPO_ENGINE_KEY in the environment names the key" if self.process is None else None
+                raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=fix) from None
+            except NoAnswerError as error:
+                is_over = time.monotonic() - started > seconds
+                if self.process is not None and not self.process.is_alive:
+                    raise UserError(f"it has ended while it started{self.log_end()}", where=self.name) from None
+                if is_over:
+                    what = f"it is not ready after {seconds:g} s: {error}{self.log_end()}"
+                    fix = f"rollout.{self.api.name}.start_seconds gives it more time"
+                    raise UserError(what, where=self.name, fix=fix) from None
+            await asyncio.sleep(_POLL_SECONDS)
+        try:
+            self.about = self.api.check(about, max_length=max_length)
+        except ValueError as error:
+            raise UserError(
+                str(error), where=self.name, fix="docs/engines.md has the command that starts one"
+            ) from None
+
+    def end(self) -> None:
+        """Kill its process, where it is this run's own."""
+        if self.process is not None:
+            self.process.end()
+
+    def log_end(self) -> str:
+        """The last lines of its log, for a message; nothing of somebody else's server."""
+        if self.process is None:
+            return ""
+        return f"\n  {self.process.log}:\n    {self.process.said()}"
+
+
+def start_server(
+    api: ServerApi, *, number: int, device: str | None, directory: Path, key: str, **options: Any
+) -> Server:
+    """Start a server in a process of its own, on a free port; it is not ready yet. Options are those of api.command."""
+    port, environment = free_port(), dict(api.environment(key))
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = device
+    process = ServerProcess(api.command(port=port, **options), environment, directory / f"{api.name}_{number}.log")
+    address = Address(f"http://127.0.0.1:{port}", key)
+    return Server(name=f"{api.name} server {number}", api=api, address=address, process=process)

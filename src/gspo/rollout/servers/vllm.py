@@ -1,0 +1,150 @@
+"""vLLM's server (0.32): its command line, its requests and its answers."""
+
+import base64
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo.recipe.sections import ServerConfig
+from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
+
+_WORKER = Path(__file__).parent / "vllm_worker"
+_CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
+_GREEDY = 1e-5  # vLLM takes the likeliest token at temperatures below
+
+
+class VllmApi:
+    """vLLM as gspo starts it, or as its documentation asks others to start it."""
+
+    name = "vllm"
+
+    def __init__(self, settings: ServerConfig, *, max_rows: int, returns_experts: bool) -> None:
+        self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
+
+    def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+        """What starts a server for a model's configuration; its weights are dummies until some are published."""
+        options: dict[str, Any] = {
+            "model": str(model),
+            "served_model_name": "policy",
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": dtype,
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_scale_out": True,
+            "worker_extension_cls": "gspo_vllm_worker.Worker",
+            "middleware": "gspo_vllm_worker.RequireKey",
+            "max_model_len": max_length,
+            "max_num_seqs": self._max_rows,
+            "disable_uvicorn_access_log": True,
+            **({"enable_return_routed_experts": True} if self._returns_experts else {}),
+            **({"enforce_eager": True} if kind == "cpu" else {}),  # compiling takes minutes, for little
+            **self._settings.options,
+        }
+        arguments = [text for name, value in options.items() for text in _as_option(name, value)]
+        return [self._settings.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+
+    def environment(self, key: str) -> Mapping[str, str]:
+        """The key, and where gspo's part of the server is found."""
+        return {
+            "GSPO_ENGINE_KEY": key,
+            "PYTHONPATH": str(_WORKER),
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),  # GiB; else nearly all memory
+        }
+
+    def sample(self, asked: Asked, label: str) -> Request:
+        """One request for the group: its prompt is read once."""
+        settings = asked.settings
+        parameters = {
+            "n": settings.group_size,
+            "max_tokens": settings.max_new_tokens,
+            "temperature": 0.0 if settings.temperature < _GREEDY else settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+            "min_p": settings.min_p,
+            "repetition_penalty": settings.repetition_penalty,
+            "logit_bias": {str(token): bias for token, bias in asked.biases.items()} or None,
+            "seed": asked.seed,
+            "stop_token_ids": list(asked.stop_ids),
+            "ignore_eos": True,  # the policy's end tokens are among those to stop at
+            "logprobs": 0,  # of the sampled token alone
+            "detokenize": False,
+        }
+        body = {"token_ids": list(asked.prompt_ids), "sampling_params": parameters, "cache_salt": label}
+        return Request(path="/inference/v1/generate", body=body)
+
+    def read(self, answer: Any, asked: Asked) -> list[Generated]:
+        """The responses in their order; BadAnswerError where they are not what was asked for."""
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            responses = [_generated(choice, asked) for choice in choices]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
+        if len(responses) != asked.settings.group_size:
+            raise BadAnswerError(f"{len(responses)} responses where {asked.settings.group_size} were asked for")
+        return responses
+
+    def about(self) -> Request:
+        """Its whole configuration."""
+        return Request(path="/server_info?config_format=json")
+
+    def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
+        """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
+        print(json.dumps(about)[:3000])
+        return {}
+
+    def publish(self, paths: Sequence[str], label: str) -> list[Request]:
+        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
+        return [
+            Request(path="/pause?mode=keep", body={}),
+            Request(path="/collective_rpc", body={"method": "load_policy", "args": [list(paths)]}),
+            Request(path="/reset_prefix_cache", body={}),
+            Request(path="/update_weight_version", body={"new_version": label}),
+            Request(path="/resume", body={}),
+        ]
+
+
+def _as_option(name: str, value: Any) -> list[str]:
+    """An option of the command line: `--flag` and `--no-flag` for truth values, JSON for mappings and lists."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
+    """A choice of the answer; ValueError where it contradicts itself or what was asked for."""
+    ids, reason = choice["token_ids"], choice["finish_reason"]
+    entries = choice["logprobs"]["content"]
+    logprobs = [float(entry["logprob"]) for entry in entries]
+    if not ids or [entry["token_id"] for entry in entries] != ids:
+        raise ValueError(f"{len(ids)} tokens and log-likelihoods of {len(entries)}, not of the same")
+    if not all(math.isfinite(number) and _CLAMPED < number <= 1e-3 for number in logprobs):
+        raise ValueError("a log-likelihood is not finite: the weights may not be")
+    if reason not in ("stop", "length") or (reason == "stop") != (ids[-1] in asked.stop_ids):
+        raise ValueError(f"finish_reason {reason} after token {ids[-1]}")
+    if reason == "length" and len(ids) != asked.settings.max_new_tokens:
+        raise ValueError(
+            f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}: max_model_len is short"
+        )
+    versions = {span["version"] for span in choice["weight_versions"]}
+    experts = choice.get("routed_experts")
+    return Generated(
+        token_ids=ids,
+        logprobs=logprobs,
+        finish_reason=reason,
+        version=" and ".join(sorted(versions)),
+        experts=None if experts is None else np.load(io.BytesIO(base64.b64decode(experts)), allow_pickle=False),
+    )

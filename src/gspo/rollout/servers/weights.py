@@ -1,0 +1,96 @@
+"""The policy's weights on their way to a server: layer by layer, under the names that a saved model has."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+
+from gspo.errors import RunError
+from gspo.model.policy import Policy
+
+_FIRST_NUMBER = re.compile(r"(.*?\.\d+)\.")  # of a name: the layer that a tensor is in
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+_DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dict[str, Tensor]]:
+    """The tensors of each layer, and of what is outside of layers, as `save_pretrained` would name and shape them.
+
+    Of tied tensors there is the first. Scrambled ones are of the same shapes, and no policy's: a server with any of
+    them in place of the true ones computes something else.
+    """
+    seen: set[tuple[int, torch.Size]] = set()
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in policy.model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        match = _FIRST_NUMBER.match(name)
+        layers.setdefault(match[1] if match else name, {})[name] = tensor
+    with torch.no_grad():
+        for layer in layers.values():
+            saved: Mapping[str, Any] = revert_weight_conversion(policy.model, layer)
+            yield {name: _scrambled(tensor) if scrambled else tensor for name, tensor in saved.items()}
+
+
+def _scrambled(tensor: Tensor) -> Tensor:
+    return 0.9 * tensor.flip(0) if tensor.is_floating_point() and tensor.dim() else tensor
+
+
+def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file that safetensors reads, tensor by tensor: its own writer first makes a copy of them all."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+@contextmanager
+def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]:
+    """Paths that another process of this user can read the weights from, in this machine's memory, for as long as needed.
+
+    A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
+    with this process, however that ends.
+    """
+    if sys.platform != "linux":
+        raise RunError("weights are handed over through memory on Linux only; set the engine's `weights: files`")
+    files: list[BinaryIO] = []
+    try:
+        for layer in weights_by_layer(policy, scrambled=scrambled):
+            files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
+            write_safetensors(files[-1], layer)
+            files[-1].flush()
+        yield [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files]
+    finally:
+        for file in files:
+            file.close()
+
+
+@contextmanager
+def in_directory(policy: Policy, directory: Path, *, scrambled: bool = False) -> Iterator[list[str]]:
+    """Paths of files in a directory that the servers see, too, for as long as needed."""
+    paths: list[Path] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+            paths.append((directory / f"weights-{os.getpid()}-{number:05d}.safetensors").absolute())
+            with paths[-1].open("wb") as file:
+                write_safetensors(file, layer)
+        yield [str(path) for path in paths]
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
