@@ -104,12 +104,18 @@ class ServerEngine:
 
     def take_metrics(self) -> Mapping[str, float]:
         """What publishing took since the last call and what has failed; the gap of the last proof."""
-        counts, self._fleet.counts = self._fleet.counts, Counter()
-        gap, other = self._fleet.gap, self._fleet.other_gap
+        fleet, gap = self._fleet, self._fleet.gap
         assert gap is not None
-        measured = {name: counts[name] for name in ("publish_seconds", "retries", "restarts")}
-        measured |= {"probe_gap_mean": gap.mean, "probe_gap_max": gap.most, "probe_gap_of_other_weights": other}
-        return {f"engine/{name}": float(value) for name, value in measured.items()}
+        measured = {
+            "publish_seconds": fleet.publish_seconds,
+            "probe_gap_mean": gap.mean,
+            "probe_gap_max": gap.most,
+            "probe_gap_of_other_weights": fleet.other_gap,
+            "retries": float(fleet.counts["retries"]),
+            "restarts": float(fleet.counts["restarts"]),
+        }
+        fleet.publish_seconds, fleet.counts = 0.0, Counter()
+        return {f"engine/{name}": value for name, value in measured.items()}
 
     def describe(self) -> Mapping[str, str]:
         """The server's version and dtype."""
@@ -142,8 +148,19 @@ class ServerEngine:
             except (NoAnswerError, BadAnswerError) as error:
                 server.problem = server.problem or f"{server.name}: {error}"
 
-        work = [ask(servers[place % len(servers)], number) for place, number in enumerate(missing)]
-        await asyncio.gather(*work)
+        async def ask_server(place: int, server: Server) -> None:
+            work = asyncio.gather(*(ask(server, number) for number in missing[place :: len(servers)]))
+            watch = asyncio.create_task(server.until_it_hangs(client))
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                server.problem = server.problem or f"{server.name}: it does not answer, not even of its health"
+                work.cancel()
+                await asyncio.wait((work,))
+            else:
+                watch.cancel()
+                work.result()
+
+        await asyncio.gather(*(ask_server(place, server) for place, server in enumerate(servers)))
         return next((server.problem for server in servers if server.problem), "")
 
     def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig) -> Group:

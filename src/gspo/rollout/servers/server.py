@@ -15,6 +15,7 @@ from gspo.rollout.servers.process import ServerProcess, free_port
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError
 
 _POLL_SECONDS = 0.25
+_LOOK_SECONDS, _MOST_LOOKS = 5.0, 3  # at the health of a server that is busy
 _ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
 
 
@@ -62,6 +63,17 @@ class Server:
             raise UserError(
                 str(error), where=self.name, fix="docs/engines.md has the command that starts one"
             ) from None
+
+    async def until_it_hangs(self, client: httpx.AsyncClient) -> None:
+        """Return once it has not answered several looks at its health in a row."""
+        num_failures = 0
+        while num_failures < _MOST_LOOKS:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self.ask(client, Request(path="/health"))
+                num_failures = 0
+            except NoAnswerError:
+                num_failures += 1
 
     def end(self) -> None:
         """Kill its process, where it is this run's own."""

@@ -21,7 +21,7 @@ def main() -> None:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     with_us = (lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)) if libc else None
     try:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=with_us)
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=with_us)  # noqa: PLW1509 - no threads
         while server.poll() is None and os.getppid() == parent:
             time.sleep(0.1)
         status = server.poll()

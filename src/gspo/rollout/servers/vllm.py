@@ -15,9 +15,11 @@ import numpy as np
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
-_WORKER = Path(__file__).parent / "vllm_worker"
+_FOLDER, _WORKER = Path(__file__).parent / "vllm_worker", "gspo_vllm_worker.Worker"
+# Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
+_ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
 _CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
-_GREEDY = 1e-5  # vLLM takes the likeliest token at temperatures below
+_LOWEST = 0.01  # vLLM samples at this temperature where a lower one is asked for
 
 
 class VllmApi:
@@ -41,13 +43,13 @@ class VllmApi:
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
             "enable_scale_out": True,
-            "worker_extension_cls": "gspo_vllm_worker.Worker",
+            "worker_extension_cls": _WORKER,
             "middleware": "gspo_vllm_worker.RequireKey",
             "max_model_len": max_length,
             "max_num_seqs": self._max_rows,
             "disable_uvicorn_access_log": True,
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),
-            **({"enforce_eager": True} if kind == "cpu" else {}),  # compiling takes minutes, for little
+            **(_ON_CPU if kind == "cpu" else {}),
             **self._settings.options,
         }
         arguments = [text for name, value in options.items() for text in _as_option(name, value)]
@@ -57,7 +59,7 @@ class VllmApi:
         """The key, and where gspo's part of the server is found."""
         return {
             "GSPO_ENGINE_KEY": key,
-            "PYTHONPATH": str(_WORKER),
+            "PYTHONPATH": str(_FOLDER),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -70,7 +72,7 @@ class VllmApi:
         parameters = {
             "n": settings.group_size,
             "max_tokens": settings.max_new_tokens,
-            "temperature": 0.0 if settings.temperature < _GREEDY else settings.temperature,
+            "temperature": max(settings.temperature, _LOWEST),
             "top_p": settings.top_p,
             "top_k": settings.top_k,
             "min_p": settings.min_p,
@@ -102,8 +104,21 @@ class VllmApi:
 
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
-        print(json.dumps(about)[:3000])
-        return {}
+        config = about["vllm_config"]
+        model, cache = config["model_config"], config["cache_config"]
+        needed = {
+            "--worker-extension-cls gspo_vllm_worker.Worker": config["parallel_config"]["worker_extension_cls"]
+            == _WORKER,
+            "--logprobs-mode processed_logprobs": model["logprobs_mode"] == "processed_logprobs",
+            f"--max-model-len {max_length} or more": model["max_model_len"] >= max_length,
+            "no quantisation": model["quantization"] is None and cache["cache_dtype"] in ("auto", model["dtype"]),
+            "no speculative decoding": config["speculative_config"] is None,
+            "no logits processors": not model["logits_processors"],
+        }
+        if missing := [name for name, is_so in needed.items() if not is_so]:
+            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
+        version = about["system_env"].get("vllm_version", "of an unknown version")
+        return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""

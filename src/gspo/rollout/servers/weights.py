@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from gspo.errors import RunError
+from gspo.errors import DivergedError, RunError
 from gspo.model.policy import Policy
 
 _FIRST_NUMBER = re.compile(r"(.*?\.\d+)\.")  # of a name: the layer that a tensor is in
@@ -38,6 +38,9 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
         layers.setdefault(match[1] if match else name, {})[name] = tensor
     with torch.no_grad():
         for layer in layers.values():
+            for name, tensor in layer.items():
+                if not tensor.isfinite().all():
+                    raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
             saved: Mapping[str, Any] = revert_weight_conversion(policy.model, layer)
             yield {name: _scrambled(tensor) if scrambled else tensor for name, tensor in saved.items()}
 
@@ -61,7 +64,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]:
-    """Paths that another process of this user can read the weights from, in this machine's memory, for as long as needed.
+    """Paths that another process of this user can read the weights from, in this machine's memory, while they are used.
 
     A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
     with this process, however that ends.

@@ -69,7 +69,7 @@ def _load(worker: Any, paths: list[str]) -> None:
 
 
 def _pack_experts_again() -> None:
-    """On a CPU vLLM packs the experts of a mixture at the first load only, and keeps those when weights are replaced."""
+    """On a CPU vLLM packs a mixture's experts at the first load only, and keeps those when weights are replaced."""
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as Method
 
     set_up = Method._setup_kernel
