@@ -17,7 +17,7 @@ from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
 _FOLDER, _WORKER = Path(__file__).parent / "vllm_worker", "gspo_vllm_worker.Worker"
 # Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
-_ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
+_ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size": 32}
 _CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
 _LOWEST = 0.01  # vLLM samples at this temperature where a lower one is asked for
 
