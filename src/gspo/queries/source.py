@@ -50,6 +50,11 @@ RowSet = Split[Row]
 QuerySet = Split[Query]
 
 
+def longest_prompt(queries: QuerySet) -> int:
+    """The tokens of the longest prompt, trained on or held out."""
+    return max(len(query.prompt_ids) for query in (*queries.train, *queries.held_out))
+
+
 def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *, num_streamed: int = 0) -> RowSet:
     """Training and held-out rows; `rows` given from Python stand in for queries.path and queries.procedural.
 

@@ -10,7 +10,9 @@ from gspo.errors import UserError, listed
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import names_file
 
-_PATHS = re.compile(r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference")
+_PATHS = re.compile(
+    r"(queries|evaluation|cold_start|model)\.path|model\.tokenizer|actor\.kl\.reference|rollout\.\w+\.python"
+)
 _FUNCTIONS = re.compile(r"(reward|hooks)(\.([0-9]+|\+))?(\.function)?|cold_start\.demonstrations")
 _MODELS = ("model", "actor")  # their keys name directories
 

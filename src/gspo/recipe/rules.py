@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
-from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RecipeKeys, names_file
+from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RecipeKeys, ServerConfig, names_file
 
+LOWEST_TEMPERATURE = 0.01  # of a server
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 
 def refusals(recipe: RecipeKeys) -> list[str]:
     """A sentence for each combination that has no meaning: which keys, why, and what to set instead."""
-    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe))
+    return _true_sentences(_refused_sources(recipe) | _refused_objectives(recipe) | _refused_servers(recipe))
 
 
 def ineffective_settings(recipe: RecipeKeys) -> list[str]:
@@ -63,6 +64,30 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """: _goes_by_evaluation(recipe) and not recipe.evaluation.num_queries,
         """per: segment needs rollout.segment_separator, the text that ends a segment ("\\n" where each line is one)
         """: rollout.segment_separator is None and any(reward.per == "segment" for reward in rewards),
+    }
+
+
+def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
+    rollout, actor, name = recipe.rollout, recipe.actor, recipe.rollout.engine
+    if name == "embedded":
+        return {}
+    server: ServerConfig = getattr(rollout, name)
+    shaping = ", ".join(rollout.shaping)
+    return {
+        f"""rollout.{shaping} with rollout.engine: {name}: a server says how likely a token was in what it drew from,
+        not in the whole distribution, which is what actor.old_logprobs: engine takes; set old_logprobs: recompute
+        """: shaping and actor.old_logprobs == "engine",
+        f"""rollout.{shaping} with rollout.engine: {name} and actor.kl.place: reward, which needs the likelihoods of the
+        whole distribution from the engine; set kl.place: loss
+        """: shaping and actor.kl.coefficient and actor.kl.place == "reward",
+        """rollout.min_p with top_p or top_k: vLLM applies min_p first, gspo last, which gives other distributions
+        """: rollout.min_p and (rollout.top_p < 1 or rollout.top_k),
+        f"""rollout.temperature {rollout.temperature:g}: {name} takes 0.01 for anything below; set at least that
+        """: rollout.temperature < LOWEST_TEMPERATURE,
+        f"""rollout.{name}.weights: files needs weights_dir, a directory that trainer and servers see; others need none
+        """: (server.weights == "files") != (server.weights_dir is not None),
+        f"""rollout.{name}.urls names servers that run already: devices and options are theirs; leave them out
+        """: server.urls and (server.devices or server.options),
     }
 
 
@@ -206,6 +231,9 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.checkpoint.every > steps,
         f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
+        f"""evaluation.temperature {recipe.evaluation.temperature:g}: {rollout.engine} takes 0.01 for anything below,
+        which draws the likeliest token unless two are almost as likely
+        """: rollout.engine != "embedded" and recipe.evaluation.temperature < LOWEST_TEMPERATURE,
         f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
         distribution than the one that is trained
         """: recipe.evaluation.num_queries > 0 and rollout.temperature != recipe.evaluation.temperature == 1,
@@ -251,6 +279,8 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
+        ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
+        ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,

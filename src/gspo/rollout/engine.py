@@ -7,6 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig
@@ -77,6 +79,14 @@ class Engine(Protocol):
     def close(self) -> None:
         """End the engine's processes and free its memory; a second call does nothing."""
         ...
+
+
+def check_engine(recipe: Recipe, *, device: torch.device, longest_prompt: int) -> None:
+    """UserError where the engine of the recipe cannot be used; nothing is started."""
+    if recipe.rollout.engine != "embedded":
+        from gspo.rollout.servers.engine import check_servers
+
+        check_servers(recipe, device=device, longest_prompt=longest_prompt)
 
 
 def make_engine(

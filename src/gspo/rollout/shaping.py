@@ -36,8 +36,9 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
         weighed = f"actor.surrogate: {actor.surrogate} weighs them by π_θ/q"
     elif actor.correction != "none":
         weighed = f"actor.correction: {actor.correction} weighs them by π_old/q"
+    measured = "sampling/kept_mass" if rollout.engine == "embedded" else "not by a server"
     kept = f"at least {rollout.top_p:g}" if shaping == ["top_p"] else "an unknown part"
     return [
         f"rollout.{', '.join(shaping)}: tokens are drawn from q, which keeps {kept} of π's probability (measured: "
-        f"sampling/kept_mass); π_θ/π_old is of whole distributions, and {weighed}"
+        f"{measured}); π_θ/π_old is of whole distributions, and {weighed}"
     ]

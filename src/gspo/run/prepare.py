@@ -19,13 +19,22 @@ from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_poli
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
-from gspo.queries.source import QuerySet, RowSet, load_demonstrations, load_rows, render_rows, source_notes
+from gspo.queries.source import (
+    QuerySet,
+    RowSet,
+    load_demonstrations,
+    load_rows,
+    longest_prompt,
+    render_rows,
+    source_notes,
+)
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, load_functions, probe
 from gspo.reward.log import TrainerState
+from gspo.rollout.engine import check_engine
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint
@@ -103,6 +112,7 @@ def load_inputs(
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
     notes = _try_training(recipe, config)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    check_engine(recipe, device=device_of(recipe.model.device), longest_prompt=longest_prompt(rendered))
     sizes = recipe.model.architecture or vars(config.get_text_config())
     notes += source_notes(rows, rendered)
     notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.errors import DivergedError, RunError, UserError
 from gspo.model.policy import Policy
+from gspo.queries.source import longest_prompt
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
@@ -196,10 +197,8 @@ def open_run(
         stack.callback(close_functions, parts.functions)
         directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite)))
         with interrupt, display.waiting("starting the engine") as say:
-            lengths = (len(query.prompt_ids) for query in (*parts.queries.train, *parts.queries.held_out))
-            engine = make_engine(
-                recipe, parts.policy, directory=directory.path, longest_prompt=max(lengths), check_stop=stop, say=say
-            )
+            options: dict[str, Any] = {"directory": directory.path, "check_stop": stop, "say": say}
+            engine = make_engine(recipe, parts.policy, longest_prompt=longest_prompt(parts.queries), **options)
         stack.enter_context(closing(engine))
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
@@ -228,6 +227,8 @@ def open_run(
 
 def _consequence(line: str) -> str:
     """Of a change that is not refused."""
+    if line.startswith(("rollout.engine", "engine was")):
+        return "Other responses are drawn from here on, from the same distribution"
     if line.startswith("code of reward"):  # a digest of its whole file
         return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
     if line.startswith("code of hook"):

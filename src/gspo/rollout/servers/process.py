@@ -2,15 +2,13 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from gspo.rollout.servers import supervise
+from gspo.rollout.servers.in_server import gspo_supervise
 
 _NUM_LINES = 4  # of each kind, in a message
 _LINE = 400  # characters
@@ -25,7 +23,7 @@ class ServerProcess:
         with log.open("ab") as file:
             self._start = file.tell()
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(os.getpid()), *command],
+                [sys.executable, "-I", gspo_supervise.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -47,9 +45,9 @@ class ServerProcess:
         return "\n    ".join([*errors[:_NUM_LINES], *lines[-_NUM_LINES:]])
 
     def end(self) -> None:
-        """Kill the whole group; a second call does nothing."""
-        with suppress(ProcessLookupError, PermissionError):  # macOS refuses a group of zombies
-            os.killpg(self._supervisor.pid, signal.SIGKILL)
+        """End the whole group; a second call does nothing."""
+        self._supervisor.kill()  # so that it starts nothing more
+        gspo_supervise.end_group(self._supervisor.pid)
         self._supervisor.wait()
 
 

@@ -15,11 +15,23 @@ import numpy as np
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
-_FOLDER, _WORKER = Path(__file__).parent / "vllm_worker", "gspo_vllm_worker.Worker"
+_FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker"
 # Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size": 32}
 _CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
 _LOWEST = 0.01  # vLLM samples at this temperature where a lower one is asked for
+
+
+_OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
+REFUSED_OPTIONS = {
+    **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware"), _OURS),
+    **dict.fromkeys(("load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode"), _OURS),
+    **dict.fromkeys(("enable_scale_out", "worker_extension_cls", "max_num_seqs", "weight_transfer_config"), _OURS),
+    **dict.fromkeys(("quantization", "kv_cache_dtype", "speculative_config", "logits_processors"), _CHANGES),
+    **dict.fromkeys(("override_generation_config", "hf_overrides", "enable_lora", "tokenizer"), _CHANGES),
+    "dtype": "rollout.vllm.dtype is",
+    "enable_return_routed_experts": "actor.routing_replay: engine sets it",
+}
 
 
 class VllmApi:

@@ -21,9 +21,12 @@ _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
     r"|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
+    r"|rollout\.(vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
 # How the work is cut to fit the memory: equal but for rounding.
-_ROUNDING = re.compile(r"rollout\.max_rows|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation")
+_ROUNDING = re.compile(
+    r"rollout\.(max_rows|engine|(vllm|sglang)\..*)|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
+)
 
 _LIBRARIES = (
     *("gspo", "torch", "transformers", "tokenizers", "safetensors", "numpy"),
@@ -48,7 +51,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
     before, after = dict(_leaves(then)), dict(_leaves(now))
     lines = {key: f"{key}: was {was}, is {value}" for key, was, value in _different(before, after)}
     safe = [lines[key] for key in lines if _SAFE.fullmatch(key)]
-    rounding = [lines[key] for key in lines if _ROUNDING.fullmatch(key)]
+    rounding = [lines[key] for key in lines if _ROUNDING.fullmatch(key) and not _SAFE.fullmatch(key)]
     refused = [line for line in lines.values() if line not in safe and line not in rounding]
     return Changes(safe=safe, rounding=rounding, refused=refused)
 

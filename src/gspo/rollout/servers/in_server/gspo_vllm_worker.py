@@ -7,11 +7,16 @@ gspo_vllm_worker.RequireKey` guards all paths: vLLM's own key leaves those open 
 import hmac
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gspo_supervise import end_with_supervisor
+
 KEY = "GSPO_ENGINE_KEY"  # the environment variable
+
+threading.Thread(target=end_with_supervisor, daemon=True).start()
 
 
 class Worker:

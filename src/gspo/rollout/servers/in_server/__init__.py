@@ -1,0 +1,1 @@
+"""The files of gspo that run in a server's processes, which need not have gspo."""
