@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
+VLLM := .venv-vllm
 
 # A file's tests share a process, and its fixtures; up to four processes, one a core.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: train test test-all faults lint format docs bench soak study install clean
+.PHONY: train test test-all faults lint format docs bench soak study vllm install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -59,5 +60,12 @@ $(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
 	$(PEER)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
 	touch $@
 
+# vLLM wants an environment of its own. This is its build for CPUs; docs/engines.md says what to install for a GPU.
+vllm: $(VLLM)/.installed  ## a vLLM server for this CPU, which its tests need, into .venv-vllm (about 2 minutes)
+
+$(VLLM)/.installed: tests/install_vllm.sh
+	PYTHON=$(PYTHON) bash tests/install_vllm.sh $(VLLM)
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(PEER) .mypy_cache .ruff_cache .pytest_cache site
+	rm -rf $(VENV) $(PEER) $(VLLM) .mypy_cache .ruff_cache .pytest_cache site

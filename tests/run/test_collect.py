@@ -62,14 +62,15 @@ class Stub:
         monkeypatch.setattr("gspo.run.collect.score", scored)
         train = tuple(query_of([1], number) for number in range(size))
         queries, rows = SimpleNamespace(train=train), SimpleNamespace(num_streamed=0)
-        self.parts = SimpleNamespace(policy=object(), engine=engine, functions=(), queries=queries, rows=rows)
+        self.engine = engine
+        self.parts = SimpleNamespace(policy=object(), functions=(), queries=queries, rows=rows)
         self.progress = Progress()
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
         given: dict[str, Any] = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
         given |= {"trainer_state": lambda steps: TrainerState(global_step=steps), "warn_once": print}
-        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, **given)
+        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, engine=self.engine, **given)
         self.progress = replace(self.progress, steps=step - 1)
         batch, self.num_rounds = collect(run, self.progress, policy_version=7)
         assert {*run.clock.seconds} == {"rollout", "reward"}

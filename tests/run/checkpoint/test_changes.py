@@ -38,7 +38,11 @@ SAFE = {
     "reward.1.concurrent_calls",
 }
 ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
-ROUNDING |= {"model.attn_implementation"}
+ROUNDING |= {"model.attn_implementation", "rollout.engine"}
+for server in ("rollout.vllm", "rollout.sglang"):
+    SAFE |= {f"{server}.{name}" for name in ("python", "urls", "devices", "weights", "weights_dir")}
+    SAFE |= {f"{server}.start_seconds", f"{server}.request_seconds"}
+    ROUNDING |= {f"{server}.dtype", f"{server}.options"}
 NONE = Changes(safe=[], rounding=[], refused=[])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy.lib.format import read_array
 
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
@@ -173,5 +173,5 @@ def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
         logprobs=logprobs,
         finish_reason=reason,
         version=" and ".join(sorted(versions)),
-        experts=None if experts is None else np.load(io.BytesIO(base64.b64decode(experts)), allow_pickle=False),
+        experts=None if experts is None else read_array(io.BytesIO(base64.b64decode(experts)), allow_pickle=False),
     )
