@@ -11,6 +11,7 @@ from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import JUNK
+from gspo.rollout.engine import engine_summary
 from gspo.run.memory import memory_lines
 from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs
@@ -35,6 +36,7 @@ def check(
         check_vocabulary(tokenizer, inputs.config.get_text_config().vocab_size, where=model.path)
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
     yield f"model       {inputs.config.model_type}: {model.path or 'new, untrained'}"
+    yield f"engine      {engine_summary(recipe)}"
     if actor.routing_replay != "none" or actor.router_aux_loss:
         yield f"experts     replay: {actor.routing_replay}"
         yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"

@@ -65,6 +65,14 @@ def _named_ids(value: Any) -> Any:
     return {f"id:{name}" if type(name) is int else name: number for name, number in value.items()}
 
 
+def _with_underscores(value: Any) -> Any:
+    return {name.replace("-", "_"): own for name, own in value.items()} if isinstance(value, dict) else value
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
 Integer = Annotated[int, BeforeValidator(_check_number)]
 Number = Annotated[float, BeforeValidator(_check_number)]
 Positive = Annotated[Integer, Field(gt=0, lt=2**63)]
@@ -83,6 +91,8 @@ PathText = Annotated[str, AfterValidator(_check_path)]  # or a hub id
 Schedule = Literal["constant", "linear", "cosine"]
 Per = Literal["response", "segment", "token"]
 Text = Annotated[str, Field(min_length=1)]
+Devices = Annotated[str, BeforeValidator(_as_text)]  # in CUDA_VISIBLE_DEVICES
+Options = Annotated[dict[str, Any], BeforeValidator(_with_underscores)]  # of a command line
 Which = Literal["highest", "lowest"]
 
 
@@ -174,13 +184,13 @@ class ServerConfig(Section):
 
     python: PathText | None = key(None, "The interpreter that has the server, such as `.venv-vllm/bin/python`.")
     urls: tuple[Text, ...] = key((), "Servers that run already; by default the run starts its own, and ends it.")
-    devices: tuple[Text, ...] = key((), "A server for each entry: the GPUs that it gets, such as `['1', '2,3']`.")
+    devices: tuple[Devices, ...] = key((), "A server for each entry: the GPUs that it gets, such as `[0, '2,3']`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("auto", "Of the server; `auto`: as the trainer's.")
     weights: Literal["memory", "files", "ipc", "nccl"] = key(
         "memory", "How the policy's weights get to the server: see [engines](../engines.md#weights)."
     )
     weights_dir: PathText | None = key(None, "For `weights: files`: a directory that trainer and servers see.")
-    options: dict[str, Any] = key({}, "Further options of the server, such as `{gpu_memory_utilization: 0.5}`.")
+    options: Options = key({}, "Further options of the server, such as `{gpu_memory_utilization: 0.5}`.")
     start_seconds: PositiveFloat = key(600.0, "The limit in seconds for a server to get ready.")
     request_seconds: PositiveFloat = key(3600.0, "The limit in seconds for a group's responses.")
 

@@ -11,7 +11,7 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import RolloutConfig
+from gspo.recipe.sections import RolloutConfig, ServerConfig
 from gspo.types import Group, Query, ShowProgress
 
 
@@ -79,6 +79,16 @@ class Engine(Protocol):
     def close(self) -> None:
         """End the engine's processes and free its memory; a second call does nothing."""
         ...
+
+
+def engine_summary(recipe: Recipe) -> str:
+    """The engine of the recipe in a line."""
+    name = recipe.rollout.engine
+    if name == "embedded":
+        return "embedded, in the trainer's process"
+    server: ServerConfig = getattr(recipe.rollout, name)
+    started = f"{max(1, len(server.devices))} to be started by {server.python or 'the interpreter that runs gspo'}"
+    return f"{name}: {', '.join(server.urls) or started}; it is proven to have the weights when the run starts"
 
 
 def check_engine(recipe: Recipe, *, device: torch.device, longest_prompt: int) -> None:

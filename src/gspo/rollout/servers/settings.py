@@ -20,7 +20,7 @@ def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str]
     """
     where = f"rollout.{name}"
     for option, reason in refused.items():
-        if option in (own.replace("-", "_") for own in settings.options):
+        if option in settings.options:
             raise UserError(f"this option is not yours to set: {reason}", where=f"{where}.options.{option}")
     most = settings.options.get("max_model_len", settings.options.get("context_length", longest))
     if not isinstance(most, int) or most < longest:
@@ -40,9 +40,8 @@ def check_experts(name: str, device: torch.device) -> None:
 
 
 def _check_interpreter(name: str, python: str, *, where: str) -> None:
-    fix = (
-        f"name the interpreter of an environment that has {name} (`make vllm` makes one): {where}=.venv-vllm/bin/python"
-    )
+    made = " (`make vllm` makes one for a CPU)" if name == "vllm" else ""
+    fix = f"name the interpreter of an environment that has {name}{made}: {where}=.venv-{name}/bin/python"
     try:
         looked = subprocess.run([python, "-c", _LOOK, name], check=False, capture_output=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
