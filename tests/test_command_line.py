@@ -116,7 +116,7 @@ def test_what_is_no_command_shows_the_usage_with_exit_code_2(
         ("train base.yaml --lr 1e-6", "lr: here it is actor.optimizer.lr"),
         ("train base.yaml --learning-rate=1e-6 seed=1", "learning_rate: here it is actor.optimizer.lr"),
         ("train base.yaml --actor.clip_low 1e-3", "here it is actor.clip_low=1e-3"),
-        ("train base.yaml --use_vllm", "use_vllm: not here: one engine samples"),
+        ("train base.yaml --use_vllm", "use_vllm: here it is rollout.engine"),
         ("train base.yaml --group_size 8", "group_size: did you mean rollout.group_size?"),
         ("show runs/a --steps 3", "see gspo show --help"),
         ("train -c base.yaml", "the recipe comes first: gspo train base.yaml"),
@@ -231,5 +231,5 @@ def test_a_reader_that_has_enough_ends_a_check_without_a_traceback() -> None:
     process = subprocess.Popen([GSPO, "check", TINY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait() == 128 + signal.SIGPIPE
+    said = [line for line in process.stderr if "so far" not in line]  # what a slow machine waits for
+    assert said == [] and process.wait() == 128 + signal.SIGPIPE

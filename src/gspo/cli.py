@@ -98,11 +98,13 @@ def _waiting(name: str) -> AbstractContextManager[Callable[[str], None]]:
     return Display().waiting(name)
 
 
-def _display() -> "Display":
-    """A display, which has named what is waited for while the heavy libraries were loaded."""
+def _display(*, is_error: bool = False) -> "Display":
+    """A display, which has named what is waited for while the heavy libraries were loaded; on standard error or not."""
+    from rich.console import Console
+
     from gspo.run.console import Display
 
-    display = Display()
+    display = Display(Console(stderr=True, highlight=False) if is_error else None)
     with display.waiting("loading torch and transformers"):
         import_module("gspo.train")
     return display
@@ -177,7 +179,7 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
 
 
 def _check(options: Namespace) -> None:
-    recipe, display = _loaded(options), _display()
+    recipe, display = _loaded(options), _display(is_error=True)  # what reads the lines gets nothing else
     from gspo.check import check
 
     with display.waiting("loading the recipe's parts") as say:

@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,28 +75,32 @@ def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]
     if sys.platform != "linux":
         raise RunError("weights are handed over through memory on Linux only; set the engine's `weights: files`")
     files: list[BinaryIO] = []
-    try:
-        for layer in weights_by_layer(policy, scrambled=scrambled):
-            files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
-            write_safetensors(files[-1], layer)
-            files[-1].flush()
-        yield [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files]
-    finally:
-        for file in files:
-            file.close()
+    links: list[Path] = []
+    with tempfile.TemporaryDirectory(prefix="gspo-weights-") as folder:
+        try:
+            for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+                files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
+                write_safetensors(files[-1], layer)
+                files[-1].flush()
+                links.append(Path(folder) / f"model-{number:05d}.safetensors")
+                links[-1].symlink_to(f"/proc/{os.getpid()}/fd/{files[-1].fileno()}")
+            yield [str(link) for link in links]
+        finally:
+            for file in files:
+                file.close()
 
 
 @contextmanager
 def in_directory(policy: Policy, directory: Path, *, scrambled: bool = False) -> Iterator[list[str]]:
     """Paths of files in a directory that the servers see, too, for as long as needed."""
+    folder = (directory / f"weights-{secrets.token_hex(8)}").absolute()  # SGLang loads all files of a directory
     paths: list[Path] = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
         for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
-            paths.append((directory / f"weights-{os.getpid()}-{number:05d}.safetensors").absolute())
+            paths.append(folder / f"model-{number:05d}.safetensors")
             with paths[-1].open("wb") as file:
                 write_safetensors(file, layer)
         yield [str(path) for path in paths]
     finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
