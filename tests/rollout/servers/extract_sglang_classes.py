@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-CLASSES = ("GenerateReqInput", "UpdateWeightFromDiskReqInput", "PauseGenerationReqInput", "ContinueGenerationReqInput")
-CLASSES += ("SamplingParams", "GenerateResponse", "GenerateMetaInfo", "WeightVersionSpan", "LogprobEntry")
+CLASSES = ["GenerateReqInput", "UpdateWeightFromDiskReqInput", "PauseGenerationReqInput", "ContinueGenerationReqInput"]
+CLASSES += ["SamplingParams", "GenerateResponse", "GenerateMetaInfo", "WeightVersionSpan", "LogprobEntry"]
 CLIENT = Path(__file__).parents[3] / "src/gspo/rollout/servers/sglang.py"
 
 
@@ -51,9 +51,7 @@ def main(wheel: Path) -> None:
     classes = [n for n in nodes(archive, f"{srt}managers/io_struct.py") + contract if isinstance(n, ast.ClassDef)]
     ends = [n for n in nodes(archive, f"{srt}managers/schedule_batch.py") if isinstance(n, ast.ClassDef)]
     aliases = [n for n in contract if isinstance(n, ast.Assign) and n.col_offset == 0]
-    paths = [f"'/{name}'" for name in texts([ast.parse(client)])] + [
-        f"'{path}'" for path in re.findall(r'"(/\w+)"', client)
-    ]
+    paths = [f"'/{name}'" for name in re.findall(r'"/?(\w+)"', client)]
     handlers = [n for n in server if isinstance(n, ast.AsyncFunctionDef)]
     routes = {ast.unparse(route): ast.unparse(n.args) for n in handlers for route in n.decorator_list}
     options = [item for n in nodes(archive, *groups) if isinstance(n, ast.ClassDef) for item in fields(n).items()]

@@ -5,7 +5,6 @@
 
 import base64
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from gspo.recipe.sections import RolloutConfig, ServerConfig
-from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request, ServerApi
+from gspo.rollout.servers.api import Asked, BadAnswerError, Request, ServerApi
 from gspo.rollout.servers.sglang import SglangApi
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("sglang_classes.json").read_text())
@@ -38,7 +37,7 @@ class Names(dict[str, Any]):
         return eval(alias, {}, self) if alias else getattr(typing, name, Any)
 
 
-TYPES = Names({name: getattr(__builtins__, name, None) or eval(name) for name in ("int", "str", "bool", "float")})
+TYPES = Names({"int": int, "str": str, "bool": bool, "float": float})
 
 
 def class_of(name: str) -> type[BaseModel]:
@@ -164,7 +163,8 @@ class Watched(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """The same."""
-        return self[key] if key in self else default
+        self.read.add(key)
+        return super().get(key, default)
 
 
 def watched(value: Any) -> Any:

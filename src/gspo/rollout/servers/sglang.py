@@ -126,7 +126,8 @@ class SglangApi:
             raise ValueError(f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}")
         versions = {span["version"] for span in meta.get("weight_versions", ())} | {version}
         experts = None
-        if asked.wants_experts and self._experts:  # of each token but the last; the shape is not sent
+        if asked.wants_experts:  # of each token but the last; the shape is not sent
+            assert self._experts is not None
             flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
             experts = flat.reshape(len(asked.prompt_ids) + len(ids) - 1, *self._experts)
         return Generated(
