@@ -217,9 +217,11 @@ def test_a_response_of_two_weights_says_so() -> None:
 
 NAN = {"type": "stop", "matched": "NaN happened"}  # the token, out of the vocabulary, is overwritten by an end token
 SHORT, LONG = {"type": "length", "length": 2}, {"type": "length", "length": 3}
+WAITED = {"id": "a1", "finish_reason": {"type": "abort", "message": "in queue"}, "weight_version": "run-3"}
+WAITED |= {"output_token_logprobs": [], "completion_tokens": 0, "e2e_latency": 0.1}  # it has no prompt_tokens
 BAD: dict[str, Any] = {
     "aborted": response(finish_reason={"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}),
-    "aborted while it waited": {"text": "", **response([], finish_reason={"type": "abort", "message": "in queue"})},
+    "aborted while it waited": {"text": "", "output_ids": [], "meta_info": WAITED},
     "NaN": response(finish_reason=NAN),
     "NaN without end tokens": response([8, 70_000], finish_reason=NAN),
     "another end token": response([8, 4]),
@@ -256,6 +258,7 @@ def test_a_refusal_says_what_is_wrong() -> None:
     for name, words in {
         "NaN": "NaN happened",
         "aborted": "'Aborted'",
+        "aborted while it waited": "in queue",
         "another end token": r"ends at \[2, 9\]",
     }.items():
         with pytest.raises(BadAnswerError, match=words):
