@@ -217,7 +217,11 @@ def test_a_response_of_two_weights_says_so() -> None:
 
 NAN = {"type": "stop", "matched": "NaN happened"}  # the token, out of the vocabulary, is overwritten by an end token
 SHORT, LONG = {"type": "length", "length": 2}, {"type": "length", "length": 3}
-WAITED = {"id": "a1", "finish_reason": {"type": "abort", "message": "in queue"}, "weight_version": "run-3"}
+WAITED: dict[str, Any] = {
+    "id": "a1",
+    "finish_reason": {"type": "abort", "message": "in queue"},
+    "weight_version": "run-3",
+}
 WAITED |= {"output_token_logprobs": [], "completion_tokens": 0, "e2e_latency": 0.1}  # it has no prompt_tokens
 BAD: dict[str, Any] = {
     "aborted": response(finish_reason={"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}),
