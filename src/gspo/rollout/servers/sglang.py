@@ -1,0 +1,148 @@
+"""SGLang's server (0.5.23): its command line, its requests and its answers.
+
+It has met no real server: the tests hold it to the classes and keys in SGLang's own source.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo.recipe.sections import ServerConfig
+from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
+
+# SGLang takes its key from the command line alone, which everybody on the machine can read: it is added from within.
+_LAUNCH = (
+    "import os, runpy, sys; sys.argv += ['--api-key', os.environ['GSPO_ENGINE_KEY']]; "
+    "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
+)
+_SLACK = 8  # tokens of its context that SGLang keeps free of prompt and response
+_CLAMPED = -9999.0  # SGLang sends float32's lowest number in place of -inf, and null for NaN
+_WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # all tokens
+_REFUSED = ["quantization", "speculative_algorithm", "rl_on_policy_target", "preferred_sampling_params"]
+_REFUSED += ["allow_auto_truncate", "enable_deterministic_inference"]  # the latter draws a group's responses alike
+# Below level warning SGLang logs all its options, the key among them. A model's own end tokens would end responses too.
+_FIXED = {"host": "127.0.0.1", "load_format": "dummy", "skip_tokenizer_init": True, "log_level": "warning"}
+_FIXED |= {"json_model_override_args": {"eos_token_id": None}}
+
+
+class SglangApi:
+    """SGLang as gspo starts it, or as its documentation asks others to start it."""
+
+    name = "sglang"
+
+    def __init__(self, settings: ServerConfig, *, max_rows: int, experts: tuple[int, int] | None) -> None:
+        """`experts`: the model's layers and its experts a token, where responses come with their experts."""
+        self._settings, self._max_rows, self._experts = settings, max_rows, experts
+
+    def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+        """What starts a server for a model's configuration; its weights are dummies until some are published."""
+        own = {"model_path": str(model), "port": port, "device": kind, "dtype": dtype}
+        own |= {"context_length": max_length + _SLACK, "max_running_requests": self._max_rows}
+        own |= {"enable_return_routed_experts": self._experts is not None}
+        options = {**_FIXED, **own, **self._settings.options}
+        arguments = [text for name, value in options.items() for text in _as_option(name, value)]
+        return [self._settings.python or sys.executable, "-c", _LAUNCH, *arguments]
+
+    def environment(self, key: str) -> Mapping[str, str]:
+        """The key, and what has no option."""
+        return {
+            "GSPO_ENGINE_KEY": key,
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # the slack may be beyond the model's own length
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-likelihoods at the temperature
+        }
+
+    def sample(self, asked: Asked, label: str) -> Request:
+        """One request for the group: its prompt is read once. SGLang has no use for the seed."""
+        settings = asked.settings
+        assert not settings.shaping, "log-likelihoods would be of the distribution before top_p, top_k and min_p"
+        parameters = {**_WHOLE, "n": settings.group_size, "temperature": settings.temperature}
+        parameters |= {"max_new_tokens": settings.max_new_tokens, "stop_token_ids": list(asked.stop_ids)}
+        parameters["ignore_eos"] = not asked.stop_ids  # true, it would ignore stop_token_ids, too
+        body = {"input_ids": list(asked.prompt_ids), "sampling_params": parameters, "return_logprob": True}
+        body |= {"return_routed_experts": asked.wants_experts, "cache_salt": label}
+        return Request(path="/generate", body=body)
+
+    def read(self, answer: Any, asked: Asked) -> list[Generated]:
+        """The responses in their order; BadAnswerError where they are not what was asked for."""
+        answers = [answer] if isinstance(answer, dict) else answer  # a group of one is no list
+        try:
+            responses = [self._generated(own, asked) for own in answers]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
+        if len(responses) != asked.settings.group_size:
+            raise BadAnswerError(f"{len(responses)} responses where {asked.settings.group_size} were asked for")
+        return responses
+
+    def about(self) -> Request:
+        """All its options, the key among them: nothing may print the answer."""
+        return Request(path="/server_info")
+
+    def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
+        """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
+        try:
+            version, dtype, longest = str(about["version"]), str(about["dtype"]), about["max_req_input_len"]
+            needed = {
+                "a dtype that is not auto": dtype != "auto",
+                "skip_tokenizer_init": about["skip_tokenizer_init"],
+                f"context_length {max_length + _SLACK} or more, and memory for it": longest >= max_length,
+                "enable_return_routed_experts": not self._experts or about["enable_return_routed_experts"],
+                "kv_cache_dtype auto": about["kv_cache_dtype"] in ("auto", dtype),
+                **{f"no {name}": not about[name] for name in _REFUSED},
+            }
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"its /server_info is not that of SGLang 0.5.23: {error!r}") from None
+        if missing := [name for name, is_so in needed.items() if not is_so]:
+            raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
+        return {"engine version": version, "engine dtype": dtype}
+
+    def publish(self, paths: Sequence[str], label: str) -> list[Request]:
+        """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
+        folder = Path(paths[0]).parent  # SGLang loads all that is in it
+        assert sorted(folder.glob("*.safetensors")) == sorted(map(Path, paths)), "other weights are there, too"
+        update = {"model_path": str(folder), "weight_version": label, "abort_all_requests": True, "flush_cache": True}
+        update["load_format"] = "safetensors"  # by default it is that of the start: dummies
+        bodies = {"pause_generation": {"mode": "abort"}, "update_weights_from_disk": update, "continue_generation": {}}
+        return [Request(path=f"/{name}", body=body) for name, body in bodies.items()]
+
+    def _generated(self, answer: Mapping[str, Any], asked: Asked) -> Generated:
+        """A response of the answer; ValueError where it contradicts itself or what was asked for."""
+        ids, meta = answer["output_ids"], answer["meta_info"]
+        entries, finish, version = meta["output_token_logprobs"], meta["finish_reason"], meta["weight_version"]
+        if finish["type"] == "abort" or meta["prompt_tokens"] != len(asked.prompt_ids):
+            raise ValueError(f"aborted, or another prompt: {finish}, {meta.get('prompt_tokens')} tokens of the prompt")
+        if not ids or [entry[1] for entry in entries] != ids:
+            raise ValueError(f"{len(ids)} tokens and log-likelihoods of {len(entries)}, not of the same")
+        if not all(_CLAMPED < entry[0] <= 1e-3 for entry in entries):  # TypeError where one is null
+            raise ValueError("a log-likelihood is not finite: the weights may not be")
+        is_stop = finish["type"] == "stop" and finish["matched"] == ids[-1]  # after NaN: the text "NaN happened"
+        if (not is_stop and finish["type"] != "length") or is_stop != (ids[-1] in asked.stop_ids):
+            raise ValueError(f"{finish} after token {ids[-1]}, where the policy ends at {list(asked.stop_ids)}")
+        if not is_stop and len(ids) != asked.settings.max_new_tokens:
+            raise ValueError(f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}")
+        versions = {span["version"] for span in meta.get("weight_versions", ())} | {version}
+        experts = None
+        if asked.wants_experts:  # of each token but the last; the shape is not sent
+            assert self._experts is not None
+            flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
+            experts = flat.reshape(len(asked.prompt_ids) + len(ids) - 1, *self._experts)
+        return Generated(
+            token_ids=ids,
+            logprobs=[float(entry[0]) for entry in entries],
+            finish_reason="stop" if is_stop else "length",
+            version=" and ".join(sorted(versions)),
+            experts=experts,
+        )
+
+
+def _as_option(name: str, value: Any) -> list[str]:
+    """An option of the command line: of truth values the true ones, a list item by item, a mapping as JSON."""
+    if value is False:
+        return []
+    items = [] if value is True else value if isinstance(value, list) else [value]
+    texts = (json.dumps(item) if isinstance(item, dict) else str(item) for item in items)
+    return [f"--{name.replace('_', '-')}", *texts]
