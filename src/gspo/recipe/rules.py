@@ -80,6 +80,10 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         f"""rollout.{shaping} with rollout.engine: {name} and actor.kl.place: reward, which needs the likelihoods of the
         whole distribution from the engine; set kl.place: loss
         """: shaping and actor.kl.coefficient and actor.kl.place == "reward",
+        f"""rollout.engine: sglang says how likely a token was before {shaping}; leave that out, or set engine: vllm
+        """: shaping and name == "sglang",
+        f"""rollout.sglang.weights: {server.weights} would need SGLang's own code in the trainer; set memory or files
+        """: name == "sglang" and server.weights in ("ipc", "nccl"),
         """rollout.min_p with top_p or top_k: vLLM applies min_p first, gspo last, which gives other distributions
         """: rollout.min_p and (rollout.top_p < 1 or rollout.top_k),
         f"""rollout.temperature {rollout.temperature:g}: {name} takes 0.01 for anything below; set at least that

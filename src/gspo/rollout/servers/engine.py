@@ -21,7 +21,10 @@ from gspo.rollout.servers.probe import LENGTH, Probe
 from gspo.rollout.servers.requests import NoAnswerError, RefusedError
 from gspo.rollout.servers.server import Server
 from gspo.rollout.servers.settings import check_experts, check_settings
-from gspo.rollout.servers.vllm import REFUSED_OPTIONS, VllmApi
+from gspo.rollout.servers.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
+from gspo.rollout.servers.sglang import SglangApi
+from gspo.rollout.servers.vllm import REFUSED_OPTIONS as VLLM_REFUSED
+from gspo.rollout.servers.vllm import VllmApi
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.stop_strings import StopStrings
 from gspo.types import Experts, Group, Query, Sample, ShowProgress
@@ -197,16 +200,21 @@ class ServerEngine:
 
 def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **options: Any) -> ServerEngine:
     """The engine of a recipe whose `rollout.engine` is a server."""
-    rollout = recipe.rollout
+    rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
     max_rows = max(rollout.max_rows, rollout.group_size, recipe.evaluation.samples)
-    api = VllmApi(settings, max_rows=max_rows, returns_experts=recipe.actor.routing_replay == "engine")
+    returns_experts = recipe.actor.routing_replay == "engine"
+    api: ServerApi = VllmApi(settings, max_rows=max_rows, returns_experts=returns_experts)
+    if rollout.engine == "sglang":
+        experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
+        api = SglangApi(settings, max_rows=max_rows, experts=experts)
     return ServerEngine(api, policy, rollout, settings, max_length=longest_prompt + rollout.max_new_tokens, **options)
 
 
 def check_servers(recipe: Recipe, *, device: torch.device, longest_prompt: int) -> None:
     """UserError where the servers of the recipe could not be started, or would compute something else."""
     name, longest = recipe.rollout.engine, longest_prompt + recipe.rollout.max_new_tokens
-    check_settings(name, getattr(recipe.rollout, name), REFUSED_OPTIONS, longest=longest)
+    refused = {"vllm": VLLM_REFUSED, "sglang": SGLANG_REFUSED}[name]
+    check_settings(name, getattr(recipe.rollout, name), refused, longest=longest)
     if recipe.actor.routing_replay == "engine":
         check_experts(name, device)

@@ -25,6 +25,15 @@ _CLAMPED = -9999.0  # SGLang sends float32's lowest number in place of -inf, and
 _WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # all tokens
 _REFUSED = ["quantization", "speculative_algorithm", "rl_on_policy_target", "preferred_sampling_params"]
 _REFUSED += ["allow_auto_truncate", "enable_deterministic_inference"]  # the latter draws a group's responses alike
+_OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
+REFUSED_OPTIONS = {
+    **dict.fromkeys(("model_path", "host", "port", "api_key", "admin_api_key", "load_format", "log_level"), _OURS),
+    **dict.fromkeys(("skip_tokenizer_init", "json_model_override_args", "context_length"), _OURS),
+    **dict.fromkeys(("max_running_requests", "device"), _OURS),
+    **dict.fromkeys((*_REFUSED, "kv_cache_dtype", "tokenizer_path", "enable_lora"), _CHANGES),
+    "dtype": "rollout.sglang.dtype is",
+    "enable_return_routed_experts": "actor.routing_replay: engine sets it",
+}
 # Below level warning SGLang logs all its options, the key among them. A model's own end tokens would end responses too.
 _FIXED = {"host": "127.0.0.1", "load_format": "dummy", "skip_tokenizer_init": True, "log_level": "warning"}
 _FIXED |= {"json_model_override_args": {"eos_token_id": None}}
