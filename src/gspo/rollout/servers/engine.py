@@ -11,6 +11,7 @@ import torch
 
 from gspo.errors import RunError
 from gspo.model.policy import Policy
+from gspo.model.routing import Routing
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig, ServerConfig
 from gspo.rollout.engine import SamplingKey
@@ -186,16 +187,20 @@ class ServerEngine:
             full_logprobs=torch.full_like(logprobs, torch.nan) if settings.shaping else None,
             finish_reason=finish_reason,
             versions=((self._fleet.version, len(ids)),),
-            experts=self._experts(query, response, len(ids)),
+            experts=experts_of(
+                response, num_prompt=len(query.prompt_ids), num_tokens=len(ids), routing=self._policy.routing
+            ),
             segments=segments,
         )
 
-    def _experts(self, query: Query, response: Generated, num_tokens: int) -> Experts | None:
-        if response.experts is None or self._policy.routing is None:
-            return None
-        experts = torch.from_numpy(response.experts.astype("int64")).to(self._policy.routing.dtype)
-        last = len(query.prompt_ids) - 1  # the prompt's last token predicts the response's first
-        return Experts(prefix=experts[:last], row=experts[last : last + num_tokens])
+
+def experts_of(response: Generated, *, num_prompt: int, num_tokens: int, routing: Routing | None) -> Experts | None:
+    """The experts of a response's first tokens as a sample has them; None where the server has returned none."""
+    if response.experts is None or routing is None:
+        return None
+    experts = torch.from_numpy(response.experts.astype("int64")).to(routing.dtype)
+    last = num_prompt - 1  # the prompt's last token predicts the response's first
+    return Experts(prefix=experts[:last], row=experts[last : last + num_tokens])
 
 
 def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **options: Any) -> ServerEngine:

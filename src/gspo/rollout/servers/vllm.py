@@ -167,11 +167,15 @@ def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
             f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}: max_model_len is short"
         )
     versions = {span["version"] for span in choice["weight_versions"]}
-    experts = choice.get("routed_experts")
+    experts = None
+    if choice.get("routed_experts") is not None:
+        experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
+        if len(experts) != len(asked.prompt_ids) + len(ids) - 1:
+            raise ValueError(f"experts of {len(experts)} tokens")
     return Generated(
         token_ids=ids,
         logprobs=logprobs,
         finish_reason=reason,
         version=" and ".join(sorted(versions)),
-        experts=None if experts is None else read_array(io.BytesIO(base64.b64decode(experts)), allow_pickle=False),
+        experts=experts,
     )

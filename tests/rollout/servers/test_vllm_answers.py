@@ -1,0 +1,144 @@
+"""vLLM's requests and answers, without a server: one answer as vLLM 0.32 gave it, and what must not pass for one."""
+
+import base64
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.lib.format import write_array
+
+from gspo.model.policy import Policy
+from gspo.recipe.sections import RolloutConfig, ServerConfig
+from gspo.rollout.servers.api import Asked, BadAnswerError
+from gspo.rollout.servers.engine import experts_of
+from gspo.rollout.servers.vllm import VllmApi
+from gspo.types import Query
+
+# The head of the .npy bytes of an array [4, 2, 1] of uint8, as numpy 2 writes it, then its eight experts.
+ROUTED = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (4, 2, 1), }".ljust(127) + b"\n"
+ROUTED += bytes([0, 3, 1, 1, 2, 0, 0, 3])
+
+
+def content(ids: list[int], logprobs: list[float]) -> list[dict[str, Any]]:
+    """As the server writes it: the sampled token is its own only alternative."""
+    tokens = [{"token_id": token, "logprob": logprob, "rank": 1} for token, logprob in zip(ids, logprobs, strict=True)]
+    return [{**token, "top_logprobs": [token]} for token in tokens]
+
+
+def choice(index: int, ids: list[int], logprobs: list[float], reason: str) -> dict[str, Any]:
+    return {
+        "index": index,
+        "finish_reason": reason,
+        "stop_reason": ids[-1] if reason == "stop" else None,
+        "token_ids": ids,
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": [{"version": "a1-7", "start": 0, "end": len(ids)}],
+        "logprobs": {"content": content(ids, logprobs)},
+    }
+
+
+ANSWER = {
+    "request_id": "generate-tokens-1",
+    "model": "policy",
+    "output_mode": "tokens",
+    "choices": [choice(1, [9, 8, 9], [-0.5, -1.5, -0.25], "length"), choice(0, [5, 2], [-1.25, -0.75], "stop")],
+}
+SETTINGS = RolloutConfig(group_size=2, max_new_tokens=3, top_k=5, logit_bias={"id:4": -2.0})
+ASKED = Asked(prompt_ids=(7, 6, 5), seed=11, stop_ids=(2,), settings=SETTINGS, biases={4: -2.0}, wants_experts=False)
+
+
+@pytest.fixture
+def api() -> VllmApi:
+    return VllmApi(ServerConfig(), max_rows=16, returns_experts=False)
+
+
+def test_the_responses_come_in_the_order_of_their_numbers(api: VllmApi) -> None:
+    first, second = api.read(ANSWER, ASKED)
+    assert (first.token_ids, first.logprobs, first.finish_reason) == ([5, 2], [-1.25, -0.75], "stop")
+    assert (second.token_ids, second.finish_reason, second.version) == ([9, 8, 9], "length", "a1-7")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("choices", 1), None, "1 responses where 2"),
+        (("choices", 0, "token_ids"), [], "0 tokens"),
+        (("choices", 0, "token_ids"), [9, 8, 7], "not of the same"),
+        (("choices", 0, "logprobs"), None, "another form"),
+        (("choices", 0, "logprobs", "content", 1), None, "log-likelihoods of 2"),
+        (("choices", 0, "logprobs", "content", 1, "logprob"), -9999.0, "not finite"),
+        (("choices", 0, "logprobs", "content", 1, "logprob"), float("nan"), "not finite"),
+        (("choices", 0, "logprobs", "content", 1, "logprob"), 0.5, "not finite"),
+        (("choices", 0, "finish_reason"), "abort", "finish_reason abort"),
+        (("choices", 0, "finish_reason"), "stop", "finish_reason stop after token 9"),
+        (("choices", 1, "finish_reason"), "length", "finish_reason length after token 2"),
+        (("choices", 0, "weight_versions"), None, "another form"),
+        (("choices",), None, "another form"),
+    ],
+)
+def test_what_contradicts_itself_or_the_request_is_no_answer(
+    path: tuple[Any, ...], value: Any, words: str, api: VllmApi
+) -> None:
+    answer: Any = copy.deepcopy(ANSWER)
+    *way, last = path
+    place = answer
+    for key in way:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    with pytest.raises(BadAnswerError, match=words):
+        api.read(answer, ASKED)
+
+
+def test_a_response_that_the_servers_length_has_cut_short_is_no_answer(api: VllmApi) -> None:
+    longer = Asked(**{**vars(ASKED), "settings": SETTINGS.model_copy(update={"max_new_tokens": 4})})
+    with pytest.raises(BadAnswerError, match="max_model_len"):
+        api.read(ANSWER, longer)
+
+
+def test_tokens_of_two_versions_name_both(api: VllmApi) -> None:
+    answer: Any = copy.deepcopy(ANSWER)
+    answer["choices"][0]["weight_versions"] += [{"version": "a1-8", "start": 2, "end": 3}]
+    assert [response.version for response in api.read(answer, ASKED)] == ["a1-7", "a1-7 and a1-8"]
+
+
+def test_one_request_asks_for_the_group_with_all_that_shapes_its_distribution(api: VllmApi) -> None:
+    request = api.sample(ASKED, "a1-7")
+    parameters = request.body["sampling_params"]
+    assert (request.body["token_ids"], request.body["cache_salt"]) == ([7, 6, 5], "a1-7")
+    assert (parameters["n"], parameters["max_tokens"], parameters["seed"]) == (2, 3, 11)
+    assert (parameters["top_k"], parameters["logit_bias"]) == (5, {"4": -2.0})
+    assert (parameters["stop_token_ids"], parameters["ignore_eos"]) == ([2], True)
+
+
+def test_routed_experts_are_those_of_each_token_but_the_last(
+    api: VllmApi, new_policy: Callable[..., Policy], query_of: Callable[..., Query]
+) -> None:
+    expected = np.array([0, 3, 1, 1, 2, 0, 0, 3], dtype=np.uint8).reshape(4, 2, 1)
+    written = io.BytesIO()
+    write_array(written, expected, allow_pickle=False)
+    assert written.getvalue() == ROUTED  # what numpy writes now is what was written down here
+    answer: Any = copy.deepcopy(ANSWER)
+    answer["choices"] = [choice(0, [5, 2], [-1.25, -0.75], "stop")]
+    answer["choices"][0]["routed_experts"] = base64.b64encode(ROUTED).decode()
+    one = Asked(**{**vars(ASKED), "settings": SETTINGS.model_copy(update={"group_size": 1})})
+    (response,) = api.read(answer, one)
+    policy = new_policy("qwen3_moe")
+    experts = experts_of(response, num_prompt=3, num_tokens=2, routing=policy.routing)
+    assert experts is not None and experts.row.dtype == torch.uint8
+    # Of three prompt tokens the last predicts the response's first token; the response's last is never read.
+    assert experts.prefix.tolist() == expected[:2].tolist() and experts.row.tolist() == expected[2:].tolist()
+
+
+def test_experts_of_another_number_of_tokens_are_no_answer(api: VllmApi) -> None:
+    answer: Any = copy.deepcopy(ANSWER)
+    answer["choices"][0]["routed_experts"] = base64.b64encode(ROUTED).decode()  # of four tokens, where five were read
+    with pytest.raises(BadAnswerError, match="experts of 4 tokens"):
+        api.read(answer, ASKED)
