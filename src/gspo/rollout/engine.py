@@ -108,7 +108,7 @@ def make_engine(
     check_stop: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Engine:
-    """The engine that `rollout.engine` names, with the policy's weights as version 0.
+    """The engine that `rollout.engine` names; it samples once the policy's weights are published.
 
     A server writes its log into the directory. UserError where it cannot be used.
     """

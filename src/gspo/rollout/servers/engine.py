@@ -71,7 +71,11 @@ class ServerEngine:
         check_stop: Callable[[], None] = lambda: None,
         show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
-        """Ask for all groups at the same time; what a server fails to answer is asked for again."""
+        """Ask for all groups at the same time; what a server fails to answer is asked for again.
+
+        Weights must have been published before.
+        """
+        assert self._fleet.version >= 0
         biases = biased_ids(settings.logit_bias, self._policy.tokenizer, len(self._policy.head.weight))
         keys = key.response_keys([query.id for query in queries], settings.group_size)[:: settings.group_size]
         asked = [
@@ -156,14 +160,16 @@ class ServerEngine:
         async def ask_server(place: int, server: Server) -> None:
             work = asyncio.gather(*(ask(server, number) for number in missing[place :: len(servers)]))
             watch = asyncio.create_task(server.until_it_hangs(client))
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                server.problem = server.problem or f"{server.name}: it does not answer, not even of its health"
+            try:
+                await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+                else:
+                    server.problem = server.problem or f"{server.name}: it does not answer, not even of its health"
+            finally:  # of a stop, too
                 work.cancel()
-                await asyncio.wait((work,))
-            else:
                 watch.cancel()
-                work.result()
+                await asyncio.gather(work, watch, return_exceptions=True)
 
         await asyncio.gather(*(ask_server(place, server) for place, server in enumerate(servers)))
         return next((server.problem for server in servers if server.problem), "")

@@ -59,10 +59,10 @@ class Server:
             await asyncio.sleep(_POLL_SECONDS)
         try:
             self.about = self.api.check(about, max_length=max_length)
-        except ValueError as error:
-            raise UserError(
-                str(error), where=self.name, fix="docs/engines.md has the command that starts one"
-            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            kind = f"it is no {self.api.name} that gspo knows: {type(error).__name__}: {error}"
+            what, fix = str(error) if isinstance(error, ValueError) else kind, "docs/engines.md says how one is started"
+            raise UserError(what, where=self.name, fix=fix) from None
 
     async def until_it_hangs(self, client: httpx.AsyncClient) -> None:
         """Return once it has not answered several looks at its health in a row."""

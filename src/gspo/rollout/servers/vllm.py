@@ -106,8 +106,9 @@ class VllmApi:
             responses = [_generated(choice, asked) for choice in choices]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
-        if len(responses) != asked.settings.group_size:
-            raise BadAnswerError(f"{len(responses)} responses where {asked.settings.group_size} were asked for")
+        if [choice["index"] for choice in choices] != list(range(asked.settings.group_size)):
+            what = f"{len(responses)} responses where {asked.settings.group_size} were asked for"
+            raise BadAnswerError(f"{what}, by index {[choice['index'] for choice in choices]}")
         return responses
 
     def about(self) -> Request:
