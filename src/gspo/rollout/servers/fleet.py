@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
 from gspo.rollout.servers.server import Server, start_server
-from gspo.rollout.servers.weights import in_directory, in_memory
+from gspo.rollout.servers.vllm_transfer import BACKENDS, Transfer
+from gspo.rollout.servers.weights import HandOver, by_files
 
 KEY_VARIABLE = "GSPO_ENGINE_KEY"
 _MOST_FAILURES = 3  # attempts in a row without a new response
-_PUBLISH_SECONDS, _PROBE_SECONDS = 600.0, 120.0
+_PROBE_SECONDS = 120.0
 
 
 class Fleet:
@@ -45,6 +47,7 @@ class Fleet:
     ) -> None:
         self._api, self._policy, self._probe, self._settings = api, policy, probe, settings
         self._dtype, self._max_length, self._directory, self._check_stop = dtype, max_length, directory, check_stop
+        self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         self._folders = ExitStack()
@@ -158,10 +161,9 @@ class Fleet:
         """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
         asked = self._probe.requests(seed=secrets.randbelow(2**32))
 
-        async def hand_over(client: httpx.AsyncClient, server: Server, paths: list[str]) -> list[Generated]:
+        async def prove(client: httpx.AsyncClient, server: Server, hand_over: HandOver) -> list[Generated]:
             try:
-                for request in self._api.publish(paths, label):
-                    await server.ask(client, request, seconds=_PUBLISH_SECONDS)
+                await hand_over(client, server, label)
                 samples = (server.ask(client, self._api.sample(own, label), seconds=_PROBE_SECONDS) for own in asked)
                 answers = await asyncio.gather(*samples)
                 return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
@@ -169,13 +171,18 @@ class Fleet:
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 
-        def to_all(paths: list[str]) -> Callable[[httpx.AsyncClient], Awaitable[list[list[Generated]]]]:
-            return lambda client: asyncio.gather(*(hand_over(client, server, paths) for server in servers))
+        def to_all(hand_over: HandOver) -> Callable[[httpx.AsyncClient], Awaitable[list[list[Generated]]]]:
+            return lambda client: asyncio.gather(*(prove(client, server, hand_over) for server in servers))
 
-        with self._weights(scrambled) as paths:
-            return [self._probe.gap(responses) for responses in self.watch(to_all(paths), self._check_stop)]
+        with self._weights(scrambled=scrambled) as hand_over:
+            return [self._probe.gap(responses) for responses in self.watch(to_all(hand_over), self._check_stop)]
 
-    def _weights(self, scrambled: bool) -> AbstractContextManager[list[str]]:
-        if self._settings.weights_dir is None:
-            return in_memory(self._policy, scrambled=scrambled)
-        return in_directory(self._policy, Path(self._settings.weights_dir), scrambled=scrambled)
+
+def _way_of_weights(
+    api: ServerApi, policy: Policy, settings: ServerConfig
+) -> Callable[..., AbstractContextManager[HandOver]]:
+    """What makes weights, scrambled ones if wanted, ready to be handed to servers, by `rollout.*.weights`."""
+    if settings.weights in BACKENDS:
+        return Transfer(policy, settings.weights).ready
+    directory = Path(settings.weights_dir) if settings.weights_dir is not None else None
+    return partial(by_files, api, policy, directory)
