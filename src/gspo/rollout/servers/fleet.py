@@ -21,7 +21,8 @@ from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
 from gspo.rollout.servers.server import Server, start_server
-from gspo.rollout.servers.vllm_transfer import BACKENDS, Transfer
+from gspo.rollout.servers.vllm_sender import BACKENDS
+from gspo.rollout.servers.vllm_transfer import Transfer
 from gspo.rollout.servers.weights import HandOver, by_files
 
 KEY_VARIABLE = "GSPO_ENGINE_KEY"

@@ -1,8 +1,9 @@
-"""vLLM's own sender of weights (0.32), from GPU to GPU: what it reads, and how it is connected to a server.
+"""vLLM's own sender of weights (0.32): what it needs, what it reads, and how it is connected to a server.
 
-Imported here only: it needs vLLM in the trainer's environment.
+It runs in the trainer, and vLLM is imported there for this alone.
 """
 
+import importlib.util
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +12,30 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from gspo.errors import UserError
 from gspo.model.policy import Policy
+from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.process import free_port
 from gspo.rollout.servers.weights import weights_by_layer
 
+BACKENDS = ("ipc", "nccl")
 _CHUNK = 2**28  # bytes that travel at once; a larger tensor travels alone
+
+
+def check_transfer(name: str, settings: ServerConfig, device: torch.device) -> None:
+    """UserError where weights cannot get to the engine of this name from a trainer on this device as they should."""
+    way, gpus = settings.weights, {gpu for entry in settings.devices for gpu in entry.split(",")}
+    problems = {
+        "vLLM alone takes them so": name != "vllm",
+        f"the trainer's device is {device.type}, not a GPU": device.type != "cuda",
+        "vLLM is not in the trainer's own environment": importlib.util.find_spec("vllm") is None,
+        "they stay within the trainer's GPU, and `devices` names several": way == "ipc" and len(gpus) > 1,
+        "they go to other GPUs than the trainer's, and `devices` names none": way == "nccl"
+        and not (gpus or settings.urls),
+    }
+    if problem := next((text for text, is_so in problems.items() if way in BACKENDS and is_so), None):
+        fix = "docs/engines.md says what it takes; `weights: memory` needs nothing of it"
+        raise UserError(f"weights cannot be handed over by {way}: {problem}", where=f"rollout.{name}.weights", fix=fix)
 
 
 class Source:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import importlib.util
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -13,32 +12,13 @@ from typing import Any
 import httpx
 import torch
 
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError
 from gspo.model.policy import Policy
-from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import Request
 from gspo.rollout.servers.requests import NoAnswerError, RefusedError
 from gspo.rollout.servers.server import Server
 from gspo.rollout.servers.vllm_sender import Source, connect
 from gspo.rollout.servers.weights import PUBLISH_SECONDS, HandOver
-
-BACKENDS = ("ipc", "nccl")
-
-
-def check_transfer(name: str, settings: ServerConfig, device: torch.device) -> None:
-    """UserError where weights cannot get to the engine of this name from a trainer on this device as they should."""
-    way, gpus = settings.weights, {gpu for entry in settings.devices for gpu in entry.split(",")}
-    problems = {
-        "vLLM alone takes them so": name != "vllm",
-        f"the trainer's device is {device.type}, not a GPU": device.type != "cuda",
-        "vLLM is not in the trainer's own environment": importlib.util.find_spec("vllm") is None,
-        "they stay within the trainer's GPU, and `devices` names several": way == "ipc" and len(gpus) > 1,
-        "they go to other GPUs than the trainer's, and `devices` names none": way == "nccl"
-        and not (gpus or settings.urls),
-    }
-    if problem := next((text for text, is_so in problems.items() if way in BACKENDS and is_so), None):
-        fix = "docs/engines.md says what it takes; `weights: memory` needs nothing of it"
-        raise UserError(f"weights cannot be handed over by {way}: {problem}", where=f"rollout.{name}.weights", fix=fix)
 
 
 class Client:
