@@ -15,15 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-reason = "vLLM is not in this environment"
-pytest.importorskip("vllm.distributed.weight_transfer", reason=reason, exc_type=ImportError)
-
-import fastapi
-import uvicorn
-from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.distributed.weight_transfer import base, factory, nccl_common, packed_tensor
-from vllm.entrypoints.rl.online import api_router
-
 from gspo.rollout.servers import vllm_sender
 from gspo.rollout.servers.api import ServerApi
 from gspo.rollout.servers.process import free_port
@@ -33,6 +24,17 @@ from gspo.rollout.servers.vllm_sender import Source
 from gspo.rollout.servers.vllm_transfer import Transfer
 from gspo.rollout.servers.weights import weights_by_layer
 
+_PLACE = "vllm.distributed.weight_transfer"
+base, factory, nccl_common, packed_tensor, routes, cache_routes, fastapi, uvicorn = (
+    pytest.importorskip(name, reason="vLLM is not in this environment", exc_type=ImportError)
+    for name in (
+        *(f"{_PLACE}.{name}" for name in ("base", "factory", "nccl_common", "packed_tensor")),
+        "vllm.entrypoints.rl.online.api_router",
+        "vllm.entrypoints.serve.dev.cache.api_router",
+        "fastapi",
+        "uvicorn",
+    )
+)
 BACKENDS = ["nccl", "ipc"]
 
 
@@ -55,7 +57,7 @@ class Engine:
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0, world_size_across_dp=1)
         self.vllm_config = SimpleNamespace(parallel_config=parallel, model_config=None)
         self.worker = factory.WeightTransferEngineFactory.create_engine(
-            WeightTransferConfig(backend=backend), self.vllm_config, torch.device("cpu"), self.model
+            SimpleNamespace(backend=backend), self.vllm_config, torch.device("cpu"), self.model
         )
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
@@ -110,6 +112,9 @@ def gpu_of_cpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers: list[torch.Tensor] = []
     empty = torch.empty
 
+    def on_cpu(*sizes: Any, device: Any = None, **options: Any) -> torch.Tensor:
+        return empty(*sizes, **options)
+
     def group(master_address: str, master_port: int, rank: int, world_size: int, device: Any) -> Group:
         assert (master_address, world_size) == ("127.0.0.1", 2)
         return Group(channels.setdefault(master_port, queue.Queue()), rank)
@@ -126,7 +131,7 @@ def gpu_of_cpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.cuda, "current_stream", lambda: stream),
         (torch.cuda, "stream", lambda _: nullcontext()),
         (torch.cuda, "ipc_collect", lambda: None),
-        (torch, "empty", lambda *sizes, device="cpu", **options: empty(*sizes, **options)),
+        (torch, "empty", on_cpu),
         (torch.multiprocessing.reductions, "rebuild_cuda_tensor", lambda number, *_: buffers[number]),
         (packed_tensor, "reduce_tensor", export),
         (packed_tensor, "_get_streams", lambda _, number: (stream,) * number),
@@ -140,13 +145,13 @@ def gpu_of_cpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def serve() -> Iterator[Callable[[Engine], Server]]:
     """Serves an engine on vLLM's routes."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running: list[tuple[Any, threading.Thread]] = []
 
     def start(engine: Engine) -> Server:
         app, port = fastapi.FastAPI(), free_port()
         app.state.engine_client = engine
-        app.include_router(api_router.router)
-        app.post("/reset_prefix_cache")(engine.reset_prefix_cache.__func__.__get__(engine))
+        app.include_router(routes.router)
+        app.include_router(cache_routes.router)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
         running.append((server, threading.Thread(target=server.run)))
         running[-1][1].start()
@@ -197,9 +202,7 @@ def test_servers_get_the_weights_under_their_names_bit_for_bit(
                 parameter.mul_(1.5)
 
 
-def test_a_server_that_refuses_pickles_says_so(
-    new_policy: Any, serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_refuses_pickles_says_so(new_policy: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION")
     with pytest.raises(NoAnswerError, match="/update_weights: status 500"):
         hand_over(Transfer(new_policy(), "ipc"), [serve(Engine("ipc"))], "a-0")
