@@ -24,7 +24,7 @@ _CHUNK = 2**28  # bytes that travel at once; a larger tensor travels alone
 
 def check_transfer(name: str, settings: ServerConfig, device: torch.device) -> None:
     """UserError where weights cannot get to the engine of this name from a trainer on this device as they should."""
-    way, gpus = settings.weights, {gpu for entry in settings.devices for gpu in entry.split(",")}
+    way, gpus = settings.weights, {gpu.strip() for entry in settings.devices for gpu in entry.split(",")}
     problems = {
         "vLLM alone takes them so": name != "vllm",
         f"the trainer's device is {device.type}, not a GPU": device.type != "cuda",
