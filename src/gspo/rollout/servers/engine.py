@@ -26,6 +26,7 @@ from gspo.rollout.servers.sglang import REFUSED_OPTIONS as SGLANG_REFUSED
 from gspo.rollout.servers.sglang import SglangApi
 from gspo.rollout.servers.vllm import REFUSED_OPTIONS as VLLM_REFUSED
 from gspo.rollout.servers.vllm import VllmApi
+from gspo.rollout.servers.vllm_sender import check_transfer
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.stop_strings import StopStrings
 from gspo.types import Experts, Group, Query, Sample, ShowProgress
@@ -119,7 +120,7 @@ class ServerEngine:
             "publish_seconds": fleet.publish_seconds,
             "probe_gap_mean": gap.mean,
             "probe_gap_max": gap.most,
-            "probe_gap_of_other_weights": fleet.other_gap,
+            "probe_gap_of_other_weights": min(server.other_gap for server in fleet.servers),
             "retries": float(fleet.counts["retries"]),
             "restarts": float(fleet.counts["restarts"]),
         }
@@ -227,5 +228,6 @@ def check_servers(recipe: Recipe, *, device: torch.device, longest_prompt: int) 
     name, longest = recipe.rollout.engine, longest_prompt + recipe.rollout.max_new_tokens
     refused = {"vllm": VLLM_REFUSED, "sglang": SGLANG_REFUSED}[name]
     check_settings(name, getattr(recipe.rollout, name), refused, longest=longest)
+    check_transfer(name, getattr(recipe.rollout, name), device)
     if recipe.actor.routing_replay == "engine":
         check_experts(name, device)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
 from gspo.rollout.servers.server import Server, start_server
-from gspo.rollout.servers.weights import in_directory, in_memory
+from gspo.rollout.servers.vllm_sender import BACKENDS
+from gspo.rollout.servers.vllm_transfer import Transfer
+from gspo.rollout.servers.weights import HandOver, by_files
 
 KEY_VARIABLE = "GSPO_ENGINE_KEY"
 _MOST_FAILURES = 3  # attempts in a row without a new response
-_PUBLISH_SECONDS, _PROBE_SECONDS = 600.0, 120.0
+_END_SECONDS = 2.0  # until a server that is lost has ended
+_MORE = 3.0  # times the gap of the true weights is at least that of others
+_PROBE_SECONDS = 120.0
 
 
 class Fleet:
@@ -45,6 +50,7 @@ class Fleet:
     ) -> None:
         self._api, self._policy, self._probe, self._settings = api, policy, probe, settings
         self._dtype, self._max_length, self._directory, self._check_stop = dtype, max_length, directory, check_stop
+        self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         self._folders = ExitStack()
@@ -75,7 +81,16 @@ class Fleet:
     def publish(self, version: int) -> None:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
         self.version = version
-        self._publish(self.servers)
+        try:
+            self._publish(self.servers)
+        except RunError as error:
+            for server in self.servers:
+                if server.process is not None and server.process.has_ended(_END_SECONDS):
+                    server.problem = str(error)
+            if not any(server.problem for server in self.servers):
+                raise
+            self.mend(1, str(error))
+            self._publish(self.servers)
 
     def watch(self, work: Callable[[httpx.AsyncClient], Awaitable[Any]], check: Callable[[], None]) -> Any:
         """The result of a coroutine that gets a client; what `check` raises ends it."""
@@ -97,7 +112,8 @@ class Fleet:
             raise RunError(f"no response in {num_failures} attempts: {problem}{failed[0].log_end()}")
         self.counts["retries"] += 1
         for place, server in enumerate(self.servers):
-            if server.problem and server.process is not None and (num_failures > 1 or not server.process.is_alive):
+            process = server.process if server.problem else None
+            if process is not None and (num_failures > 1 or process.has_ended(_END_SECONDS)):
                 self.counts["restarts"] += 1
                 server.end()
                 self.servers[place] = self._start(place)
@@ -141,27 +157,29 @@ class Fleet:
             await asyncio.gather(*(own.wait_until_ready(client, seconds, max_length=longest) for own in servers))
 
         self.watch(wait, self._check_stop)
-        self.other_gap = max(gap.mean for gap in self._hand_over(servers, label="scrambled", scrambled=True))
+        for server, gap in zip(servers, self._hand_over(servers, label="scrambled", scrambled=True), strict=True):
+            server.other_gap, server.is_new = gap.mean, True
 
     def _publish(self, servers: Sequence[Server]) -> None:
         started = time.monotonic()
         for server, gap in zip(servers, self._hand_over(servers, label=self.label), strict=True):
             self.gap = gap
-            if not gap.is_closed:
-                raise RunError(
-                    f"{server.name} does not have the policy's weights, though it has taken them: {gap}\n"
-                    f"  fix: use a version of {self._api.name} that docs/engines.md names; nothing was sampled with it"
-                )
+            problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
+            if not problem and server.is_new and server.other_gap < _MORE * gap.mean:
+                problem = f"computes the same with other weights, mean gap {server.other_gap:.2g}, as with these: {gap}"
+            if problem:
+                fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
+                raise RunError(f"{server.name} {problem}\n  fix: {fix}")
+            server.is_new = False
         self.publish_seconds += time.monotonic() - started
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
         """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
         asked = self._probe.requests(seed=secrets.randbelow(2**32))
 
-        async def hand_over(client: httpx.AsyncClient, server: Server, paths: list[str]) -> list[Generated]:
+        async def prove(client: httpx.AsyncClient, server: Server, hand_over: HandOver) -> list[Generated]:
             try:
-                for request in self._api.publish(paths, label):
-                    await server.ask(client, request, seconds=_PUBLISH_SECONDS)
+                await hand_over(client, server, label)
                 samples = (server.ask(client, self._api.sample(own, label), seconds=_PROBE_SECONDS) for own in asked)
                 answers = await asyncio.gather(*samples)
                 return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
@@ -169,13 +187,18 @@ class Fleet:
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 
-        def to_all(paths: list[str]) -> Callable[[httpx.AsyncClient], Awaitable[list[list[Generated]]]]:
-            return lambda client: asyncio.gather(*(hand_over(client, server, paths) for server in servers))
+        def to_all(hand_over: HandOver) -> Callable[[httpx.AsyncClient], Awaitable[list[list[Generated]]]]:
+            return lambda client: asyncio.gather(*(prove(client, server, hand_over) for server in servers))
 
-        with self._weights(scrambled) as paths:
-            return [self._probe.gap(responses) for responses in self.watch(to_all(paths), self._check_stop)]
+        with self._weights(scrambled=scrambled) as hand_over:
+            return [self._probe.gap(responses) for responses in self.watch(to_all(hand_over), self._check_stop)]
 
-    def _weights(self, scrambled: bool) -> AbstractContextManager[list[str]]:
-        if self._settings.weights_dir is None:
-            return in_memory(self._policy, scrambled=scrambled)
-        return in_directory(self._policy, Path(self._settings.weights_dir), scrambled=scrambled)
+
+def _way_of_weights(
+    api: ServerApi, policy: Policy, settings: ServerConfig
+) -> Callable[..., AbstractContextManager[HandOver]]:
+    """What makes weights, scrambled ones if wanted, ready to be handed to servers, by `rollout.*.weights`."""
+    if settings.weights in BACKENDS:
+        return Transfer(policy, settings.weights).ready
+    directory = Path(settings.weights_dir) if settings.weights_dir is not None else None
+    return partial(by_files, api, policy, directory)

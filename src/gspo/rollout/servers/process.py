@@ -31,10 +31,13 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether its supervisor runs, which ends with the server."""
-        return self._supervisor.poll() is None
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has, or does within the seconds: its supervisor ends with it, but a little later."""
+        try:
+            self._supervisor.wait(seconds)
+            return True
+        except subprocess.TimeoutExpired:
+            return False
 
     def said(self) -> str:
         """What this server has written to its log: the first lines that name an error, and the last ones."""

@@ -32,6 +32,8 @@ class Server:
     process: ServerProcess | None = None  # None: somebody else's
     problem: str = ""  # why it must be looked after before it is asked again
     about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
+    other_gap: float = 0.0  # the mean gap of the proof with weights that are not the policy's, in nats a token
+    is_new: bool = True  # it has not had the policy's weights yet
 
     async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
         """The answer to a request."""
@@ -50,7 +52,7 @@ class Server:
                 raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=fix) from None
             except NoAnswerError as error:
                 is_over = time.monotonic() - started > seconds
-                if self.process is not None and not self.process.is_alive:
+                if self.process is not None and self.process.has_ended():
                     raise UserError(f"it has ended while it started{self.log_end()}", where=self.name) from None
                 if is_over:
                     what = f"it is not ready after {seconds:g} s: {error}{self.log_end()}"

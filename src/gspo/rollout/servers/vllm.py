@@ -41,6 +41,7 @@ class VllmApi:
 
     def __init__(self, settings: ServerConfig, *, max_rows: int, returns_experts: bool) -> None:
         self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
+        self._is_transferred = settings.weights in ("ipc", "nccl")
 
     def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
@@ -60,6 +61,7 @@ class VllmApi:
             "max_model_len": max_length,
             "max_num_seqs": self._max_rows,
             "disable_uvicorn_access_log": True,
+            **({"weight_transfer_config": {"backend": self._settings.weights}} if self._is_transferred else {}),
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),
             **(_ON_CPU if kind == "cpu" else {}),
             **self._settings.options,
@@ -74,6 +76,7 @@ class VllmApi:
             "PYTHONPATH": str(_FOLDER),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            **({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if self._settings.weights == "ipc" else {}),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),  # GiB; else nearly all memory
         }
@@ -127,6 +130,8 @@ class VllmApi:
             "no quantisation": model["quantization"] is None and cache["cache_dtype"] in ("auto", model["dtype"]),
             "no speculative decoding": config["speculative_config"] is None,
             "no logits processors": not model["logits_processors"],
+            f"--weight-transfer-config with backend {self._settings.weights}": not self._is_transferred
+            or (config["weight_transfer_config"] or {}).get("backend") == self._settings.weights,
         }
         if missing := [name for name, is_so in needed.items() if not is_so]:
             raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")

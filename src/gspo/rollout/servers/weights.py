@@ -7,17 +7,24 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
 import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from gspo.errors import DivergedError, RunError
 from gspo.model.policy import Policy
+from gspo.rollout.servers.api import ServerApi
+from gspo.rollout.servers.server import Server
+
+# Replaces the weights of a server, which samples nothing at this time, by those at hand, and gives them a label.
+HandOver = Callable[[httpx.AsyncClient, Server, str], Awaitable[None]]
+PUBLISH_SECONDS = 600.0  # the limit for each of its requests
 
 _FIRST_NUMBER = re.compile(r"(.*?\.\d+)\.")  # of a name: the layer that a tensor is in
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -44,8 +51,11 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
             for name, tensor in layer.items():
                 if not tensor.isfinite().all():
                     raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
-            saved: Mapping[str, Any] = revert_weight_conversion(policy.model, layer)
-            yield {name: _scrambled(tensor) if scrambled else tensor for name, tensor in saved.items()}
+            saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer))
+            if scrambled:
+                saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
+            yield saved
+            saved.clear()  # no two layers are held at a time, though their reader has still the last
 
 
 def _scrambled(tensor: Tensor) -> Tensor:
@@ -63,6 +73,23 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors.values():
         file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+@contextmanager
+def by_files(
+    api: ServerApi, policy: Policy, directory: Path | None = None, *, scrambled: bool = False
+) -> Iterator[HandOver]:
+    """Has servers read the weights from files, in this machine's memory or in a directory."""
+    files = (
+        in_directory(policy, directory, scrambled=scrambled) if directory else in_memory(policy, scrambled=scrambled)
+    )
+    with files as paths:
+
+        async def hand_over(client: httpx.AsyncClient, server: Server, label: str) -> None:
+            for request in api.publish(paths, label):
+                await server.ask(client, request, seconds=PUBLISH_SECONDS)
+
+        yield hand_over
 
 
 @contextmanager
