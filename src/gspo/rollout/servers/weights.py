@@ -55,7 +55,7 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
-            saved.clear()  # no two layers are held at a time, though their reader has still the last
+            saved.clear()  # no two layers are held at a time
 
 
 def _scrambled(tensor: Tensor) -> Tensor:
