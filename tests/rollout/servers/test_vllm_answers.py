@@ -4,6 +4,7 @@ import base64
 import copy
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_what_contradicts_itself_or_the_request_is_no_answer(
 
 
 def test_a_response_that_the_servers_length_has_cut_short_is_no_answer(api: VllmApi) -> None:
-    longer = Asked(**{**vars(ASKED), "settings": SETTINGS.model_copy(update={"max_new_tokens": 4})})
+    longer = replace(ASKED, settings=SETTINGS.model_copy(update={"max_new_tokens": 4}))
     with pytest.raises(BadAnswerError, match="max_model_len"):
         api.read(ANSWER, longer)
 
@@ -128,7 +129,7 @@ def test_routed_experts_are_those_of_each_token_but_the_last(
     answer: Any = copy.deepcopy(ANSWER)
     answer["choices"] = [choice(0, [5, 2], [-1.25, -0.75], "stop")]
     answer["choices"][0]["routed_experts"] = base64.b64encode(ROUTED).decode()
-    one = Asked(**{**vars(ASKED), "settings": SETTINGS.model_copy(update={"group_size": 1})})
+    one = replace(ASKED, settings=SETTINGS.model_copy(update={"group_size": 1}), wants_experts=True)
     (response,) = api.read(answer, one)
     policy = new_policy("qwen3_moe")
     experts = experts_of(response, num_prompt=3, num_tokens=2, routing=policy.routing)
@@ -141,4 +142,6 @@ def test_experts_of_another_number_of_tokens_are_no_answer(api: VllmApi) -> None
     answer: Any = copy.deepcopy(ANSWER)
     answer["choices"][0]["routed_experts"] = base64.b64encode(ROUTED).decode()  # of four tokens, where five were read
     with pytest.raises(BadAnswerError, match="experts of 4 tokens"):
-        api.read(answer, ASKED)
+        api.read(answer, replace(ASKED, wants_experts=True))
+    with pytest.raises(BadAnswerError, match="another form"):
+        api.read(ANSWER, replace(ASKED, wants_experts=True))

@@ -42,12 +42,14 @@ class ServerEngine:
         rollout: RolloutConfig,
         settings: ServerConfig,
         *,
+        returns_experts: bool,
         max_length: int,
         directory: Path,
         check_stop: Callable[[], None],
         say: Callable[[str], object],
     ) -> None:
         self._api, self._policy, self._settings = api, policy, settings
+        self._returns_experts = returns_experts
         own_dtype = str(policy.head.weight.dtype).removeprefix("torch.")
         dtype = own_dtype if settings.dtype == "auto" else settings.dtype
         self._fleet = Fleet(
@@ -86,7 +88,7 @@ class ServerEngine:
                 stop_ids=self._policy.stop_ids,
                 settings=settings,
                 biases=biases,
-                wants_experts=record_experts,
+                wants_experts=record_experts and self._returns_experts,
             )
             for query, own in zip(queries, keys, strict=True)
         ]
@@ -220,7 +222,8 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **opti
     if rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, max_rows=max_rows, experts=experts)
-    return ServerEngine(api, policy, rollout, settings, max_length=longest_prompt + rollout.max_new_tokens, **options)
+    options |= {"max_length": longest_prompt + rollout.max_new_tokens, "returns_experts": returns_experts}
+    return ServerEngine(api, policy, rollout, settings, **options)
 
 
 def check_servers(recipe: Recipe, *, device: torch.device, longest_prompt: int) -> None:

@@ -174,7 +174,7 @@ def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
         )
     versions = {span["version"] for span in choice["weight_versions"]}
     experts = None
-    if choice.get("routed_experts") is not None:
+    if asked.wants_experts:
         experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
         if len(experts) != len(asked.prompt_ids) + len(ids) - 1:
             raise ValueError(f"experts of {len(experts)} tokens")
