@@ -140,7 +140,8 @@ def test_routed_experts_are_those_of_each_token_but_the_last(
 
 def test_experts_of_another_number_of_tokens_are_no_answer(api: VllmApi) -> None:
     answer: Any = copy.deepcopy(ANSWER)
-    answer["choices"][0]["routed_experts"] = base64.b64encode(ROUTED).decode()  # of four tokens, where five were read
+    for own in answer["choices"]:  # of four tokens, as the first response has read, but not the second
+        own["routed_experts"] = base64.b64encode(ROUTED).decode()
     with pytest.raises(BadAnswerError, match="experts of 4 tokens"):
         api.read(answer, replace(ASKED, wants_experts=True))
     with pytest.raises(BadAnswerError, match="another form"):
