@@ -76,11 +76,8 @@ def train(
     refuse_import()
     if resume + overwrite + new > 1:
         raise UserError("give one of resume, overwrite and new", where="gspo.train", fix="leave out the others")
-    display, path = display or Display(), recipe if isinstance(recipe, str | Path) else None
-    recipe = as_recipe(recipe, where="gspo.train")
-    recipe = _without_what_is_given(recipe, queries is not None, reward is not None, display)
-    if path is not None:
-        check_files(recipe, path)
+    display = display or Display()
+    recipe = _as_given(recipe, queries is not None, reward is not None, display)
     if new:
         recipe = renamed(recipe, display.note)
     check_trackers(recipe.report.trackers, where="report.trackers")
@@ -94,20 +91,7 @@ def train(
             for sentence in run.parts.notes:
                 display.note(f"note: {sentence}", style="yellow")
             recorder = Recorder(run)
-            try:
-                with run.saved_on_the_way_out():
-                    _cold_start(run, recorder)
-                    _train(run, recorder, announce)
-                    run.finish_phase()
-                    with display.waiting("saving the model"):
-                        run.directory.save_model(run.parts.policy)
-                    if (best := run.progress.best) is not None:
-                        kept = f"{run.directory.best_model}, after step {best.step}"
-                        display.note(f"best model: {kept}, with {best.metric} {best.value:g}")
-                    model = run.directory.model
-            except Stopped:
-                assert run.checkpointer is not None
-                model = run.checkpointer.path / "model"
+            model = _phases(run, recorder, announce)
         return Outcome(
             metrics=recorder.lines,
             model=model,
@@ -118,15 +102,40 @@ def train(
         )
 
 
-def _without_what_is_given(recipe: Recipe, queries: bool, reward: bool, display: Display) -> Recipe:
-    """The recipe without the sources that Python stands in for, so that the run directory does not name them."""
+def _phases(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Path:
+    """Cold start, reinforcement learning, final model; where that is, or the last checkpoint's after a signal."""
+    try:
+        with run.saved_on_the_way_out():
+            _cold_start(run, recorder)
+            _train(run, recorder, announce)
+            run.finish_phase()
+            with run.display.waiting("saving the model"):
+                run.directory.save_model(run.parts.policy)
+            if (best := run.progress.best) is not None:
+                kept = f"{run.directory.best_model}, after step {best.step}"
+                run.display.note(f"best model: {kept}, with {best.metric} {best.value:g}")
+            return run.directory.model
+    except Stopped:
+        assert run.checkpointer is not None
+        return run.checkpointer.path / "model"
+
+
+def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, reward: bool, display: Display) -> Recipe:
+    """The recipe without the sources that Python stands in for, so that the run directory does not name them.
+
+    UserError for a file that it still names and that is not there.
+    """
+    recipe = as_recipe(source, where="gspo.train")
     if queries and (recipe.queries.path or recipe.queries.procedural):
         display.note("note: queries come from Python: the recipe's own are set aside", style="yellow")
     if reward and recipe.reward:
         what = "the recipe's is set aside, with its weights and limits: gspo.Reward(function, weight=…) gives others"
         display.note(f"note: the reward comes from Python: {what}", style="yellow")
     own = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
-    return recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
+    recipe = recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
+    if isinstance(source, str | Path):
+        check_files(recipe, source)
+    return recipe
 
 
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
