@@ -129,10 +129,11 @@ class Watched:
 
     def seconds(self) -> dict[str, float]:
         """Of each part."""
-        return {name: _length(spans) for name, spans in self._spans.items()}
+        return {name: covered(spans) for name, spans in self._spans.items()}
 
 
-def _length(spans: Sequence[tuple[float, float]]) -> float:
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of what some spans cover together."""
     total, end = 0.0, 0.0
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))

@@ -48,6 +48,11 @@ def starts_table(runs: Runs) -> str:
     return table(["model", "parameters", "pass@1", "response tokens"], rows)
 
 
+def figure_link(runs: Runs) -> str:
+    """The figure, once there is something in it."""
+    return "![training reward by step](figures/reward.svg)" if runs.found else NONE
+
+
 def mismatch_table(runs: Runs) -> str:
     """How far engine and trainer are apart, by token and by sequence, beside what clipping allows and updates move."""
     columns: dict[str, Measure] = {
@@ -157,6 +162,7 @@ TABLES: Mapping[str, Callable[[Runs], str]] = {
     "starts": starts_table,
     "mismatch": mismatch_table,
     "clipped": clipped_table,
+    "figure": figure_link,
     "learning": learning_table,
     "differences": differences_table,
 }
