@@ -79,16 +79,17 @@ def main() -> None:
     print("| model | prompts × group | prompt | new tokens | gspo, s | generate / gspo | generate with log π / gspo |")
     print("|---|---|---|---|---|---|---|")
     for name, architecture in MODELS.items():
-        policy = _policy(architecture)
+        policy = untrained(architecture)
         for work in WORKLOADS[:1] if options.quick else WORKLOADS:
             ours, plain, scored = _rounds(policy, work, repeats)
             tokens = f"{work.new_tokens}{', ending 1 in 48' if work.ends else ', all of them'}"
-            cells = [name, f"{work.num_prompts} × 8", str(work.prompt_tokens), tokens, _spread(ours)]
-            cells += [_spread([b / a for a, b in zip(ours, side, strict=True)]) for side in (plain, scored)]
+            cells = [name, f"{work.num_prompts} × 8", str(work.prompt_tokens), tokens, spread(ours)]
+            cells += [spread([b / a for a, b in zip(ours, side, strict=True)]) for side in (plain, scored)]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def _policy(architecture: dict[str, Any]) -> Policy:
+def untrained(architecture: dict[str, Any]) -> Policy:
+    """A new model of that shape, and the tokenizer of a few words."""
     tokenizer = fit_tokenizer(VOCABULARY)
     return load_policy(ModelConfig(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
 
@@ -111,22 +112,23 @@ def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], 
         EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
 
     def plain(seed: int) -> None:
-        _generate(policy, batch, work, stop, seed)
+        generate(policy, batch, work, stop, seed)
 
     def scored(seed: int) -> None:
-        output = _generate(policy, batch, work, stop, seed, return_dict_in_generate=True, output_logits=True)
+        output = generate(policy, batch, work, stop, seed, return_dict_in_generate=True, output_logits=True)
         log_probabilities = torch.stack(output.logits, dim=1).log_softmax(-1)
         log_probabilities.gather(-1, output.sequences[:, batch.shape[1] :, None])[..., 0].tolist()
 
     sides = (engine, plain, scored)
     for side in sides:
         side(0)
-    rounds = [[_seconds(side, seed) for side in sides] for seed in range(1, repeats + 1)]
+    rounds = [[seconds_of(side, seed) for side in sides] for seed in range(1, repeats + 1)]
     first, second, third = ([seconds[number] for seconds in rounds] for number in range(3))
     return first, second, third
 
 
-def _generate(policy: Policy, batch: torch.Tensor, work: Workload, stop: int | None, seed: int, **options: Any) -> Any:
+def generate(policy: Policy, batch: torch.Tensor, work: Workload, stop: int | None, seed: int, **options: Any) -> Any:
+    """The tokens of transformers, for prompts that are repeated once for each response."""
     torch.manual_seed(seed)
     return policy.model.generate(
         batch,
@@ -142,13 +144,15 @@ def _generate(policy: Policy, batch: torch.Tensor, work: Workload, stop: int | N
     )
 
 
-def _seconds(side: Callable[[int], None], seed: int) -> float:
+def seconds_of(side: Callable[[int], object], seed: int) -> float:
+    """What a side takes."""
     started = time.perf_counter()
     side(seed)
     return time.perf_counter() - started
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Median, and the range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 

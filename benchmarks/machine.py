@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -44,3 +45,22 @@ def synchronize(device: torch.device) -> None:
 def load() -> str:
     """The machine's load now, for the tables."""
     return f"load {' '.join(f'{value:.2f}' for value in os.getloadavg())} on {os.cpu_count()} cores"
+
+
+def reset_peak_memory() -> int:
+    """Count this process's peak from here on; bytes held now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held since the peak was reset."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    """Bytes, from the kernel's account of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)

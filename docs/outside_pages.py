@@ -14,6 +14,7 @@ OUTSIDE = (
     "CHANGELOG.md",
     "studies/gspo_vs_grpo/README.md",
     "studies/objectives/README.md",
+    "studies/engine_likelihoods/README.md",
 )
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
 

@@ -1,15 +1,23 @@
 """The benchmarks' cost model against a count of the real model's operations, and their small runs."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from benchmarks import gpu, levers, scaling
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
+from benchmarks.decode import MODELS
+from benchmarks.engines import publishing, sampling
 from benchmarks.peer import workloads
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+
+from gspo.model.policy import Policy
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.engine import SamplingKey
+from gspo.types import Group
 
 ATTENTION = ("attention", "bmm")
 
@@ -76,3 +84,36 @@ def test_small_runs_print_their_tables(benchmark: object, small: None, capsys: p
     benchmark.main(["--quick"])  # type: ignore[attr-defined]
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) >= 3 and len({row.count("|") for row in rows[:3]}) == 1
+
+
+def test_the_models_to_publish_are_as_large_as_they_are_called() -> None:
+    for name, model in publishing.MODELS.items():
+        config = AutoConfig.for_model(**{"vocab_size": 100, **model.architecture})
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(config).num_parameters()
+        assert size == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.15)
+
+
+def test_all_engines_do_the_same_work() -> None:
+    work = sampling.Work(sequences=16, tokens=5)
+    policy = sampling.new_policy(next(iter(MODELS.values())))
+    row = sampling.table_row(work, policy, EmbeddedEngine(replace(policy, stop_ids=(-1,))), rounds=1)
+    assert len(row) == len(sampling.HEAD)
+    with pytest.raises(SystemExit, match="same work"):
+        sampling.check_lengths(replace(work, tokens=6), _groups(work, policy))
+    assert len({query.prompt_ids for query in sampling.WORKS[-1].queries(policy)}) > 1
+
+
+def _groups(work: sampling.Work, policy: Policy) -> Sequence[Group]:
+    engine = EmbeddedEngine(replace(policy, stop_ids=(-1,)))
+    return engine.sample(work.queries(policy), work.settings, SamplingKey(seed=0, step=1))
+
+
+def test_parts_that_overlap_count_once() -> None:
+    watched = publishing.Watched()
+    with watched.part("outer"), watched.part("inner"):
+        pass
+    with watched.part("inner"):
+        pass
+    assert watched.seconds().keys() == {"outer", "inner"}
+    assert publishing.covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (0.5, 1.0)]) == 4.0

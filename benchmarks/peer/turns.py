@@ -5,10 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.machine import peak_memory, reset_peak_memory
 
 
 class Turns:
@@ -62,17 +63,8 @@ def _reset_peak() -> int:
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return reset_peak_memory()
 
 
 def _peak() -> int:
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    """Bytes, from the kernel's account of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(name)
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else peak_memory()

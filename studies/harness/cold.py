@@ -17,6 +17,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
+from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.run.checkpoint.state import seed_everything
 from gspo.run.prepare import Prepared, prepare
 
@@ -37,7 +38,6 @@ def main() -> None:
         report = _cold_start(recipe, parts)
     finally:
         close_functions(parts.functions)
-        parts.engine.close()
     parts.policy.save(options.directory)
     text = json.dumps({**report, "seconds": round(time.monotonic() - started)}, indent=1)
     (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
@@ -53,7 +53,7 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
     optimizer.close()
     known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
     if parts.queries.held_out:
-        score = evaluate(parts.engine, parts.queries.held_out, parts.functions, recipe)
+        score = evaluate(EmbeddedEngine(parts.policy), parts.queries.held_out, parts.functions, recipe)
         known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
     return known
 

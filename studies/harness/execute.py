@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.harness.cold import REPORT
-from studies.harness.jobs import Job, as_arguments, from_model
+from studies.harness.jobs import Job, Overrides, as_arguments, from_model
 from studies.harness.results import Result, collect
 
 ROOT = Path(__file__).parents[2]
@@ -56,12 +56,12 @@ def side_by_side(tasks: Sequence[Task], workers: int) -> bool:
 
 def has_start(job: Job, results: Path, work: Path) -> bool:
     """Whether the model that a run begins from is there, and its report."""
-    return (_model(job, work) / REPORT).is_file() and _start_report(job, results).is_file()
+    return (model_of(job, work) / REPORT).is_file() and _start_report(job, results).is_file()
 
 
 def make_start(job: Job, results: Path, work: Path) -> str:
     """The model that a run begins from; its report goes to the results."""
-    directory = _model(job, work)
+    directory = model_of(job, work)
     shutil.rmtree(directory, ignore_errors=True)  # what an interrupted one left
     _check(_python(["studies.harness.cold", str(job.base), str(directory), *as_arguments(job.cold_overrides)]))
     report = (directory / REPORT).read_text(encoding="utf-8")
@@ -72,11 +72,14 @@ def make_start(job: Job, results: Path, work: Path) -> str:
     return f"pass@1 {known['pass_at_1']:.3f}  {known['seconds']} s"
 
 
-def train(job: Job, results: Path, work: Path) -> str:
-    """One run and its result; a run that diverged has a result that says so."""
+def train(job: Job, results: Path, work: Path, place: Overrides | None = None) -> str:
+    """One run and its result; a run that diverged has a result that says so.
+
+    `place` changes keys that say where the run is made, such as a server's address, and are no part of its recipe.
+    """
     directory = work / "runs" / job.name
     shutil.rmtree(directory, ignore_errors=True)  # what an interrupted one left
-    overrides = {**job.overrides, **from_model(_model(job, work)), "output_dir": str(directory)}
+    overrides = {**job.overrides, **(place or {}), **from_model(model_of(job, work)), "output_dir": str(directory)}
     started = time.monotonic()
     done = _python(["gspo.cli", "train", str(job.base), *as_arguments(overrides)])
     seconds = time.monotonic() - started
@@ -96,7 +99,8 @@ def train(job: Job, results: Path, work: Path) -> str:
     return _line(result)
 
 
-def _model(job: Job, work: Path) -> Path:
+def model_of(job: Job, work: Path) -> Path:
+    """Where the model lies that a run begins from."""
     return work / "models" / f"{job.start.name}-{job.cold_digest}"
 
 

@@ -28,9 +28,20 @@ SERIES = (
     "policy/entropy",
     "policy/skipped_updates",
     "mismatch/logprob_gap_mean",
+    "ratio/mismatch_log_std",
+    "ratio/staleness_log_std",
+    "hook/token_gap_mean",
+    "hook/token_gap_max",
+    "engine/publish_seconds",
+    "engine/probe_gap_mean",
     "moe/expert_change_fraction",
 )
-LISTS = ("moe/expert_change_fraction_by_layer", "moe/expert_change_fraction_by_update")
+LISTS = (
+    "clip/token_fraction_by_mini_batch",
+    "clip/sequence_fraction_by_mini_batch",
+    "moe/expert_change_fraction_by_layer",
+    "moe/expert_change_fraction_by_update",
+)
 STAGES = ("rollout", "reward", "likelihood", "update", "total")
 # Forward-token equivalents: a backward pass costs twice its forward pass.
 GENERATED, RECOMPUTED, TRAINED = 1, 1, 3

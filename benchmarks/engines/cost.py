@@ -1,0 +1,99 @@
+"""What gspo costs on top of a bare client that sends the same requests to the same server."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from benchmarks.decode import spread
+from benchmarks.engines.sampling import Work
+from gspo.model.policy import Policy
+from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers.api import Asked
+from gspo.rollout.servers.engine import ServerEngine
+from gspo.types import Group
+
+HEAD = ["sequences × tokens", "bare client, s", "gspo, s", "gspo / bare", "goal"]
+HEAD += ["CPU of the bare client, s", "CPU of gspo, s", "their difference / bare, s"]
+GOAL = 1.05
+
+
+def table_row(work: Work, policy: Policy, engine: ServerEngine, rounds: int) -> list[str]:
+    """Seconds of both, taking turns with the same seeds; a first round warms up.
+
+    What the trainer's process computes is in the table, too: beside the server's time it says what gspo costs even
+    where that time varies by more.
+    """
+    seconds: dict[str, list[tuple[float, float]]] = {"bare": [], "gspo": []}
+    queries = work.queries(policy)
+    for number in range(rounds + 1):
+        key, answers = SamplingKey(seed=number, step=1), dict[str, list[list[int]]]()
+
+        def bare(key: SamplingKey = key, answers: dict[str, list[list[int]]] = answers) -> None:
+            requests = _requests(work, policy, engine, key)
+            answers["bare"] = _tokens_of(asyncio.run(ask_all(*_place(engine), requests)))
+
+        def gspo(key: SamplingKey = key, answers: dict[str, list[list[int]]] = answers) -> None:
+            answers["gspo"] = _tokens(engine.sample(queries, work.settings, key))
+
+        for side in (bare, gspo) if number % 2 else (gspo, bare):
+            taken = _measured(side)
+            if number:
+                seconds[side.__name__].append(taken)
+        if answers["bare"] != answers["gspo"]:
+            sys.exit(f"{work.name}: the same requests have brought other tokens")
+    walls, computed = ([[pair[place] for pair in seconds[side]] for side in ("bare", "gspo")] for place in (0, 1))
+    ratios = [own / bare for bare, own in zip(*walls, strict=True)]
+    added = [(own - less) / wall for less, own, wall in zip(*computed, walls[0], strict=True)]
+    return [work.name, *map(spread, walls), spread(ratios), f"{GOAL}", *map(spread, (*computed, added))]
+
+
+async def ask_all(url: str, headers: Mapping[str, str], requests: Sequence[Any]) -> list[Any]:
+    """The bare client: all requests at once, and the JSON of the answers."""
+    async with httpx.AsyncClient(timeout=None, trust_env=False, verify=False, headers=headers) as client:
+
+        async def ask(request: Any) -> Any:
+            return (await client.post(url, json=request)).json()
+
+        return await asyncio.gather(*map(ask, requests))
+
+
+def _requests(work: Work, policy: Policy, engine: ServerEngine, key: SamplingKey) -> list[Any]:
+    """The JSON that the engine sends for the same key."""
+    queries, size = work.queries(policy), work.settings.group_size
+    seeds = key.response_keys([query.id for query in queries], size)[::size]
+    asked = [
+        Asked(
+            prompt_ids=query.prompt_ids,
+            seed=seed % 2**62,
+            stop_ids=policy.stop_ids,
+            settings=work.settings,
+            biases={},
+            wants_experts=False,
+        )
+        for query, seed in zip(queries, seeds, strict=True)
+    ]
+    return [engine._api.sample(own, engine._fleet.label).body for own in asked]
+
+
+def _place(engine: ServerEngine) -> tuple[str, Mapping[str, str]]:
+    address = engine._fleet.servers[0].address
+    return f"{address.url}/inference/v1/generate", address.headers
+
+
+def _tokens_of(answers: Sequence[Any]) -> list[list[int]]:
+    return [choice["token_ids"] for answer in answers for choice in answer["choices"]]
+
+
+def _tokens(groups: Sequence[Group]) -> list[list[int]]:
+    return [sample.token_ids.tolist() for group in groups for sample in group.samples]
+
+
+def _measured(side: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and those that this process has computed."""
+    wall, computed = time.perf_counter(), time.process_time()
+    side()
+    return time.perf_counter() - wall, time.process_time() - computed
