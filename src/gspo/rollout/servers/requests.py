@@ -1,6 +1,8 @@
 """Requests to servers over HTTP, sent from a thread of their own while the caller looks after signals."""
 
 import asyncio
+import functools
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -50,7 +52,13 @@ class Address:
 def new_client() -> httpx.AsyncClient:
     """A client for as many requests at once as there are; no proxy stands between a trainer and its engine."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(limits=limits, trust_env=False)
+    return httpx.AsyncClient(limits=limits, trust_env=False, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: that takes longer than everything else that gspo does for a step's requests."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def run_watched(work: Callable[[], Coroutine[Any, Any, T]], check: Callable[[], None]) -> T:

@@ -49,13 +49,18 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
     with torch.no_grad():
         for layer in layers.values():
             for name, tensor in layer.items():
-                if not tensor.isfinite().all():
+                if not _is_finite(tensor):
                     raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
             saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer))
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
             saved.clear()  # no two layers are held at a time
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its least and largest number, NaN if there is one: without a tensor of its size beside it."""
+    return not tensor.numel() or all(own.isfinite() for own in torch.aminmax(tensor))
 
 
 def _scrambled(tensor: Tensor) -> Tensor:
