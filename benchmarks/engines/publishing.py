@@ -4,7 +4,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gspo.learner.update import update
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ActorConfig
 from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers import weights
 from gspo.rollout.servers.api import Request
 from gspo.rollout.servers.engine import ServerEngine
 from gspo.rollout.servers.weights import weights_by_layer
@@ -145,15 +146,15 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 def _watched(engine: ServerEngine) -> Iterator[Watched]:
     """Note what the engine does while it publishes."""
     watched, fleet, server = Watched(), engine._fleet, engine._fleet.servers[0]
-    ask, weights, gap = server.ask, fleet._weights, fleet._probe.gap
+    ask, in_memory, gap = server.ask, weights.in_memory, fleet._probe.gap
 
     async def watched_ask(client: Any, request: Request, **options: Any) -> Any:
         with watched.part(_BY_PATH.get(request.path, _OTHER)):
             return await ask(client, request, **options)
 
     @contextmanager
-    def watched_weights(*options: Any) -> Iterator[list[str]]:
-        files: AbstractContextManager[list[str]] = weights(*options)
+    def watched_weights(*arguments: Any, **options: Any) -> Iterator[list[str]]:
+        files = in_memory(*arguments, **options)
         with watched.part(_WRITE):
             paths = files.__enter__()
         watched.on_their_way = sum(Path(path).stat().st_blocks * 512 for path in paths)
@@ -168,7 +169,7 @@ def _watched(engine: ServerEngine) -> Iterator[Watched]:
 
     with (
         patch.object(server, "ask", watched_ask),
-        patch.object(fleet, "_weights", watched_weights),
+        patch.object(weights, "in_memory", watched_weights),
         patch.object(fleet._probe, "gap", watched_gap),
     ):
         yield watched

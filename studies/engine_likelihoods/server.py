@@ -55,7 +55,7 @@ def _wait(process: ServerProcess, url: str) -> None:
             urllib.request.urlopen(f"{url}/health", timeout=2).close()
             return
         except (urllib.error.URLError, OSError):
-            if not process.is_alive or time.monotonic() - started > SECONDS:
+            if process.has_ended() or time.monotonic() - started > SECONDS:
                 raise SystemExit(f"vLLM is not ready: {process.log}\n    {process.said()}") from None
             time.sleep(0.25)
 
