@@ -82,6 +82,13 @@ class Fleet:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
         self.version = version
         try:
+            self._publish_or_mend()
+        except BaseException:  # a stop, too
+            self.version = -1
+            raise
+
+    def _publish_or_mend(self) -> None:
+        try:
             self._publish(self.servers)
         except RunError as error:
             for server in self.servers:
