@@ -1,0 +1,97 @@
+"""Real vLLM servers for the tests: where the interpreter is, one that somebody else has started, an engine that asks it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gspo.model.policy import Policy
+from gspo.recipe.load import load_recipe
+from gspo.recipe.sections import ServerConfig
+from gspo.rollout.servers.engine import ServerEngine, server_engine
+from gspo.rollout.servers.fleet import KEY_VARIABLE
+from gspo.rollout.servers.process import ServerProcess
+from gspo.rollout.servers.requests import new_client, run_watched
+from gspo.rollout.servers.server import start_server
+from gspo.rollout.servers.vllm import VllmApi
+
+ROOT = Path(__file__).parents[3]
+KEY = "the key of the tests"
+LONGEST = 1024  # tokens of prompt and response
+SHAPE = {"head_dim": 32, "max_position_embeddings": LONGEST}  # vLLM's attention on a CPU knows no smaller heads
+START_SECONDS = 300.0
+
+
+def vllm_python() -> str:
+    """The interpreter that has vLLM; without one the test is skipped."""
+    named, own = os.environ.get("GSPO_VLLM_PYTHON"), ROOT / ".venv-vllm" / "bin" / "python"
+    if not named and not own.exists():
+        pytest.skip("no vLLM: `make vllm`")
+    return named or str(own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server with no policy's weights, as somebody else has started it."""
+
+    url: str
+    process: ServerProcess
+
+
+@contextmanager
+def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
+    """Start a server for policies of this shape; in the end nothing is left of it."""
+    settings = ServerConfig(python=vllm_python())
+    api = VllmApi(settings, max_rows=64, returns_experts=False)
+    policy.model.config.architectures = [type(policy.model).__name__]
+    policy.model.config.save_pretrained(directory)
+    options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
+    server = start_server(api, number=0, device=None, directory=directory, key=KEY, **options)
+    assert server.process is not None
+
+    async def wait() -> None:
+        async with new_client() as client:
+            await server.wait_until_ready(client, START_SECONDS, max_length=LONGEST)
+
+    try:
+        run_watched(wait, lambda: None)
+        yield RunningServer(url=server.address.url, process=server.process)
+    finally:
+        server.end()
+
+
+def engine_of(policy: Policy, directory: Path, **vllm: Any) -> ServerEngine:
+    """An engine, started or found; keywords are keys of rollout.vllm."""
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm"])
+    settings = ServerConfig(**{"python": vllm_python(), **vllm})
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": settings})})
+    return server_engine(
+        recipe, policy, longest_prompt=100, directory=directory, check_stop=lambda: None, say=lambda _: None
+    )
+
+
+def with_key(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """An environment in which running servers are asked with the tests' key."""
+    return {**environment, KEY_VARIABLE: KEY}
+
+
+def processes_of(group: int) -> list[psutil.Process]:
+    """The processes of a group that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def shared_memory() -> set[str]:
+    """The names of multiprocessing's shared memory on this machine."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("psm_")}
