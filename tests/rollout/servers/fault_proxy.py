@@ -123,7 +123,8 @@ class Proxy:
             def do_GET(self) -> None:
                 proxy._handle(Exchange(self, proxy.target, proxy._ending))
 
-            do_POST = do_GET
+            def do_POST(self) -> None:
+                self.do_GET()
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""

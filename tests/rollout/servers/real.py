@@ -1,4 +1,4 @@
-"""Real vLLM servers for the tests: where the interpreter is, one that somebody else has started, an engine that asks it."""
+"""Real vLLM servers for the tests: their interpreter, one that somebody else has started, and engines that ask it."""
 
 import os
 from collections.abc import Iterator, Mapping

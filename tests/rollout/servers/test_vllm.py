@@ -3,12 +3,18 @@
 One server for all of them, for its start takes longer than all that is asked of it.
 """
 
+import math
+import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from tests.rollout.servers import real
 from tests.rollout.servers.fault_proxy import (
     Fault,
     Proxy,
@@ -28,11 +34,14 @@ from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import Engine, SamplingKey
 from gspo.rollout.servers import server as one_server
 from gspo.rollout.servers.engine import ServerEngine
+from gspo.rollout.servers.fleet import KEY_VARIABLE
+from gspo.rollout.servers.process import free_port
 from gspo.types import Group, Query, Sample
 
 NewPolicy = Callable[..., Policy]
 SETTINGS = RolloutConfig(max_new_tokens=12, group_size=3)
 KEY = SamplingKey(seed=0, step=1)
+VERSIONS = count()
 TOLERANCE = 1e-5  # nats a token, in float32
 
 
@@ -64,6 +73,22 @@ def new_engine(policy: Policy, proxy: Proxy, key: str, tmp_path: Path) -> Callab
         return engine
 
     return build
+
+
+@pytest.fixture(scope="module")
+def shared(server: RunningServer, new_policy: NewPolicy, home: Path) -> tuple[ServerEngine, Policy]:
+    policy = new_policy(**SHAPE)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(KEY_VARIABLE, real.KEY)
+        return engine_of(policy, home, urls=(server.url,)), policy
+
+
+@pytest.fixture
+def engine(shared: tuple[ServerEngine, Policy], policy: Policy) -> ServerEngine:
+    """An engine for all tests that change nothing of it."""
+    engine, own = shared
+    engine.publish(own, next(VERSIONS))  # the server may have had other weights since
+    return engine
 
 
 @pytest.fixture
@@ -110,3 +135,449 @@ def test_groups_come_in_the_order_of_the_queries_with_the_policys_own_likelihood
     assert engine.sample([], SETTINGS, KEY) == ()
     engine.close()
     engine.close()
+
+
+SHAPED: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"top_p": 0.8},
+    {"top_k": 5},
+    {"top_k": 8, "top_p": 0.8, "temperature": 1.5},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {"id:5": -100.0, "id:9": 2.0}},
+    {"logit_bias": {"id:9": 4.0}, "repetition_penalty": 0.7, "top_p": 0.9},
+]
+
+
+@torch.no_grad()
+def log_q(policy: Policy, sample: Sample, settings: RolloutConfig) -> torch.Tensor:
+    """Of the sampled tokens, by the equations of docs/reference/recipe.md: bias, penalty, temperature, cuts."""
+    prompt, response = list(sample.query.prompt_ids), sample.token_ids.tolist()
+    table = policy.model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].double()
+    found = []
+    for place, token in enumerate(response, start=len(prompt)):
+        logits = table[place - 1].clone()
+        for name, bias in settings.logit_bias.items():
+            logits[int(name.removeprefix("id:"))] += bias
+        for seen in {*prompt, *response[: place - len(prompt)]}:
+            penalty = settings.repetition_penalty
+            logits[seen] *= penalty if logits[seen] < 0 else 1 / penalty
+        p = (logits / settings.temperature).softmax(-1)
+        if settings.top_k:
+            p[p < p.topk(settings.top_k).values[-1]] = 0
+            p /= p.sum()
+        ordered, order = p.sort(descending=True)
+        p[order[ordered.cumsum(-1) - ordered >= settings.top_p]] = 0
+        p[p < settings.min_p * p.max()] = 0
+        found.append((p[token] / p.sum()).log())
+    return torch.stack(found).float()
+
+
+@pytest.mark.parametrize("changes", SHAPED, ids=str)
+def test_log_likelihoods_are_of_what_the_tokens_were_drawn_from(
+    changes: Mapping[str, Any], engine: ServerEngine, policy: Policy, queries: list[Query]
+) -> None:
+    settings = RolloutConfig(**{"max_new_tokens": 16, "group_size": 4, **changes})
+    groups = engine.sample(queries, settings, KEY)
+    expected = torch.cat([log_q(policy, sample, settings) for group in groups for sample in group.samples])
+    assert (logprobs(groups) - expected).abs().max() < TOLERANCE
+    assert (expected - likelihoods(policy, groups, settings.temperature)).abs().max() > 0.01 or "temperature" in changes
+    assert {sample.full_logprobs is None for group in groups for sample in group.samples} == {not settings.shaping}
+
+
+def test_a_response_ends_with_its_first_stop_token_or_at_its_longest(
+    engine: ServerEngine, queries: list[Query], policy: Policy
+) -> None:
+    settings = SETTINGS.model_copy(update={"group_size": 16})
+    samples = [sample for group in engine.sample(queries, settings, KEY) for sample in group.samples]
+    for sample in samples:
+        ends = [index for index, token in enumerate(sample.token_ids.tolist()) if token in policy.stop_ids]
+        assert ends == ([sample.num_tokens - 1] if sample.finish_reason == "stop" else [])
+        assert sample.finish_reason == "stop" or sample.num_tokens == 12
+        assert sample.text == policy.tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+    assert {sample.finish_reason for sample in samples} == {"stop", "length"}
+
+
+def test_a_stop_string_cuts_the_response_after_the_token_that_completes_it(
+    engine: ServerEngine, queries: list[Query], policy: Policy
+) -> None:
+    whole = engine.sample(queries, SETTINGS.model_copy(update={"group_size": 16}), KEY)
+    text = next(sample.text for group in whole for sample in group.samples if sample.num_tokens > 5)
+    string = text[len(text) // 2 :][:2]
+    cut = engine.sample(queries, SETTINGS.model_copy(update={"group_size": 16, "stop_strings": (string,)}), KEY)
+    pairs = [pair for two in zip(whole, cut, strict=True) for pair in zip(*(one.samples for one in two), strict=True)]
+    for before, after in pairs:
+        count = after.num_tokens
+        assert after.token_ids.tolist() == before.token_ids.tolist()[:count]
+        assert torch.equal(after.sampler_logprobs, before.sampler_logprobs[:count]) and len(after.loss_mask) == count
+        assert string not in policy.tokenizer.decode(after.token_ids[:-1], skip_special_tokens=True)
+        assert (string in after.text) == (string in before.text)
+        assert after.finish_reason == ("stop" if string in after.text else before.finish_reason)
+    assert 0 < sum(string in after.text for _, after in pairs) < len(pairs)
+
+
+def test_the_same_key_gives_the_same_responses_whatever_is_sampled_beside_them(
+    engine: ServerEngine, queries: list[Query]
+) -> None:
+    expected = engine.sample(queries, SETTINGS, KEY)
+    alone = engine.sample(queries[1:2], SETTINGS, KEY)
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == tokens(expected)
+    assert tokens(alone) == tokens(expected[1:2])
+    for key in (SamplingKey(seed=1, step=1), SamplingKey(seed=0, step=2)):
+        others = tokens(engine.sample(queries, SETTINGS, key))
+        assert all(other != own for other, own in zip(others, tokens(expected), strict=True))
+
+
+def test_no_two_responses_of_a_call_repeat_each_others_random_numbers(
+    engine: ServerEngine, query_of: Callable[..., Query]
+) -> None:
+    long = RolloutConfig(max_new_tokens=24, group_size=8, logit_bias={"id:0": -100.0, "id:1": -100.0, "id:2": -100.0})
+    twice = [query_of([4, 5, 6], 0), query_of([4, 5, 6], 0), query_of([4, 5, 6], 1)]
+    responses = [tuple(own) for group in tokens(engine.sample(twice, long, KEY)) for own in group]
+    assert len(set(responses)) == len(responses)
+
+
+# Weights
+
+
+def test_what_is_published_is_sampled_from_and_named_once_a_version(
+    new_engine: Callable[..., ServerEngine], policy: Policy, queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine()
+    before = engine.sample(queries, SETTINGS, KEY)
+    change(policy)
+    num_requests = len(proxy.requests)
+    engine.publish(policy, 0)
+    assert len(proxy.requests) == num_requests
+    engine.publish(policy, 17)
+    after = engine.sample(queries, SETTINGS, KEY)
+    assert tokens(after) != tokens(before)
+    assert {sample.versions[0][0] for group in after for sample in group.samples} == {17}
+    assert (logprobs(after) - likelihoods(policy, after)).abs().max() < TOLERANCE
+
+
+def test_what_publishing_takes_and_proves_is_measured(new_engine: Callable[..., ServerEngine], policy: Policy) -> None:
+    engine = new_engine()
+    measured = engine.take_metrics()
+    assert measured["engine/probe_gap_mean"] <= measured["engine/probe_gap_max"] < TOLERANCE
+    assert measured["engine/probe_gap_of_other_weights"] > 0.1  # weights that are not the policy's
+    assert 0 < measured["engine/publish_seconds"] < 30
+    assert measured["engine/retries"] == measured["engine/restarts"] == 0
+    assert engine.take_metrics()["engine/publish_seconds"] == 0
+    engine.publish(policy, 1)
+    assert engine.take_metrics()["engine/publish_seconds"] > 0
+    described = engine.describe()
+    assert described["engine"] == "vllm" and described["engine dtype"] == "float32"
+    assert described["engine version"].startswith("0.32")
+
+
+def stale(exchange: Any) -> None:
+    """A server that takes weights and keeps what it has."""
+    exchange.answer(200, b'{"results": [0]}')
+
+
+def test_every_tensor_that_a_server_keeps_is_noticed_before_anything_is_sampled(
+    new_engine: Callable[..., ServerEngine], policy: Policy, proxy: Proxy
+) -> None:
+    engine = new_engine()
+    proxy.disturb(stale, path="/collective_rpc", times=10**6, when=lambda body: True)
+    names = [name for name, _ in policy.model.named_parameters()]
+    for version, name in enumerate(names, start=1):
+        own = policy.model.get_parameter(name)
+        was = own.detach().clone()
+        with torch.no_grad():
+            own.copy_(0.9 * own.flip(0))
+        with pytest.raises(RunError, match="does not have the policy's weights") as error:
+            engine.publish(policy, version)
+        assert re.search(r"-\d\.\d+ by the server and -\d\.\d+ by the trainer", str(error.value)), name
+        with torch.no_grad():
+            own.copy_(was)
+    assert len(names) > 10 and not proxy.groups()
+
+
+def test_a_server_that_has_the_weights_already_and_takes_no_others_is_noticed(
+    new_engine: Callable[..., ServerEngine], proxy: Proxy
+) -> None:
+    new_engine()
+    proxy.disturb(stale, path="/collective_rpc", times=10**6, when=lambda body: True)
+    with pytest.raises(RunError, match="server at http"):
+        new_engine()
+
+
+def test_vllms_own_way_to_replace_weights_which_keeps_a_packed_copy_is_noticed(
+    new_engine: Callable[..., ServerEngine], policy: Policy, proxy: Proxy, tmp_path: Path
+) -> None:
+    engine = new_engine()
+    change(policy)
+    policy.save(tmp_path / "saved")
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "saved")}}
+    proxy.disturb(asking(body), path="/collective_rpc", when=lambda body: True)
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        engine.publish(policy, 1)
+    assert not proxy.rules[0].times and not proxy.groups()
+    engine.publish(policy, 2)  # ours replaces all of it
+
+
+def test_weights_that_are_not_finite_are_not_given_to_a_server(
+    new_engine: Callable[..., ServerEngine], policy: Policy, queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine()
+    expected, num_requests = engine.sample(queries, SETTINGS, KEY), len(proxy.requests)
+    last = list(policy.model.parameters())[-1]
+    was = last.detach().clone()
+    with torch.no_grad():
+        last.view(-1)[0] = torch.nan
+    with pytest.raises(DivergedError, match="not finite"):
+        engine.publish(policy, 1)
+    assert len(proxy.requests) == num_requests + len(expected)
+    with torch.no_grad():
+        last.copy_(was)
+    engine.publish(policy, 2)
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == tokens(expected)
+
+
+def test_weights_in_files_give_the_same_and_leave_no_file(
+    new_engine: Callable[..., ServerEngine], queries: list[Query], tmp_path: Path
+) -> None:
+    expected = new_engine().sample(queries, SETTINGS, KEY)
+    engine = new_engine(weights="files", weights_dir=str(tmp_path / "shared"))
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == tokens(expected)
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+)
+def test_a_server_that_cannot_take_weights_ends_the_run_with_its_words_and_serves_the_next(
+    path: str, new_engine: Callable[..., ServerEngine], policy: Policy, queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine()
+    proxy.disturb(answering(500, "the disk of weights is full"), path=path, when=lambda body: True, times=3)
+    with pytest.raises(RunError, match=f"does not take the policy's weights: {path}.*the disk of weights is full"):
+        engine.publish(policy, 1)
+    proxy.rules.clear()
+    groups = new_engine().sample(queries, SETTINGS, KEY)
+    assert (logprobs(groups) - likelihoods(policy, groups)).abs().max() < TOLERANCE
+
+
+# Faults while it samples
+
+
+def first_response(change: Callable[[dict[str, Any]], object]) -> Fault:
+    return changing(lambda answer: change(answer["choices"][0]))
+
+
+def first_logprob(value: float) -> Fault:
+    return first_response(lambda choice: choice["logprobs"]["content"][0].update(logprob=value))
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "hangs": (hang, "no answer within 1 s"),
+    "status 500": (answering(500, "out of memory, said the server"), "out of memory, said the server"),
+    "status 503": (answering(503, "no engine is ready"), "no engine is ready"),
+    "connection dropped": (drop, "RemoteProtocolError"),
+    "half of the JSON": (truncate, "the answer is no JSON"),
+    "no JSON": (answering(200, "<html>welcome</html>"), "<html>welcome"),
+    "nothing": (answering(200, ""), "another form"),
+    "JSON of another form": (answering(200, '{"choices": 7}'), "another form"),
+    "a list": (answering(200, "[1, 2]"), "another form"),
+    "no log-likelihoods": (first_response(lambda choice: choice.update(logprobs=None)), "another form"),
+    "a log-likelihood less": (first_response(lambda choice: choice["logprobs"]["content"].pop()), "log-likelihoods of"),
+    "log-likelihoods of others": (
+        first_response(lambda choice: choice["logprobs"]["content"][0].update(token_id=10**6)),
+        "not of the same",
+    ),
+    "log-likelihood null": (first_logprob(None), "another form"),  # type: ignore[arg-type]
+    "log-likelihood NaN": (first_logprob(math.nan), "not finite"),
+    "log-likelihood clamped": (first_logprob(-9999.0), "not finite"),
+    "log-likelihood above 0": (first_logprob(0.5), "not finite"),
+    "fewer responses": (changing(lambda answer: answer["choices"].pop()), "2 responses where 3 were asked for"),
+    "more responses": (changing(lambda answer: answer["choices"].append(answer["choices"][0])), "4 responses where 3"),
+    "a response twice": (
+        changing(lambda answer: answer["choices"].__setitem__(1, answer["choices"][0])),
+        "index",
+    ),
+    "other weights": (
+        first_response(lambda choice: choice["weight_versions"][0].update(version="abc-7")),
+        "sampled with the weights abc-7",
+    ),
+    "aborted": (first_response(lambda choice: choice.update(finish_reason="abort")), "finish_reason abort"),
+    "cut off": (
+        first_response(
+            lambda choice: choice.update(
+                finish_reason="length", token_ids=[3], logprobs={"content": [{"token_id": 3, "logprob": -1.0}]}
+            )
+        ),
+        "cut off after 1 tokens",
+    ),
+    "no tokens": (
+        first_response(lambda choice: choice.update(token_ids=[], logprobs={"content": []})),
+        "0 tokens",
+    ),
+}
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request: pytest.FixtureRequest) -> tuple[Fault, str]:
+    return FAULTS[request.param]
+
+
+def test_a_fault_is_mended_and_only_what_is_missing_is_asked_for_again(
+    fault: tuple[Fault, str], new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine(request_seconds=1.0)
+    expected = engine.sample(queries, SETTINGS, KEY)
+    engine.take_metrics()
+    asked = len(proxy.groups())
+    proxy.disturb(fault[0])
+    shown: list[int] = []
+    groups = engine.sample(queries, SETTINGS, KEY, show_progress=lambda done, *_: shown.append(done))
+    assert tokens(groups) == tokens(expected) and torch.equal(logprobs(groups), logprobs(expected))
+    assert [group.query for group in groups] == queries
+    assert len(proxy.groups()) - asked == len(queries) + 1 and shown == sorted(shown)
+    measured = engine.take_metrics()
+    assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["status 500", "hangs", "fewer responses", "log-likelihood NaN", "other weights"])
+def test_three_attempts_in_vain_end_the_run_with_the_servers_words(
+    name: str, new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine(request_seconds=1.0)
+    fault, words = FAULTS[name]
+    proxy.disturb(fault, times=3)
+    with pytest.raises(RunError, match=f"no response in 3 attempts: server at {proxy.url}: .*{words}"):
+        engine.sample(queries[:1], SETTINGS, KEY)
+    assert len(proxy.groups()) == 3
+    assert tokens(engine.sample(queries[:1], SETTINGS, KEY))
+
+
+def test_a_server_that_answers_nothing_at_all_is_not_waited_for(
+    new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_server, "_LOOK_SECONDS", 0.05)
+    engine = new_engine(request_seconds=3600.0)
+    expected = tokens(engine.sample(queries, SETTINGS, KEY))
+    proxy.disturb(hang)
+    proxy.disturb(answering(500, ""), path="/health", times=3, when=lambda body: True)
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == expected
+    assert engine.take_metrics()["engine/retries"] == 1
+
+
+def test_a_request_that_the_server_refuses_ends_the_run_at_once(
+    new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine()
+    proxy.disturb(answering(401, '{"error": "wrong or missing key"}'))
+    with pytest.raises(RunError, match=r"refuses a request: .*401.*wrong or missing key"):
+        engine.sample(queries, SETTINGS, KEY)
+    assert len(proxy.groups()) <= len(queries)
+    assert len(engine.sample(queries, SETTINGS, KEY)) == len(queries)
+
+
+def test_a_stop_in_mid_request_leaves_the_engine_ready_and_the_server_idle(
+    server: RunningServer, policy: Policy, queries: list[Query], key: str, tmp_path: Path
+) -> None:
+    engine = engine_of(policy, tmp_path, urls=(server.url,))
+    engine.publish(policy, 0)
+    expected = tokens(engine.sample(queries, SETTINGS, KEY))
+    long = RolloutConfig(
+        group_size=16, max_new_tokens=900, logit_bias={f"id:{token}": -100.0 for token in policy.stop_ids}
+    )
+    started, num_running = time.monotonic(), []
+
+    def stop() -> None:
+        num_running.append(running(server.url))
+        if num_running[-1]:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        engine.sample(queries, long, KEY, check_stop=stop)
+    while running(server.url):
+        assert time.monotonic() - started < 10
+        time.sleep(0.05)
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == expected
+    assert engine.take_metrics()["engine/retries"] == 0
+
+
+def running(url: str) -> float:
+    """How many responses the server is at."""
+    answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {real.KEY}"}, trust_env=False)
+    return sum(
+        float(line.split()[-1]) for line in answer.text.splitlines() if line.startswith("vllm:num_requests_running{")
+    )
+
+
+# Another server behind the address
+
+
+def set_value(*path: str, value: Any) -> Fault:
+    def change(answer: Any) -> None:
+        for name in path[:-1]:
+            answer = answer[name]
+        answer[path[-1]] = value
+
+    return changing(change)
+
+
+OTHER_SERVERS: dict[str, tuple[Fault, str]] = {
+    "raw log-likelihoods": (
+        set_value("vllm_config", "model_config", "logprobs_mode", value="raw_logprobs"),
+        "--logprobs-mode processed_logprobs",
+    ),
+    "too short": (set_value("vllm_config", "model_config", "max_model_len", value=111), "--max-model-len 112 or more"),
+    "no worker of ours": (
+        set_value("vllm_config", "parallel_config", "worker_extension_cls", value=""),
+        "--worker-extension-cls gspo_vllm_worker.Worker",
+    ),
+    "quantised": (set_value("vllm_config", "model_config", "quantization", value="fp8"), "no quantisation"),
+    "quantised cache": (set_value("vllm_config", "cache_config", "cache_dtype", value="fp8"), "no quantisation"),
+    "speculative": (set_value("vllm_config", "speculative_config", value={"method": "ngram"}), "no speculative"),
+    "of another form": (answering(200, '{"status": "ok"}'), "vllm_config"),
+    "no vLLM": (answering(404, "Not Found"), "404"),
+    "no JSON": (answering(200, "<html>"), "no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SERVERS)
+def test_a_server_that_would_compute_something_else_is_refused_before_it_gets_weights(
+    name: str, new_engine: Callable[..., ServerEngine], proxy: Proxy
+) -> None:
+    fault, words = OTHER_SERVERS[name]
+    proxy.disturb(fault, path="/server_info", times=10**6, when=lambda body: True)
+    with pytest.raises(UserError) as error:
+        new_engine(start_seconds=0.2)
+    assert f"server at {proxy.url}" in str(error.value) and words in str(error.value)
+    assert "/collective_rpc" not in [path for path, _ in proxy.requests]
+
+
+@pytest.mark.parametrize("wrong", ["", "another"])
+def test_a_wrong_key_is_named(wrong: str, new_engine: Callable[..., ServerEngine], monkeypatch: Any) -> None:
+    monkeypatch.setenv("GSPO_ENGINE_KEY", wrong)
+    with pytest.raises(UserError, match=r"401: .*wrong or missing key.*\n  fix: GSPO_ENGINE_KEY"):
+        new_engine()
+
+
+def test_an_address_where_nothing_listens_is_named(policy: Policy, key: str, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=rf"server at {url}: it is not ready after 0.2 s: .*\n  fix: rollout.vllm"):
+        engine_of(policy, tmp_path, urls=(url,), start_seconds=0.2)
+
+
+def test_a_server_of_another_model_is_refused_and_stays_whole(
+    new_policy: NewPolicy, policy: Policy, proxy: Proxy, new_engine: Any, queries: list[Query], tmp_path: Path
+) -> None:
+    expected = tokens(new_engine().sample(queries, SETTINGS, KEY))
+    for other in ({"intermediate_size": 48}, {"num_hidden_layers": 1}, {"tie_word_embeddings": False}):
+        with pytest.raises((UserError, RunError), match="differ in name, dtype or shape"):
+            engine_of(new_policy(**{**SHAPE, **other}), tmp_path, urls=(proxy.url,))
+    assert tokens(new_engine().sample(queries, SETTINGS, KEY)) == expected
+
+
+def test_a_server_of_the_same_shapes_and_another_function_is_noticed(
+    new_policy: NewPolicy, proxy: Proxy, new_engine: Any, tmp_path: Path
+) -> None:
+    other = new_policy(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+    engine = engine_of(other, tmp_path, urls=(proxy.url,))
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        engine.publish(other, 0)
