@@ -111,6 +111,7 @@ class Proxy:
 
     target: str
     requests: list[tuple[str, Any]] = field(default_factory=list)
+    label: str = ""  # of the weights that the server was given last
     rules: list[Rule] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -160,6 +161,8 @@ class Proxy:
         path, body = exchange.path.split("?")[0], exchange.body
         with self._lock:
             self.requests.append((path, body))
+            if path == "/update_weight_version":
+                self.label = body["new_version"]
             found = (rule for rule in self.rules if rule.times and rule.path == path and rule.when(body))
             if rule := next(found, None):
                 rule.times -= 1

@@ -42,6 +42,7 @@ NewPolicy = Callable[..., Policy]
 SETTINGS = RolloutConfig(max_new_tokens=12, group_size=3)
 KEY = SamplingKey(seed=0, step=1)
 VERSIONS = count()
+PATIENCE = 2.0  # seconds
 TOLERANCE = 1e-5  # nats a token, in float32
 
 
@@ -51,11 +52,19 @@ def server(new_policy: NewPolicy, home: Path) -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.fixture
-def proxy(server: RunningServer) -> Iterator[Proxy]:
+@pytest.fixture(scope="module")
+def one_proxy(server: RunningServer) -> Iterator[Proxy]:
     proxy = Proxy(server.url)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def proxy(one_proxy: Proxy) -> Iterator[Proxy]:
+    """The same for all tests, with nothing of an earlier one."""
+    one_proxy.requests.clear()
+    yield one_proxy
+    one_proxy.rules.clear()
 
 
 @pytest.fixture
@@ -76,23 +85,28 @@ def new_engine(policy: Policy, proxy: Proxy, key: str, tmp_path: Path) -> Callab
 
 
 @pytest.fixture(scope="module")
-def shared(server: RunningServer, new_policy: NewPolicy, home: Path) -> tuple[ServerEngine, Policy]:
-    policy = new_policy(**SHAPE)
+def shared(one_proxy: Proxy, new_policy: NewPolicy, home: Path) -> ServerEngine:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(KEY_VARIABLE, real.KEY)
-        return engine_of(policy, home, urls=(server.url,)), policy
+        return engine_of(new_policy(**SHAPE), home, urls=(one_proxy.url,))
 
 
 @pytest.fixture
-def engine(shared: tuple[ServerEngine, Policy], policy: Policy) -> ServerEngine:
-    """An engine for all tests that change nothing of it."""
-    engine, own = shared
-    engine.publish(own, next(VERSIONS))  # the server may have had other weights since
-    return engine
+def engine(shared: ServerEngine, proxy: Proxy) -> ServerEngine:
+    """An engine for all tests that change nothing of it and of its policy; nothing is measured yet."""
+    if proxy.label != shared._fleet.label:  # the server has had other weights since
+        shared.publish(shared._policy, next(VERSIONS))
+    proxy.requests.clear()
+    shared.take_metrics()
+    return shared
 
 
 @pytest.fixture
 def queries(query_of: Callable[..., Query]) -> list[Query]:
+    return some_queries(query_of)
+
+
+def some_queries(query_of: Callable[..., Query]) -> list[Query]:
     return [query_of([4, 5, 6], 0), query_of([7], 1), query_of([3, 9, 8, 4, 5], 2)]
 
 
@@ -322,14 +336,14 @@ def test_weights_that_are_not_finite_are_not_given_to_a_server(
     new_engine: Callable[..., ServerEngine], policy: Policy, queries: list[Query], proxy: Proxy
 ) -> None:
     engine = new_engine()
-    expected, num_requests = engine.sample(queries, SETTINGS, KEY), len(proxy.requests)
-    last = list(policy.model.parameters())[-1]
+    expected = engine.sample(queries, SETTINGS, KEY)
+    num_requests, last = len(proxy.requests), list(policy.model.parameters())[-1]
     was = last.detach().clone()
     with torch.no_grad():
         last.view(-1)[0] = torch.nan
     with pytest.raises(DivergedError, match="not finite"):
         engine.publish(policy, 1)
-    assert len(proxy.requests) == num_requests + len(expected)
+    assert len(proxy.requests) == num_requests
     with torch.no_grad():
         last.copy_(was)
     engine.publish(policy, 2)
@@ -372,7 +386,7 @@ def first_logprob(value: float) -> Fault:
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "hangs": (hang, "no answer within 1 s"),
+    "hangs": (hang, "no answer within 2 s"),
     "status 500": (answering(500, "out of memory, said the server"), "out of memory, said the server"),
     "status 503": (answering(503, "no engine is ready"), "no engine is ready"),
     "connection dropped": (drop, "RemoteProtocolError"),
@@ -417,33 +431,42 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(shared: ServerEngine, query_of: Callable[..., Query]) -> tuple[Group, ...]:
+    """What every call with these arguments gives."""
+    shared.publish(shared._policy, next(VERSIONS))
+    return shared.sample(some_queries(query_of), SETTINGS, KEY)
+
+
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest) -> tuple[Fault, str]:
     return FAULTS[request.param]
 
 
 def test_a_fault_is_mended_and_only_what_is_missing_is_asked_for_again(
-    fault: tuple[Fault, str], new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+    fault: tuple[Fault, str],
+    engine: ServerEngine,
+    queries: list[Query],
+    proxy: Proxy,
+    undisturbed: tuple[Group, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = new_engine(request_seconds=1.0)
-    expected = engine.sample(queries, SETTINGS, KEY)
-    engine.take_metrics()
-    asked = len(proxy.groups())
+    monkeypatch.setattr(engine, "_settings", engine._settings.model_copy(update={"request_seconds": PATIENCE}))
     proxy.disturb(fault[0])
     shown: list[int] = []
     groups = engine.sample(queries, SETTINGS, KEY, show_progress=lambda done, *_: shown.append(done))
-    assert tokens(groups) == tokens(expected) and torch.equal(logprobs(groups), logprobs(expected))
+    assert tokens(groups) == tokens(undisturbed) and torch.equal(logprobs(groups), logprobs(undisturbed))
     assert [group.query for group in groups] == queries
-    assert len(proxy.groups()) - asked == len(queries) + 1 and shown == sorted(shown)
+    assert len(proxy.groups()) == len(queries) + 1 and shown == sorted(shown)
     measured = engine.take_metrics()
     assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["status 500", "hangs", "fewer responses", "log-likelihood NaN", "other weights"])
 def test_three_attempts_in_vain_end_the_run_with_the_servers_words(
-    name: str, new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+    name: str, engine: ServerEngine, queries: list[Query], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = new_engine(request_seconds=1.0)
+    monkeypatch.setattr(engine, "_settings", engine._settings.model_copy(update={"request_seconds": PATIENCE}))
     fault, words = FAULTS[name]
     proxy.disturb(fault, times=3)
     with pytest.raises(RunError, match=f"no response in 3 attempts: server at {proxy.url}: .*{words}"):
@@ -453,21 +476,22 @@ def test_three_attempts_in_vain_end_the_run_with_the_servers_words(
 
 
 def test_a_server_that_answers_nothing_at_all_is_not_waited_for(
-    new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    engine: ServerEngine,
+    queries: list[Query],
+    proxy: Proxy,
+    undisturbed: tuple[Group, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(one_server, "_LOOK_SECONDS", 0.05)
-    engine = new_engine(request_seconds=3600.0)
-    expected = tokens(engine.sample(queries, SETTINGS, KEY))
     proxy.disturb(hang)
     proxy.disturb(answering(500, ""), path="/health", times=3, when=lambda body: True)
-    assert tokens(engine.sample(queries, SETTINGS, KEY)) == expected
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == tokens(undisturbed)
     assert engine.take_metrics()["engine/retries"] == 1
 
 
 def test_a_request_that_the_server_refuses_ends_the_run_at_once(
-    new_engine: Callable[..., ServerEngine], queries: list[Query], proxy: Proxy
+    engine: ServerEngine, queries: list[Query], proxy: Proxy
 ) -> None:
-    engine = new_engine()
     proxy.disturb(answering(401, '{"error": "wrong or missing key"}'))
     with pytest.raises(RunError, match=r"refuses a request: .*401.*wrong or missing key"):
         engine.sample(queries, SETTINGS, KEY)
