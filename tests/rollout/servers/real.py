@@ -23,7 +23,11 @@ from gspo.rollout.servers.vllm import VllmApi
 ROOT = Path(__file__).parents[3]
 KEY = "the key of the tests"
 LONGEST = 1024  # tokens of prompt and response
-SHAPE = {"head_dim": 32, "max_position_embeddings": LONGEST, "tie_word_embeddings": True}  # vLLM's attention on a CPU knows no smaller heads
+SHAPE = {
+    "head_dim": 32,
+    "max_position_embeddings": LONGEST,
+    "tie_word_embeddings": True,
+}  # vLLM's attention on a CPU knows no smaller heads
 START_SECONDS = 300.0
 
 
@@ -80,18 +84,7 @@ def with_key(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {**environment, KEY_VARIABLE: KEY}
 
 
-def processes_of(group: int) -> list[psutil.Process]:
-    """The processes of a group that have not ended."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-def shared_memory() -> set[str]:
-    """The names of multiprocessing's shared memory on this machine."""
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("psm_")}
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    """The files in /dev/shm that the processes have open; each is one's own, and no other server's."""
+    maps = {own.path for process in processes for own in process.memory_maps()}
+    return {Path(path) for path in maps if path.startswith("/dev/shm/")}

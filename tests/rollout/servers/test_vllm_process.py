@@ -1,0 +1,153 @@
+"""A server's processes: none outlives its trainer, whatever is killed, and one that dies is started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.rollout.servers.real import ROOT, SHAPE, engine_of, shared_memory_of, vllm_python
+
+from gspo.model.policy import Policy
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.engine import SamplingKey
+from gspo.types import Group, Query
+
+LONG = RolloutConfig(max_new_tokens=300, group_size=8, logit_bias={f"id:{token}": -100.0 for token in range(3)})
+KEY = SamplingKey(seed=0, step=1)
+SECONDS = 10.0  # after which nothing may be left
+START_SECONDS = 300.0
+# A trainer with two servers, which samples until it is killed; it says when they sample, and before that only starts.
+TRAINER = """
+import sys
+from pathlib import Path
+from tests.conftest import SHAPE as SMALL, TEXTS
+from tests.rollout.servers.real import SHAPE, engine_of
+from tests.rollout.servers.test_vllm_process import KEY, LONG
+from tests.samples import query_of
+from gspo.model.load import fit_tokenizer
+from gspo.model.policy import load_policy
+from gspo.recipe.sections import ModelConfig
+
+architecture = {"model_type": "qwen3", **SMALL, **SHAPE}
+model = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
+policy = load_policy(model, fit_tokenizer(TEXTS), seed=0)
+engine = engine_of(policy, Path(sys.argv[1]), devices=("0", "1"))
+engine.publish(policy, 0)
+queries = [query_of([4, 5, 6], number) for number in range(8)]
+while True:
+    engine.sample(queries, LONG, KEY, check_stop=lambda: print("sampling", flush=True))
+"""
+
+
+def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
+    return [[sample.token_ids.tolist() for sample in group.samples] for group in groups]
+
+
+def supervisors(trainer: int) -> list[psutil.Process]:
+    """Of the servers that a process has started."""
+    return [own for own in psutil.Process(trainer).children() if "gspo_supervise" in " ".join(own.cmdline())]
+
+
+def assert_gone(processes: list[psutil.Process], memory: set[Path]) -> None:
+    """None of them is left, but for zombies, nor the shared memory that they had."""
+    give_up = time.monotonic() + SECONDS
+    while left := [process for process in processes if is_alive(process)]:
+        assert time.monotonic() < give_up, left
+        time.sleep(0.1)
+    while left_memory := [path for path in memory if path.exists()]:
+        assert time.monotonic() < give_up, left_memory
+        time.sleep(0.1)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(supervisor: psutil.Process) -> list[psutil.Process]:
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that has begun to start its two servers."""
+    vllm_python()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAINER, str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: len(supervisors(process.pid)) == 2, process)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    give_up = time.monotonic() + START_SECONDS
+    while not is_so():
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_servers_that_are_starting_end_with_their_trainer(trainer: "subprocess.Popen[str]") -> None:
+    first, second = supervisors(trainer.pid)
+    wait_until(lambda: bool(first.children() and second.children()), trainer)
+    time.sleep(3)  # before any worker watches for itself
+    processes = family(first) + family(second)
+    assert len(processes) >= 4
+    for pid in (trainer.pid, first.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert_gone(processes, set())
+
+
+def test_servers_in_mid_request_end_with_their_trainer_and_with_their_supervisor(
+    trainer: "subprocess.Popen[str]",
+) -> None:
+    assert trainer.stdout is not None
+    assert [trainer.stdout.readline() for _ in range(3)] == ["sampling\n"] * 3
+    first, second = supervisors(trainer.pid)
+    processes = family(first) + family(second)
+    memory = shared_memory_of(processes)
+    assert len(processes) >= 8 and len(memory) >= 2 and all(path.exists() for path in memory)
+    for pid in (trainer.pid, first.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert_gone(processes, memory)
+
+
+def test_a_server_that_is_killed_in_mid_request_is_started_again_and_nothing_else_changes(
+    new_policy: Callable[..., Policy], query_of: Callable[..., Query], tmp_path: Path
+) -> None:
+    policy = new_policy(**SHAPE)
+    queries = [query_of([4, 5, 6], 0), query_of([7, 3], 1), query_of([8], 2)]
+    engine = engine_of(policy, tmp_path)
+    engine.publish(policy, 5)
+    expected = engine.sample(queries, LONG, KEY)
+    (supervisor,) = supervisors(os.getpid())
+    processes = family(supervisor)
+    memory = shared_memory_of(processes)
+    looks: list[int] = []
+
+    def kill_the_servers_first_process() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            supervisor.children()[0].kill()
+
+    groups = engine.sample(queries, LONG, KEY, check_stop=kill_the_servers_first_process)
+    assert tokens(groups) == tokens(expected)
+    assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
+    measured = engine.take_metrics()
+    assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 1)
+    assert_gone(processes, memory)
+    log = (tmp_path / "vllm_0.log").read_text()
+    assert "gspo: the server has ended with status" in log
+    (supervisor,) = supervisors(os.getpid())
+    processes = family(supervisor)
+    memory = shared_memory_of(processes)
+    engine.close()
+    assert_gone(processes, memory)
