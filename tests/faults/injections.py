@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.rollout.embedded import decoding
+from gspo.rollout.servers.vllm import VllmApi
 from gspo.run import directory
 from gspo.run.checkpoint import checkpointer, store
 from gspo.run.checkpoint.checkpointer import Checkpointer
@@ -36,6 +38,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "best model": (directory.RunDirectory, "save_best"),
     "best model copied": (directory.shutil, "copytree"),
     "cold record": (Display, "cold_step"),
+    "request": (VllmApi, "sample"),
 }
 
 
@@ -52,6 +55,17 @@ def signal_at(place: str, count: int, number: int = signal.SIGKILL, before: bool
         os.kill(os.getpid(), number)
 
     _at(place, count, send, before=before)
+
+
+def kill_server_at(place: str, count: int) -> None:
+    """Kill the first process of the run's own engine at the `count`-th call of a place."""
+
+    def kill() -> None:
+        for own in psutil.Process().children():
+            if "gspo_supervise" in " ".join(own.cmdline()):
+                own.children()[0].kill()
+
+    _at(place, count, kill)
 
 
 def fail_at(place: str, count: int) -> None:

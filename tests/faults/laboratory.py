@@ -13,6 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SECONDS = 60  # after which a test gives up; none takes nearly as long
+ENGINE_SECONDS = 300  # for runs that start servers of their own
 START_SECONDS = 600  # for the server's imports, which take long on a machine of many other jobs
 VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
 REWARD = """
@@ -41,9 +42,9 @@ class Process:
         """Send it a signal."""
         os.kill(self.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = SECONDS) -> int:
         """Its exit status, negative where a signal has ended it."""
-        return self._status.get(timeout=SECONDS)
+        return self._status.get(timeout=seconds)
 
     def is_running(self) -> bool:
         return self._status.empty()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.rollout.servers.real import SHAPE, engine_of, running_server
+from tests.rollout.servers.real import EXPERTS, SHAPE, engine_of, running_server
 
 from gspo.errors import RunError
 from gspo.model.packing import TokenSequence
@@ -33,7 +33,7 @@ def test_every_publish_replaces_the_experts_too(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = new_policy("qwen3_moe", **SHAPE)
+    policy = new_policy("qwen3_moe", **SHAPE, **EXPERTS)
     queries = [query_of([4, 5, 6], 0), query_of([7, 3], 1)]
     with running_server(policy, home) as server:
         engine = engine_of(policy, home, urls=(server.url,))
