@@ -1,7 +1,7 @@
 """Real vLLM servers for the tests: their interpreter, one that somebody else has started, and engines that ask it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.engine import ServerEngine, server_engine
-from gspo.rollout.servers.fleet import KEY_VARIABLE
 from gspo.rollout.servers.process import ServerProcess
 from gspo.rollout.servers.requests import new_client, run_watched
 from gspo.rollout.servers.server import start_server
@@ -71,22 +70,16 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
         server.end()
 
 
-def engine_of(policy: Policy, directory: Path, **vllm: Any) -> ServerEngine:
+def engine_of(policy: Policy, directory: Path, *, longest_prompt: int = 100, **vllm: Any) -> ServerEngine:
     """An engine, started or found; keywords are keys of rollout.vllm."""
     recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm"])
     settings = ServerConfig(**{"python": vllm_python(), **vllm})
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": settings})})
-    return server_engine(
-        recipe, policy, longest_prompt=100, directory=directory, check_stop=lambda: None, say=lambda _: None
-    )
-
-
-def with_key(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment in which running servers are asked with the tests' key."""
-    return {**environment, KEY_VARIABLE: KEY}
+    options: dict[str, Any] = {"directory": directory, "check_stop": lambda: None, "say": lambda _: None}
+    return server_engine(recipe, policy, longest_prompt=longest_prompt, **options)
 
 
 def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
-    """The files in /dev/shm that the processes have open; each is one's own, and no other server's."""
-    maps = {own.path for process in processes for own in process.memory_maps()}
-    return {Path(path) for path in maps if path.startswith("/dev/shm/")}
+    """The shared memory of multiprocessing that the processes have; none of it is another server's."""
+    paths = {Path(own.path) for process in processes for own in process.memory_maps()}
+    return {path for path in paths if path.match("/dev/shm/psm_*") and path.exists()}

@@ -36,7 +36,7 @@ from gspo.recipe.sections import ModelConfig
 architecture = {"model_type": "qwen3", **SMALL, **SHAPE}
 model = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
 policy = load_policy(model, fit_tokenizer(TEXTS), seed=0)
-engine = engine_of(policy, Path(sys.argv[1]), devices=("0", "1"))
+engine = engine_of(policy, Path(sys.argv[1]), longest_prompt=300, devices=("0", "1"))
 engine.publish(policy, 0)
 queries = [query_of([4, 5, 6], number) for number in range(8)]
 while True:
@@ -114,7 +114,7 @@ def test_servers_in_mid_request_end_with_their_trainer_and_with_their_supervisor
     first, second = supervisors(trainer.pid)
     processes = family(first) + family(second)
     memory = shared_memory_of(processes)
-    assert len(processes) >= 8 and len(memory) >= 2 and all(path.exists() for path in memory)
+    assert len(processes) >= 8 and len(memory) >= 2
     for pid in (trainer.pid, first.pid):
         os.kill(pid, signal.SIGKILL)
     assert_gone(processes, memory)
@@ -125,7 +125,7 @@ def test_a_server_that_is_killed_in_mid_request_is_started_again_and_nothing_els
 ) -> None:
     policy = new_policy(**SHAPE)
     queries = [query_of([4, 5, 6], 0), query_of([7, 3], 1), query_of([8], 2)]
-    engine = engine_of(policy, tmp_path)
+    engine = engine_of(policy, tmp_path, longest_prompt=300)
     engine.publish(policy, 5)
     expected = engine.sample(queries, LONG, KEY)
     (supervisor,) = supervisors(os.getpid())
