@@ -50,7 +50,7 @@ def end_with_supervisor() -> None:
     end_group(supervisor)
 
 
-def end_group(group: int, *, seconds: float = 1.0) -> None:
+def end_group(group: int, *, seconds: float = 5.0) -> None:
     """Kill the processes of a group, this one last where it is among them; what frees their memory may do so first."""
     last = time.monotonic() + seconds
     while others := [process for process in _members(group) if process.pid != os.getpid()]:
@@ -70,9 +70,17 @@ def _members(group: int) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             is_here = os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
             # A group's number is another's once all of it has ended.
-            if is_here and (process.pid == os.getpid() or process.environ().get(SUPERVISOR) == str(group)):
+            if is_here and (process.pid == os.getpid() or _is_of(process, group)):
                 members.append(process)
     return members
+
+
+def _is_of(process: psutil.Process, group: int) -> bool:
+    """Whether the group's supervisor has started it; psutil reads no environment of a process with another title."""
+    if sys.platform != "linux":
+        return bool(process.environ().get(SUPERVISOR) == str(group))
+    with open(f"/proc/{process.pid}/environ", "rb") as file:  # noqa: PTH123
+        return f"\0{SUPERVISOR}={group}\0".encode() in b"\0" + file.read() + b"\0"
 
 
 if __name__ == "__main__":
