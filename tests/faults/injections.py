@@ -8,7 +8,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,16 @@ def signal_at(place: str, count: int, number: int = signal.SIGKILL, before: bool
     _at(place, count, send, before=before)
 
 
-def kill_server_at(place: str, count: int) -> None:
-    """Kill the first process of the run's own engine at the `count`-th call of a place."""
+def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
+    """Kill the first process of the run's own engine at these calls, (place, count)."""
 
     def kill() -> None:
         for own in psutil.Process().children():
             if "gspo_supervise" in " ".join(own.cmdline()):
                 own.children()[0].kill()
 
-    _at(place, count, kill)
+    for place, count in calls:
+        _at(place, count, kill)
 
 
 def fail_at(place: str, count: int) -> None:

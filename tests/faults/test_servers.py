@@ -61,14 +61,12 @@ def test_a_killed_run_leaves_no_server_and_goes_on_with_a_new_one(
     assert_nothing_runs(laboratory)
 
 
-@pytest.mark.parametrize(
-    ("place", "count"), [("request", PROBES + 3), ("optimizer step", COLD + 2)], ids=["mid-request", "idle"]
-)
-def test_a_killed_server_is_started_again_and_the_run_ends_well(
-    place: str, count: int, laboratory: Laboratory, overrides: tuple[str, ...]
+def test_a_server_that_is_killed_twice_is_started_again_and_the_run_ends_well(
+    laboratory: Laboratory, overrides: tuple[str, ...]
 ) -> None:
-    fault = ("kill_server_at", {"place": place, "count": count})
+    in_mid_request, between_steps = ("request", PROBES + 3), ("optimizer step", COLD + 4)
+    fault = ("kill_server_at", {"calls": [in_mid_request, between_steps]})
     assert laboratory.start("train", "run.yaml", *overrides, fault=fault).wait(ENGINE_SECONDS) == 0, laboratory.said
     assert_each_step_once(laboratory)
-    assert sum(line["engine/restarts"] for line in laboratory.lines()) == 1
+    assert [line["engine/restarts"] for line in laboratory.lines()] == [1, 0, 1, 0]
     assert_nothing_runs(laboratory)
