@@ -19,6 +19,8 @@ from gspo.rollout.servers.requests import new_client, run_watched
 from gspo.rollout.servers.server import start_server
 from gspo.rollout.servers.vllm import VllmApi
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of servers too: they share the cores with each other and the tests
+
 ROOT = Path(__file__).parents[3]
 # The least of vLLM's kernel for mixtures; so wide a model needs smaller weights for the same exactness.
 EXPERTS = {"hidden_size": 64, "moe_intermediate_size": 32, "initializer_range": 0.1}
