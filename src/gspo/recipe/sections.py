@@ -1,6 +1,7 @@
 """The sections of a recipe: each key has its bounds, its default and its meaning."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,7 +67,15 @@ def _named_ids(value: Any) -> Any:
 
 
 def _with_underscores(value: Any) -> Any:
-    return {name.replace("-", "_"): own for name, own in value.items()} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {name.replace("-", "_") if isinstance(name, str) else name: own for name, own in value.items()}
+
+
+def _check_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^/:\s]+(:\d{1,5})?/?", url):
+        raise refusal("should be the address of a server, such as http://127.0.0.1:8000")
+    return url
 
 
 def _as_text(value: Any) -> Any:
@@ -92,6 +101,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 Per = Literal["response", "segment", "token"]
 Text = Annotated[str, Field(min_length=1)]
 Devices = Annotated[str, BeforeValidator(_as_text)]  # in CUDA_VISIBLE_DEVICES
+Url = Annotated[str, AfterValidator(_check_url)]
 Options = Annotated[dict[str, Any], BeforeValidator(_with_underscores)]  # of a command line
 Which = Literal["highest", "lowest"]
 
@@ -183,7 +193,7 @@ class ServerConfig(Section):
     """An engine that is a server: its keys are the same whatever `rollout.engine` names."""
 
     python: PathText | None = key(None, "The interpreter that has the server, such as `.venv-vllm/bin/python`.")
-    urls: tuple[Text, ...] = key((), "Servers that run already; by default the run starts its own, and ends it.")
+    urls: tuple[Url, ...] = key((), "Servers that run already; by default the run starts its own, and ends it.")
     devices: tuple[Devices, ...] = key((), "A server for each entry: the GPUs that it gets, such as `[0, '2,3']`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("auto", "Of the server; `auto`: as the trainer's.")
     weights: Literal["memory", "files", "ipc", "nccl"] = key(

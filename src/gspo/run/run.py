@@ -195,11 +195,11 @@ def open_run(
             stop = interrupt.check_stop
             parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
         stack.callback(close_functions, parts.functions)
-        directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite)))
-        with interrupt, display.waiting("starting the engine") as say:
-            options: dict[str, Any] = {"directory": directory.path, "check_stop": stop, "say": say}
+        with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
+            options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             engine = make_engine(recipe, parts.policy, longest_prompt=longest_prompt(parts.queries), **options)
         stack.enter_context(closing(engine))
+        directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite)))
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow

@@ -1,6 +1,7 @@
 """An engine whose sampling is done by servers, such as vLLM's, that have the policy's weights and are proven to."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -115,13 +116,12 @@ class ServerEngine:
             self._fleet.publish(version)
 
     def take_metrics(self) -> Mapping[str, float]:
-        """What publishing took since the last call and what has failed; the gap of the last proof."""
+        """What publishing took since the last call and what has failed; the gap of the last proof, if there was one."""
         fleet, gap = self._fleet, self._fleet.gap
-        assert gap is not None
         measured = {
             "publish_seconds": fleet.publish_seconds,
-            "probe_gap_mean": gap.mean,
-            "probe_gap_max": gap.most,
+            "probe_gap_mean": math.nan if gap is None else gap.mean,
+            "probe_gap_max": math.nan if gap is None else gap.most,
             "probe_gap_of_other_weights": min(server.other_gap for server in fleet.servers),
             "retries": float(fleet.counts["retries"]),
             "restarts": float(fleet.counts["restarts"]),

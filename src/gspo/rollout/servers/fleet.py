@@ -53,6 +53,10 @@ class Fleet:
         self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
+        if not self._key.isascii():
+            raise UserError(
+                "it is not ASCII, which a header of HTTP must be", where=KEY_VARIABLE, fix="set another key"
+            )
         self._folders = ExitStack()
         self.version = -1  # none is published yet
         self.counts: Counter[str] = Counter()  # since they were taken last

@@ -20,6 +20,7 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             self._start = file.tell()
             self._supervisor = subprocess.Popen(
