@@ -127,7 +127,7 @@ def _mismatch_metrics(samples: Sequence[Sample]) -> Metrics:
 def _sampling_metrics(samples: Sequence[Sample]) -> Metrics:
     """How far q, which tokens are drawn from, is from π; empty where it is π."""
     pairs = [(s.full_logprobs, s.sampler_logprobs) for s in samples if s.full_logprobs is not None]
-    if not pairs:
+    if not pairs or pairs[0][0].isnan().all():  # of a server, which does not say how likely a token is in all of π
         return {}
     weights = torch.cat([full - drawn for full, drawn in pairs]).double().exp()
     return {

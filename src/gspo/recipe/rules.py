@@ -10,7 +10,7 @@ from operator import attrgetter
 from gspo.recipe.published import CORRECTIONS, ONLY, PUBLISHED
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RecipeKeys, ServerConfig, names_file
 
-LOWEST_TEMPERATURE = 0.01  # of a server
+LOWEST_TEMPERATURE = 0.01  # vLLM samples at this one where a lower one is asked for
 _DEFAULTS = RecipeKeys(name="defaults", steps=1, model=ModelConfig())
 
 
@@ -87,11 +87,13 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         """rollout.min_p with top_p or top_k: vLLM applies min_p first, gspo last, which gives other distributions
         """: rollout.min_p and (rollout.top_p < 1 or rollout.top_k),
         f"""rollout.temperature {rollout.temperature:g}: {name} takes 0.01 for anything below; set at least that
-        """: rollout.temperature < LOWEST_TEMPERATURE,
+        """: name == "vllm" and rollout.temperature < LOWEST_TEMPERATURE,
         f"""rollout.{name}.weights: files needs weights_dir, a directory that trainer and servers see; others need none
         """: (server.weights == "files") != (server.weights_dir is not None),
-        f"""rollout.{name}.urls names servers that run already: devices and options are theirs; leave them out
-        """: server.urls and (server.devices or server.options),
+        f"""rollout.{name}.urls names servers that run already: python, devices and options are theirs; leave them out
+        """: server.urls and (server.devices or server.options or server.python),
+        f"""rollout.{name}.urls names a server twice
+        """: len({*server.urls}) < len(server.urls),
     }
 
 
@@ -237,7 +239,7 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: recipe.evaluation.num_queries > 0 and recipe.evaluation.every > steps,
         f"""evaluation.temperature {recipe.evaluation.temperature:g}: {rollout.engine} takes 0.01 for anything below,
         which draws the likeliest token unless two are almost as likely
-        """: rollout.engine != "embedded" and recipe.evaluation.temperature < LOWEST_TEMPERATURE,
+        """: rollout.engine == "vllm" and recipe.evaluation.temperature < LOWEST_TEMPERATURE,
         f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
         distribution than the one that is trained
         """: recipe.evaluation.num_queries > 0 and rollout.temperature != recipe.evaluation.temperature == 1,

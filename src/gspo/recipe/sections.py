@@ -73,7 +73,7 @@ def _with_underscores(value: Any) -> Any:
 
 
 def _check_url(url: str) -> str:
-    if not re.fullmatch(r"https?://[^/:\s]+(:\d{1,5})?/?", url):
+    if not re.fullmatch(r"https?://[^/:@\s]+(:\d{1,5})?/?", url):
         raise refusal("should be the address of a server, such as http://127.0.0.1:8000")
     return url
 

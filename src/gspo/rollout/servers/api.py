@@ -76,6 +76,14 @@ class ServerApi(Protocol):
         """The server's version and dtype; ValueError with the reason where it would compute something else."""
         ...
 
+    def label(self) -> Request:
+        """Asks for what `read_label` reads."""
+        ...
+
+    def read_label(self, answer: Any) -> str:
+        """The label of the weights that the server has."""
+        ...
+
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Replace the weights by those of the files, and forget what was computed with others."""
         ...

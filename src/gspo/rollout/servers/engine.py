@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import torch
 
-from gspo.errors import RunError
+from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.model.routing import Routing
+from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RolloutConfig, ServerConfig
 from gspo.rollout.engine import SamplingKey
@@ -31,6 +32,8 @@ from gspo.rollout.servers.vllm_sender import check_transfer
 from gspo.rollout.shaping import biased_ids
 from gspo.rollout.stop_strings import StopStrings
 from gspo.types import Experts, Group, Query, Sample, ShowProgress
+
+_MOST_REQUESTS = 256  # at once, each with a socket: a process has 1,024 files by default
 
 
 class ServerEngine:
@@ -80,6 +83,9 @@ class ServerEngine:
         Weights must have been published before.
         """
         assert self._fleet.version >= 0
+        if key.step and settings.temperature < LOWEST_TEMPERATURE:  # the recipe's own is looked at by a rule
+            what = f"a hook has set the temperature to {settings.temperature:g}, and a server samples at 0.01 or more"
+            raise UserError(what, where="hooks", fix=f"set {LOWEST_TEMPERATURE} or more")
         biases = biased_ids(settings.logit_bias, self._policy.tokenizer, len(self._policy.head.weight))
         keys = key.response_keys([query.id for query in queries], settings.group_size)[:: settings.group_size]
         asked = [
@@ -106,7 +112,7 @@ class ServerEngine:
             num_left = len(asked) - len(answers)
             num_failures = num_failures + 1 if num_left == len(missing) else 1
             if num_left:
-                self._fleet.mend(num_failures, problem)
+                self._fleet.recover(num_failures, problem)
         return tuple(self._group(query, answers[number], settings) for number, query in enumerate(queries))
 
     def publish(self, policy: Policy, version: int) -> None:
@@ -122,7 +128,7 @@ class ServerEngine:
             "publish_seconds": fleet.publish_seconds,
             "probe_gap_mean": math.nan if gap is None else gap.mean,
             "probe_gap_max": math.nan if gap is None else gap.most,
-            "probe_gap_of_other_weights": min(server.other_gap for server in fleet.servers),
+            "probe_gap_of_other_weights": min(server.gap_of_other_weights for server in fleet.servers),
             "retries": float(fleet.counts["retries"]),
             "restarts": float(fleet.counts["restarts"]),
         }
@@ -145,12 +151,14 @@ class ServerEngine:
         answers: dict[int, list[Generated]],
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
-        servers = self._fleet.servers
+        servers, some = self._fleet.servers, asyncio.Semaphore(_MOST_REQUESTS)
 
         async def ask(server: Server, number: int) -> None:
             own, label = asked[number], self._fleet.label
             try:
-                answer = await server.ask(client, self._api.sample(own, label), seconds=self._settings.request_seconds)
+                async with some:
+                    request, seconds = self._api.sample(own, label), self._settings.request_seconds
+                    answer = await server.ask(client, request, seconds=seconds)
                 responses = self._api.read(answer, own)
                 if others := {response.version for response in responses} - {label}:
                     raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {label}")
@@ -182,9 +190,10 @@ class ServerEngine:
 
     def _sample(self, query: Query, response: Generated, settings: RolloutConfig) -> Sample:
         ids, finish_reason = response.token_ids, response.finish_reason
-        stop_strings = StopStrings(self._policy.tokenizer, settings.stop_strings)
-        if settings.stop_strings and stop_strings.read(0, ids):  # the server knows token ids only, and samples on
-            ids, finish_reason = ids[: stop_strings.ends[0]], "stop"
+        if settings.stop_strings:  # the server knows token ids only, and samples on
+            stop_strings = StopStrings(self._policy.tokenizer, settings.stop_strings)
+            if stop_strings.read(0, ids):
+                ids, finish_reason = ids[: stop_strings.ends[0]], "stop"
         text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
         logprobs = torch.tensor(response.logprobs[: len(ids)])
         return Sample(
@@ -216,9 +225,10 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **opti
     """The engine of a recipe whose `rollout.engine` is a server."""
     rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
-    max_rows = max(rollout.max_rows, rollout.group_size, recipe.evaluation.samples)
+    group_sizes = rollout.group_size, recipe.evaluation.samples
+    max_rows = max(rollout.max_rows, *group_sizes)
     returns_experts = recipe.actor.routing_replay == "engine"
-    api: ServerApi = VllmApi(settings, max_rows=max_rows, returns_experts=returns_experts)
+    api: ServerApi = VllmApi(settings, max_rows=max_rows, group_size=max(group_sizes), returns_experts=returns_experts)
     if rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, max_rows=max_rows, experts=experts)

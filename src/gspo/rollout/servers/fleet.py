@@ -20,7 +20,7 @@ from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
-from gspo.rollout.servers.server import Server, start_server
+from gspo.rollout.servers.server import HEALTH, Server, start_server
 from gspo.rollout.servers.vllm_sender import BACKENDS
 from gspo.rollout.servers.vllm_transfer import Transfer
 from gspo.rollout.servers.weights import HandOver, by_files
@@ -28,8 +28,9 @@ from gspo.rollout.servers.weights import HandOver, by_files
 KEY_VARIABLE = "GSPO_ENGINE_KEY"
 _MOST_FAILURES = 3  # attempts in a row without a new response
 _END_SECONDS = 2.0  # until a server that is lost has ended
-_MORE = 3.0  # times the gap of the true weights is at least that of others
+_MIN_RATIO = 3.0  # of the gap that others than the policy's weights have to that of the policy's
 _PROBE_SECONDS = 120.0
+_FOUND_SECONDS = 30.0  # in which a server that runs already must answer
 
 
 class Fleet:
@@ -72,7 +73,8 @@ class Fleet:
                 self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, self._key)))
             for number in range(0 if settings.urls else max(1, len(settings.devices))):
                 self.servers.append(self._start(number))
-            self._make_ready(self.servers)
+            seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
+            self._make_ready(self.servers, seconds=seconds)
         except BaseException:
             self.close()
             raise
@@ -86,21 +88,19 @@ class Fleet:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
         self.version = version
         try:
-            self._publish_or_mend()
+            self._publish_or_recover()
         except BaseException:  # a stop, too
             self.version = -1
             raise
 
-    def _publish_or_mend(self) -> None:
+    def _publish_or_recover(self) -> None:
         try:
             self._publish(self.servers)
         except RunError as error:
-            for server in self.servers:
-                if server.process is not None and server.process.has_ended(_END_SECONDS):
-                    server.problem = str(error)
-            if not any(server.problem for server in self.servers):
+            own = [server for server in self.servers if server.process is not None and server.problem]
+            if not own:
                 raise
-            self.mend(1, str(error))
+            self.recover(2, str(error))
             self._publish(self.servers)
 
     def watch(self, work: Callable[[httpx.AsyncClient], Awaitable[Any]], check: Callable[[], None]) -> Any:
@@ -112,11 +112,11 @@ class Fleet:
 
         return run_watched(with_client, check)
 
-    def mend(self, num_failures: int, problem: str) -> None:
-        """See that servers with a problem have the present weights again, and start those anew that have ended.
+    def recover(self, num_failures: int, problem: str) -> None:
+        """See that servers with a problem have the present weights again; RunError where that cannot be.
 
-        `num_failures` attempts in a row have brought nothing: after the first, all with a problem are started anew;
-        after the third it is a RunError.
+        `num_failures` attempts in a row have brought nothing. Of this run's own servers those that have ended, or do
+        not answer, are started anew; after a second failure all that have a problem are.
         """
         failed = [server for server in self.servers if server.problem]
         if num_failures >= _MOST_FAILURES:
@@ -124,7 +124,7 @@ class Fleet:
         self.counts["retries"] += 1
         for place, server in enumerate(self.servers):
             process = server.process if server.problem else None
-            if process is not None and (num_failures > 1 or process.has_ended(_END_SECONDS)):
+            if process is not None and (num_failures > 1 or not self._is_well(server)):
                 self.counts["restarts"] += 1
                 server.end()
                 self.servers[place] = self._start(place)
@@ -135,6 +135,16 @@ class Fleet:
         except UserError as error:
             raise RunError(str(error)) from None
         self._publish(again)
+
+    def _is_well(self, server: Server) -> bool:
+        """Whether a server of this run's own has not ended, and answers."""
+        if server.process is None or server.process.has_ended(_END_SECONDS):
+            return False
+        try:
+            self.watch(lambda client: server.ask(client, HEALTH), self._check_stop)
+            return True
+        except (NoAnswerError, RefusedError):
+            return False
 
     def close(self) -> None:
         """End the servers that this run has started."""
@@ -156,7 +166,7 @@ class Fleet:
             kind=self._policy.device.type,
         )
 
-    def _make_ready(self, servers: Sequence[Server]) -> None:
+    def _make_ready(self, servers: Sequence[Server], *, seconds: float | None = None) -> None:
         """Wait until they answer, and see that replacing their weights changes what they compute.
 
         The weights that they get first are no policy's. Without that, a server that keeps what it has would pass for
@@ -164,24 +174,45 @@ class Fleet:
         """
 
         async def wait(client: httpx.AsyncClient) -> None:
-            longest, seconds = self._max_length, self._settings.start_seconds
-            await asyncio.gather(*(own.wait_until_ready(client, seconds, max_length=longest) for own in servers))
+            longest, limit = self._max_length, seconds or self._settings.start_seconds
+            await asyncio.gather(*(own.wait_until_ready(client, limit, max_length=longest) for own in servers))
 
         self.watch(wait, self._check_stop)
-        for server, gap in zip(servers, self._hand_over(servers, label="scrambled", scrambled=True), strict=True):
-            server.other_gap, server.is_new = gap.mean, True
+        for server in servers:
+            if (dtype := server.about["engine dtype"]) != self._dtype:
+                what = f"it computes in {dtype}, and gspo expects {self._dtype}"
+                raise UserError(what, where=server.name, fix=f"set rollout.{self._api.name}.dtype={dtype}")
+        gaps = self._hand_over(servers, label=f"{self._run_name}-scrambled", scrambled=True)
+        for server, gap in zip(servers, gaps, strict=True):
+            server.gap_of_other_weights, server.is_new = gap.mean, True
+
+    def _see_who_was_restarted(self) -> None:
+        """Make ready anew each of somebody else's servers that does not have the weights which it was given last."""
+
+        async def label_of(client: httpx.AsyncClient, server: Server) -> str:
+            try:
+                return self._api.read_label(await server.ask(client, self._api.label()))
+            except (NoAnswerError, RefusedError, KeyError, TypeError):
+                return ""
+
+        given = [server for server in self.servers if server.process is None and server.label]
+        labels = self.watch(lambda client: asyncio.gather(*(label_of(client, own) for own in given)), self._check_stop)
+        if others := [server for server, label in zip(given, labels, strict=True) if label != server.label]:
+            self._make_ready(others)
 
     def _publish(self, servers: Sequence[Server]) -> None:
         started = time.monotonic()
+        self._see_who_was_restarted()
         for server, gap in zip(servers, self._hand_over(servers, label=self.label), strict=True):
             self.gap = gap
             problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
-            if not problem and server.is_new and server.other_gap < _MORE * gap.mean:
-                problem = f"computes the same with other weights, mean gap {server.other_gap:.2g}, as with these: {gap}"
+            others = server.gap_of_other_weights
+            if not problem and server.is_new and others < _MIN_RATIO * gap.mean:
+                problem = f"computes the same with other weights, mean gap {others:.2g}, as with these: {gap}"
             if problem:
                 fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
                 raise RunError(f"{server.name} {problem}\n  fix: {fix}")
-            server.is_new = False
+            server.is_new, server.label = False, self.label
         self.publish_seconds += time.monotonic() - started
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
@@ -195,6 +226,7 @@ class Fleet:
                 answers = await asyncio.gather(*samples)
                 return [self._api.read(answer, own)[0] for answer, own in zip(answers, asked, strict=True)]
             except (NoAnswerError, RefusedError, BadAnswerError) as error:
+                server.problem = str(error) if isinstance(error, NoAnswerError) else ""
                 what = f"{server.name} does not take the policy's weights: {error}{server.log_end()}"
                 raise RunError(what) from None
 

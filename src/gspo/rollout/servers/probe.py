@@ -15,7 +15,7 @@ _NUM_TOKENS = 16  # of each response
 LENGTH = max(_PROMPT_LENGTHS) + _NUM_TOKENS
 # The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server. Weights of
 # one layer that are not the policy's move it much further (docs/engines.md has both as measured).
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True, kw_only=True)

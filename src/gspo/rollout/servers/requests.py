@@ -43,7 +43,7 @@ class Address:
             return answer.json() if answer.content else None
         except httpx.TimeoutException:
             raise NoAnswerError(f"{path}: no answer within {seconds:g} s") from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NoAnswerError(f"{path}: {type(error).__name__}: {error}") from None
         except ValueError:
             raise NoAnswerError(f"{path}: the answer is no JSON: {answer.text[:80]!r}") from None
@@ -78,6 +78,8 @@ def run_watched(work: Callable[[], Coroutine[Any, Any, T]], check: Callable[[], 
         try:
             result.set_result(asyncio.run(main()))
         except BaseException as error:
+            if not started.done():  # no event loop could be made
+                started.set_exception(error)
             result.set_exception(error)
 
     thread = threading.Thread(target=in_thread, name="gspo-requests", daemon=True)

@@ -18,6 +18,9 @@ _POLL_SECONDS = 0.25
 _LOOK_SECONDS, _MOST_LOOKS = 5.0, 3  # at the health of a server that is busy
 _ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
 
+_HOW = "docs/engines.md says how one is started"
+HEALTH = Request(path="/health")
+
 
 @dataclass(kw_only=True)
 class Server:
@@ -32,7 +35,8 @@ class Server:
     process: ServerProcess | None = None  # None: somebody else's
     problem: str = ""  # why it must be looked after before it is asked again
     about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
-    other_gap: float = 0.0  # the mean gap of the proof with weights that are not the policy's, in nats a token
+    label: str = ""  # of the policy's weights that it was given last
+    gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
     is_new: bool = True  # it has not had the policy's weights yet
 
     async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
@@ -44,11 +48,12 @@ class Server:
         started = time.monotonic()
         while True:
             try:
-                await self.ask(client, Request(path="/health"))
+                await self.ask(client, HEALTH)
                 about = await self.ask(client, self.api.about())
                 break
             except RefusedError as error:
-                fix = "GSPO_ENGINE_KEY in the environment names the key" if self.process is None else None
+                is_key = "status 401" in str(error) or "status 403" in str(error)
+                fix = "GSPO_ENGINE_KEY in the environment names the key" if is_key else _HOW
                 raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=fix) from None
             except NoAnswerError as error:
                 is_over = time.monotonic() - started > seconds
@@ -56,15 +61,15 @@ class Server:
                     raise UserError(f"it has ended while it started{self.log_end()}", where=self.name) from None
                 if is_over:
                     what = f"it is not ready after {seconds:g} s: {error}{self.log_end()}"
-                    fix = f"rollout.{self.api.name}.start_seconds gives it more time"
+                    fix = f"rollout.{self.api.name}.start_seconds gives it more time" if self.process else _HOW
                     raise UserError(what, where=self.name, fix=fix) from None
             await asyncio.sleep(_POLL_SECONDS)
         try:
             self.about = self.api.check(about, max_length=max_length)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = f"it is no {self.api.name} that gspo knows: {type(error).__name__}: {error}"
-            what, fix = str(error) if isinstance(error, ValueError) else kind, "docs/engines.md says how one is started"
-            raise UserError(what, where=self.name, fix=fix) from None
+            what = str(error) if isinstance(error, ValueError) else kind
+            raise UserError(what, where=self.name, fix=_HOW) from None
 
     async def until_it_hangs(self, client: httpx.AsyncClient) -> None:
         """Return once it has not answered several looks at its health in a row."""
@@ -72,7 +77,7 @@ class Server:
         while num_failures < _MOST_LOOKS:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
-                await self.ask(client, Request(path="/health"))
+                await self.ask(client, HEALTH)
                 num_failures = 0
             except NoAnswerError:
                 num_failures += 1

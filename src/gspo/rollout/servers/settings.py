@@ -9,7 +9,7 @@ import torch
 from gspo.errors import UserError
 from gspo.recipe.sections import ServerConfig
 
-_LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+_LOOK = "import importlib.util, sys; print('has it' * (importlib.util.find_spec(sys.argv[1]) is not None))"
 _SECONDS = 60.0
 
 
@@ -19,9 +19,10 @@ def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str]
     `refused` has the options that are not the user's, and why; `longest` is the longest sequence that a run may need.
     """
     where = f"rollout.{name}"
-    for option, reason in refused.items():
-        if option in settings.options:
-            raise UserError(f"this option is not yours to set: {reason}", where=f"{where}.options.{option}")
+    for option in settings.options:  # a command line takes abbreviations, too
+        for name_of_it in (own for own in refused if own.startswith(option)):
+            what = f"this option is not yours to set: {refused[name_of_it]}"
+            raise UserError(what, where=f"{where}.options.{option}")
     most = settings.options.get("max_model_len", settings.options.get("context_length", longest))
     if not isinstance(most, int) or most < longest:
         fix = f"leave it out, or set {longest} or more"
@@ -43,9 +44,10 @@ def _check_interpreter(name: str, python: str, *, where: str) -> None:
     made = " (`make vllm` makes one for a CPU)" if name == "vllm" else ""
     fix = f"name the interpreter of an environment that has {name}{made}: {where}=.venv-{name}/bin/python"
     try:
-        looked = subprocess.run([python, "-c", _LOOK, name], check=False, capture_output=True, timeout=_SECONDS)
+        look = [python, "-I", "-c", _LOOK, name]  # apart from what lies in the working directory
+        looked = subprocess.run(look, check=False, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         what = error.strerror if isinstance(error, OSError) else f"no answer within {_SECONDS:g} s"
         raise UserError(f"this interpreter cannot be run: {what}", where=f"{where}: {python}", fix=fix) from None
-    if looked.returncode:
+    if "has it" not in looked.stdout:
         raise UserError(f"this interpreter has no {name}", where=f"{where}: {python}", fix=fix)

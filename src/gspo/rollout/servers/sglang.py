@@ -109,6 +109,14 @@ class SglangApi:
             raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
         return {"engine version": version, "engine dtype": dtype}
 
+    def label(self) -> Request:
+        """Among what SGLang says of its model."""
+        return Request(path="/model_info")
+
+    def read_label(self, answer: Any) -> str:
+        """By the name that SGLang has for it."""
+        return str(answer["weight_version"])
+
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         folder = Path(paths[0]).parent  # SGLang loads all that is in it

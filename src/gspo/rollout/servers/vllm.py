@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.lib.format import read_array
 
+from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
@@ -19,12 +20,12 @@ _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker
 # Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size": 32}
 _CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
-_LOWEST = 0.01  # vLLM samples at this temperature where a lower one is asked for
 
 
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
 REFUSED_OPTIONS = {
-    **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware"), _OURS),
+    **dict.fromkeys(("model", "served_model_name", "host", "port", "uds", "api_key", "middleware", "config"), _OURS),
+    **dict.fromkeys(("ssl_keyfile", "ssl_certfile", "root_path"), _OURS),
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode"), _OURS),
     **dict.fromkeys(("enable_scale_out", "worker_extension_cls", "max_num_seqs", "weight_transfer_config"), _OURS),
     **dict.fromkeys(("quantization", "kv_cache_dtype", "speculative_config", "logits_processors"), _CHANGES),
@@ -39,8 +40,9 @@ class VllmApi:
 
     name = "vllm"
 
-    def __init__(self, settings: ServerConfig, *, max_rows: int, returns_experts: bool) -> None:
+    def __init__(self, settings: ServerConfig, *, max_rows: int, returns_experts: bool, group_size: int = 1) -> None:
         self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
+        self._min_rows = group_size  # of one request
         self._is_transferred = settings.weights in ("ipc", "nccl")
 
     def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
@@ -73,7 +75,8 @@ class VllmApi:
         """The key, and where gspo's part of the server is found."""
         return {
             "GSPO_ENGINE_KEY": key,
-            "PYTHONPATH": str(_FOLDER),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(_FOLDER), os.environ.get("PYTHONPATH")))),
+            "PYTHONSAFEPATH": "1",  # no folder named vllm where the trainer runs
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             **({"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if self._settings.weights == "ipc" else {}),
@@ -87,7 +90,7 @@ class VllmApi:
         parameters = {
             "n": settings.group_size,
             "max_tokens": settings.max_new_tokens,
-            "temperature": max(settings.temperature, _LOWEST),
+            "temperature": max(settings.temperature, LOWEST_TEMPERATURE),
             "top_p": settings.top_p,
             "top_k": settings.top_k,
             "min_p": settings.min_p,
@@ -127,6 +130,7 @@ class VllmApi:
             == _WORKER,
             "--logprobs-mode processed_logprobs": model["logprobs_mode"] == "processed_logprobs",
             f"--max-model-len {max_length} or more": model["max_model_len"] >= max_length,
+            f"--max-num-seqs {self._min_rows} or more": config["scheduler_config"]["max_num_seqs"] >= self._min_rows,
             "no quantisation": model["quantization"] is None and cache["cache_dtype"] in ("auto", model["dtype"]),
             "no speculative decoding": config["speculative_config"] is None,
             "no logits processors": not model["logits_processors"],
@@ -137,6 +141,14 @@ class VllmApi:
             raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
         version = about["system_env"].get("vllm_version", "of an unknown version")
         return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
+
+    def label(self) -> Request:
+        """The label is a request of its own."""
+        return Request(path="/weight_info")
+
+    def read_label(self, answer: Any) -> str:
+        """By the name that vLLM has for it."""
+        return str(answer["weight_version"])
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""

@@ -17,6 +17,7 @@ import psutil
 
 SUPERVISOR = "GSPO_SUPERVISOR"  # the environment variable with its process number
 _TRACKER = "resource_tracker"  # of multiprocessing: it ends after all others, and frees their shared memory
+_MOST_SECONDS = 30.0  # a process that waits for a device may not end for as long as that does not answer
 _PR_SET_PDEATHSIG = 1  # of prctl
 
 
@@ -52,8 +53,10 @@ def end_with_supervisor() -> None:
 
 def end_group(group: int, *, seconds: float = 5.0) -> None:
     """Kill the processes of a group, this one last where it is among them; what frees their memory may do so first."""
-    last = time.monotonic() + seconds
-    while others := [process for process in _members(group) if process.pid != os.getpid()]:
+    last, give_up = time.monotonic() + seconds, time.monotonic() + _MOST_SECONDS
+    while time.monotonic() < give_up and (
+        others := [process for process in _members(group) if process.pid != os.getpid()]
+    ):
         for process in others:
             with contextlib.suppress(psutil.Error):
                 if time.monotonic() > last or _TRACKER not in " ".join(process.cmdline()):

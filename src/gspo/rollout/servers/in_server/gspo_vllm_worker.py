@@ -31,17 +31,17 @@ class Worker:
         entries = {name: entry for path in paths for name, entry in _header(path).items()}
         expected = getattr(self, "_gspo_entries", entries)
         if differing := sorted(n for n in entries.keys() | expected.keys() if entries.get(n) != expected.get(n)):
-            raise ValueError(f"{len(differing)} tensors differ in name, dtype or shape from before: {differing[:3]}")
+            raise ValueError(f"{len(differing)} tensors differ in name or shape from before: {differing[:3]}")
         _load(self, paths)
         self._gspo_entries = entries
         return len(entries)
 
 
-def _header(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of the tensors of a safetensors file."""
+def _header(path: str) -> dict[str, list[int]]:
+    """Name -> shape of the tensors of a safetensors file."""
     with Path(path).open("rb") as file:
         entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: (e["dtype"], tuple(e["shape"])) for name, e in entries.items() if name != "__metadata__"}
+    return {name: entry["shape"] for name, entry in entries.items() if name != "__metadata__"}
 
 
 def _tensors(paths: list[str]) -> Iterator[tuple[str, Any]]:
@@ -99,7 +99,7 @@ class RequireKey:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass the request on, or answer it here."""
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] != "lifespan" and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._wanted):
                 headers = [(b"content-type", b"application/json")]
