@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class Generated:
     experts: np.ndarray | None = None  # [prompt + response - 1, L, K], where they are wanted
 
 
+@runtime_checkable
 class ServerApi(Protocol):
     """One kind of server."""
 
