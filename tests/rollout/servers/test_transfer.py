@@ -12,9 +12,9 @@ import torch
 from gspo.errors import DivergedError, UserError
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers import vllm_sender, vllm_transfer
-from gspo.rollout.servers.api import ServerApi
 from gspo.rollout.servers.requests import Address, NoAnswerError, new_client, run_watched
 from gspo.rollout.servers.server import Server
+from gspo.rollout.servers.vllm import VllmApi
 from gspo.rollout.servers.vllm_sender import check_transfer
 from gspo.rollout.servers.vllm_transfer import Transfer
 from gspo.rollout.servers.weights import weights_by_layer
@@ -38,7 +38,7 @@ class FakeServer(ThreadingHTTPServer):
 
     @property
     def as_server(self) -> Server:
-        api: ServerApi = None  # type: ignore[assignment]  # the transfer has requests of its own
+        api = VllmApi(ServerConfig(), max_rows=1, returns_experts=False)
         return Server(name="it", api=api, address=Address(f"http://127.0.0.1:{self.server_port}", "key"))
 
 
