@@ -53,6 +53,8 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
     needed["actor"] = recipe.actor.kl.coefficient > 0
     places = {str(Path(path).resolve().parent): "beside the recipe", str(Path.cwd()): "in the working directory"}
     for key, file in files_of(recipe):
+        if key.endswith(".python"):  # an interpreter that is missing has a message of its own
+            continue
         is_local = file.endswith(".py") or names_file(file)
         if needed.get(key.partition(".")[0], True) and is_local and not os.path.lexists(file):
             folder, kind = Path(file).parent, Path(file).suffix

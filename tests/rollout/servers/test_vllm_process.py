@@ -22,6 +22,7 @@ KEY = SamplingKey(seed=0, step=1)
 SECONDS = 10.0  # after which nothing may be left
 START_SECONDS = 300.0
 # A trainer with two servers, which samples until it is killed; it says when they sample, and before that only starts.
+# Each server has a process for its worker and memory that they share, as a server of several GPUs has.
 TRAINER = """
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ from gspo.recipe.sections import ModelConfig
 architecture = {"model_type": "qwen3", **SMALL, **SHAPE}
 model = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
 policy = load_policy(model, fit_tokenizer(TEXTS), seed=0)
-engine = engine_of(policy, Path(sys.argv[1]), longest_prompt=300, devices=("0", "1"))
+options = {"distributed_executor_backend": "mp"}
+engine = engine_of(policy, Path(sys.argv[1]), longest_prompt=300, devices=("0", "1"), options=options)
 engine.publish(policy, 0)
 queries = [query_of([4, 5, 6], number) for number in range(8)]
 while True:

@@ -19,6 +19,8 @@ from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker"
 # Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size": 32}
+# vLLM's own choice there is a worker process that spins on a core for a second after each call, beside the trainer.
+_ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 _CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
 
 
@@ -66,6 +68,7 @@ class VllmApi:
             **({"weight_transfer_config": {"backend": self._settings.weights}} if self._is_transferred else {}),
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),
             **(_ON_CPU if kind == "cpu" else {}),
+            **(_ONE_PROCESS if kind == "cpu" and "parallel" not in " ".join(self._settings.options) else {}),
             **self._settings.options,
         }
         arguments = [text for name, value in options.items() for text in _as_option(name, value)]
