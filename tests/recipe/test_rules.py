@@ -19,6 +19,7 @@ SOUND: dict[str, Any] = {
     "queries": {"path": "rows.jsonl"},
     "reward": [{"function": "math"}],
 }
+VLLM, SGLANG = {"engine": "vllm"}, {"engine": "sglang"}
 BY_FUNCTION, TOKENS = {"reward_aggregation": "normalize_then_sum"}, {"importance_sampling_level": "sequence_token"}
 
 
@@ -93,6 +94,28 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
         ({"queries": {"path": "rows.jsonl", "template": "no place"}}, ["queries.template must contain {prompt}"]),
         ({"queries": {"path": "rows.jsonl", "config": "main"}}, ["queries.config: main", "a file has none"]),
         ({"queries": {"path": "rows.jsonl", "procedural": {"task": "chain_sum"}}}, ["not both"]),
+        (
+            {"rollout": {**VLLM, "top_p": 0.9}, "actor": {"old_logprobs": "engine"}},
+            ["rollout.top_p", "set old_logprobs: recompute"],
+        ),
+        (
+            {
+                "rollout": {**VLLM, "top_k": 5},
+                "actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}},
+            },
+            ["rollout.top_k", "set kl.place: loss"],
+        ),
+        ({"rollout": {**SGLANG, "min_p": 0.1}}, ["before min_p", "set engine: vllm"]),
+        ({"rollout": {**SGLANG, "sglang": {"weights": "nccl"}}}, ["SGLang's own code", "set memory or files"]),
+        ({"rollout": {**VLLM, "min_p": 0.1, "top_k": 5}}, ["vLLM applies min_p first"]),
+        ({"rollout": {**VLLM, "temperature": 0.001}}, ["vllm takes 0.01 for anything below"]),
+        ({"rollout": {**VLLM, "vllm": {"weights": "files"}}}, ["needs weights_dir"]),
+        ({"rollout": {**VLLM, "vllm": {"weights_dir": "shared"}}}, ["others need none"]),
+        (
+            {"rollout": {**VLLM, "vllm": {"urls": ["http://a:1"], "python": "p"}}},
+            ["python, devices and options are theirs"],
+        ),
+        ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1", "http://a:1"]}}}, ["names a server twice"]),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )

@@ -227,7 +227,7 @@ def open_run(
 
 def _consequence(line: str) -> str:
     """Of a change that is not refused."""
-    if line.startswith(("rollout.engine", "engine was")):
+    if line.startswith(("rollout.engine", "engine ")):
         return "Other responses are drawn from here on, from the same distribution"
     if line.startswith("code of reward"):  # a digest of its whole file
         return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"

@@ -285,6 +285,30 @@ def test_what_publishing_takes_and_proves_is_measured(new_engine: Callable[..., 
     assert described["engine version"].startswith("0.32")
 
 
+def test_a_run_that_goes_on_in_mid_step_has_no_gap_before_it_publishes(
+    server: RunningServer, policy: Policy, key: str, tmp_path: Path
+) -> None:
+    measured = engine_of(policy, tmp_path, urls=(server.url,)).take_metrics()
+    assert math.isnan(measured["engine/probe_gap_mean"]) and math.isnan(measured["engine/probe_gap_max"])
+    assert measured["engine/probe_gap_of_other_weights"] > 0.1 and measured["engine/publish_seconds"] == 0
+
+
+def test_a_server_that_somebody_has_started_anew_is_looked_at_like_a_new_one(
+    new_engine: Callable[..., ServerEngine], policy: Policy, queries: list[Query], proxy: Proxy
+) -> None:
+    engine = new_engine()
+    expected = engine.sample(queries, SETTINGS, KEY)
+    num_requests = len(proxy.requests)
+    proxy.disturb(answering(200, '{"weight_version": "default"}'), path="/weight_info", when=lambda body: True)
+    engine.publish(policy, 1)
+    paths = [path for path, _ in proxy.requests[num_requests:]]
+    assert paths.count("/collective_rpc") == 2 and any(path.startswith("/server_info") for path in paths)
+    assert tokens(engine.sample(queries, SETTINGS, KEY)) == tokens(expected)
+    num_requests = len(proxy.requests)
+    engine.publish(policy, 2)
+    assert [path for path, _ in proxy.requests[num_requests:]].count("/collective_rpc") == 1
+
+
 def stale(exchange: Any) -> None:
     """A server that takes weights and keeps what it has."""
     exchange.answer(200, b'{"results": [0]}')
@@ -460,7 +484,7 @@ def test_a_fault_is_mended_and_only_what_is_missing_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if fault[0] is hang:
-        monkeypatch.setattr(engine, "_settings", engine._settings.model_copy(update={"request_seconds": PATIENCE}))
+        monkeypatch.setattr(engine, "_request_seconds", PATIENCE)
     proxy.disturb(fault[0])
     shown: list[int] = []
     groups = engine.sample(queries, SETTINGS, KEY, show_progress=lambda done, *_: shown.append(done))
@@ -475,7 +499,7 @@ def test_a_fault_is_mended_and_only_what_is_missing_is_asked_for_again(
 def test_three_attempts_in_vain_end_the_run_with_the_servers_words(
     name: str, engine: ServerEngine, queries: list[Query], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_settings", engine._settings.model_copy(update={"request_seconds": PATIENCE}))
+    monkeypatch.setattr(engine, "_request_seconds", PATIENCE)
     fault, words = FAULTS[name]
     proxy.disturb(fault, times=3)
     with pytest.raises(RunError, match=f"no response in 3 attempts: server at {proxy.url}: .*{words}"):
@@ -581,6 +605,16 @@ def test_a_server_that_would_compute_something_else_is_refused_before_it_gets_we
     with pytest.raises(UserError) as error:
         new_engine(start_seconds=0.2)
     assert f"server at {proxy.url}" in str(error.value) and words in str(error.value)
+    assert "/collective_rpc" not in [path for path, _ in proxy.requests]
+
+
+def test_servers_of_different_versions_are_refused_before_they_get_weights(
+    new_engine: Callable[..., ServerEngine], server: RunningServer, proxy: Proxy
+) -> None:
+    other = set_value("system_env", "vllm_version", value="0.33.0")
+    proxy.disturb(other, path="/server_info", times=10**6, when=lambda body: True)
+    with pytest.raises(UserError, match=r"servers of vllm 0\.32\.0.* and 0\.33\.0, which would sample other numbers"):
+        new_engine(urls=(proxy.url, server.url))
     assert "/collective_rpc" not in [path for path, _ in proxy.requests]
 
 

@@ -2,19 +2,25 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.rollout.servers.real import ROOT, SHAPE, engine_of, shared_memory_of, vllm_python
 
+from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers import server as one_server
+from gspo.rollout.servers.engine import ServerEngine
 from gspo.types import Group, Query
 
 LONG = RolloutConfig(max_new_tokens=300, group_size=8, logit_bias={f"id:{token}": -100.0 for token in range(3)})
@@ -122,34 +128,61 @@ def test_servers_in_mid_request_end_with_their_trainer_and_with_their_supervisor
     assert_gone(processes, memory)
 
 
-def test_a_server_that_is_killed_in_mid_request_is_started_again_and_nothing_else_changes(
-    new_policy: Callable[..., Policy], query_of: Callable[..., Query], tmp_path: Path
+def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing_else_changes(
+    new_policy: Callable[..., Policy],
+    query_of: Callable[..., Query],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = new_policy(**SHAPE)
     queries = [query_of([4, 5, 6], 0), query_of([7, 3], 1), query_of([8], 2)]
-    engine = engine_of(policy, tmp_path, longest_prompt=300)
+    engine = engine_of(policy, tmp_path, longest_prompt=300, devices=("0", "1"))
     engine.publish(policy, 5)
     expected = engine.sample(queries, LONG, KEY)
-    (supervisor,) = supervisors(os.getpid())
-    processes = family(supervisor)
-    memory = shared_memory_of(processes)
-    looks: list[int] = []
-
-    def kill_the_servers_first_process() -> None:
-        looks.append(1)
-        if len(looks) == 2:
-            supervisor.children()[0].kill()
-
-    groups = engine.sample(queries, LONG, KEY, check_stop=kill_the_servers_first_process)
-    assert tokens(groups) == tokens(expected)
-    assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
-    measured = engine.take_metrics()
-    assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 1)
-    assert_gone(processes, memory)
-    log = (tmp_path / "vllm_0.log").read_text()
-    assert "gspo: the server has ended with status" in log
-    (supervisor,) = supervisors(os.getpid())
-    processes = family(supervisor)
-    memory = shared_memory_of(processes)
+    # A server that is stopped takes connections and answers none.
+    monkeypatch.setattr(one_server, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(one_server, "_ANSWER_SECONDS", 1.0)
+    for number, end in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        (supervisor,) = (own for own in supervisors(os.getpid()) if own.pid == pid_of(engine, number))
+        processes = family(supervisor)
+        server = supervisor.children()[0]
+        groups = engine.sample(queries, LONG, KEY, check_stop=second_call(partial(server.send_signal, end)))
+        assert tokens(groups) == tokens(expected)
+        assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
+        measured = engine.take_metrics()
+        assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 1)
+        assert_gone(processes, set())
+    assert "gspo: the server has ended with status" in (tmp_path / "vllm_0.log").read_text()
+    processes = [process for supervisor in supervisors(os.getpid()) for process in family(supervisor)]
+    assert len(processes) >= 6
     engine.close()
-    assert_gone(processes, memory)
+    assert_gone(processes, set())
+
+
+def second_call(act: Callable[[], object]) -> Callable[[], None]:
+    """A function that acts when it is called for the second time."""
+    calls = count(1)
+    return lambda: act() if next(calls) == 2 else None  # type: ignore[return-value]
+
+
+def pid_of(engine: ServerEngine, number: int) -> int:
+    """Of the supervisor of a server."""
+    process = engine._fleet.servers[number].process
+    assert process is not None
+    return process._supervisor.pid
+
+
+def test_a_server_that_cannot_start_ends_the_run_with_its_own_words_and_leaves_nothing(
+    new_policy: Callable[..., Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(one_server, "free_port", lambda: taken.getsockname()[1])
+        with pytest.raises(UserError, match=r"it has ended while it started\n(.|\n)*Address already in use"):
+            engine_of(new_policy(**SHAPE), tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", str(2**20))  # GiB
+    with pytest.raises(UserError, match=r"it has ended while it started\n(.|\n)*Available memory .* is less than requested"):
+        engine_of(new_policy(**SHAPE), tmp_path)
+    assert not supervisors(os.getpid())

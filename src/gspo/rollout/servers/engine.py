@@ -4,7 +4,8 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import httpx
@@ -43,30 +44,13 @@ class ServerEngine:
         self,
         api: ServerApi,
         policy: Policy,
-        rollout: RolloutConfig,
-        settings: ServerConfig,
+        fleet: Fleet,
         *,
+        request_seconds: float,
         returns_experts: bool,
-        max_length: int,
-        directory: Path,
-        check_stop: Callable[[], None],
-        say: Callable[[str], object],
     ) -> None:
-        self._api, self._policy, self._settings = api, policy, settings
-        self._returns_experts = returns_experts
-        own_dtype = str(policy.head.weight.dtype).removeprefix("torch.")
-        dtype = own_dtype if settings.dtype == "auto" else settings.dtype
-        self._fleet = Fleet(
-            api,
-            policy,
-            Probe(policy, getattr(torch, dtype), rollout),
-            settings,
-            dtype=dtype,
-            max_length=max(max_length, LENGTH),
-            directory=directory,
-            check_stop=check_stop,
-            say=say,
-        )
+        self._api, self._policy, self._fleet = api, policy, fleet
+        self._request_seconds, self._returns_experts = request_seconds, returns_experts
 
     def sample(
         self,
@@ -113,6 +97,8 @@ class ServerEngine:
             num_failures = num_failures + 1 if num_left == len(missing) else 1
             if num_left:
                 self._fleet.recover(num_failures, problem)
+        if settings.stop_strings:
+            answers = self._cut(answers, settings.stop_strings)
         return tuple(self._group(query, answers[number], settings) for number, query in enumerate(queries))
 
     def publish(self, policy: Policy, version: int) -> None:
@@ -157,8 +143,8 @@ class ServerEngine:
             own, label = asked[number], self._fleet.label
             try:
                 async with some:
-                    request, seconds = self._api.sample(own, label), self._settings.request_seconds
-                    answer = await server.ask(client, request, seconds=seconds)
+                    request = self._api.sample(own, label)
+                    answer = await server.ask(client, request, seconds=self._request_seconds)
                 responses = self._api.read(answer, own)
                 if others := {response.version for response in responses} - {label}:
                     raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {label}")
@@ -185,17 +171,25 @@ class ServerEngine:
         await asyncio.gather(*(ask_server(place, server) for place, server in enumerate(servers)))
         return next((server.problem for server in servers if server.problem), "")
 
+    def _cut(self, answers: Mapping[int, Sequence[Generated]], strings: Sequence[str]) -> dict[int, list[Generated]]:
+        """End responses where a stop string is complete: the server knows token ids only, and samples on."""
+        stop_strings, numbers = StopStrings(self._policy.tokenizer, strings), count()
+
+        def cut(response: Generated) -> Generated:
+            number, ids, logprobs = next(numbers), response.token_ids, response.logprobs
+            if not stop_strings.read(number, ids):
+                return response
+            size = stop_strings.ends[number]
+            return replace(response, token_ids=ids[:size], logprobs=logprobs[:size], finish_reason="stop")
+
+        return {number: [cut(response) for response in responses] for number, responses in answers.items()}
+
     def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig) -> Group:
         return Group(samples=tuple(self._sample(query, response, settings) for response in responses))
 
     def _sample(self, query: Query, response: Generated, settings: RolloutConfig) -> Sample:
-        ids, finish_reason = response.token_ids, response.finish_reason
-        if settings.stop_strings:  # the server knows token ids only, and samples on
-            stop_strings = StopStrings(self._policy.tokenizer, settings.stop_strings)
-            if stop_strings.read(0, ids):
-                ids, finish_reason = ids[: stop_strings.ends[0]], "stop"
+        ids, logprobs = response.token_ids, torch.tensor(response.logprobs)
         text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
-        logprobs = torch.tensor(response.logprobs[: len(ids)])
         return Sample(
             query=query,
             token_ids=torch.tensor(ids),
@@ -203,7 +197,7 @@ class ServerEngine:
             text=text,
             sampler_logprobs=logprobs,
             full_logprobs=torch.full_like(logprobs, torch.nan) if settings.shaping else None,
-            finish_reason=finish_reason,
+            finish_reason=response.finish_reason,
             versions=((self._fleet.version, len(ids)),),
             experts=experts_of(
                 response, num_prompt=len(query.prompt_ids), num_tokens=len(ids), routing=self._policy.routing
@@ -222,7 +216,7 @@ def experts_of(response: Generated, *, num_prompt: int, num_tokens: int, routing
 
 
 def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **options: Any) -> ServerEngine:
-    """The engine of a recipe whose `rollout.engine` is a server."""
+    """The engine of a recipe whose `rollout.engine` is a server; options are those of Fleet."""
     rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
     group_sizes = rollout.group_size, recipe.evaluation.samples
@@ -232,8 +226,11 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_prompt: int, **opti
     if rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, max_rows=max_rows, experts=experts)
-    options |= {"max_length": longest_prompt + rollout.max_new_tokens, "returns_experts": returns_experts}
-    return ServerEngine(api, policy, rollout, settings, **options)
+    dtype = str(policy.head.weight.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
+    max_length = max(longest_prompt + rollout.max_new_tokens, LENGTH)
+    probe = Probe(policy, getattr(torch, dtype), rollout)
+    fleet = Fleet(api, policy, probe, settings, dtype=dtype, max_length=max_length, **options)
+    return ServerEngine(api, policy, fleet, request_seconds=settings.request_seconds, returns_experts=returns_experts)
 
 
 def check_servers(recipe: Recipe, *, device: torch.device, longest_prompt: int) -> None:

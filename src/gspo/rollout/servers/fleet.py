@@ -182,9 +182,12 @@ class Fleet:
             if (dtype := server.about["engine dtype"]) != self._dtype:
                 what = f"it computes in {dtype}, and gspo expects {self._dtype}"
                 raise UserError(what, where=server.name, fix=f"set rollout.{self._api.name}.dtype={dtype}")
+        if len(versions := {server.about["engine version"] for server in self.servers if server.about}) > 1:
+            what = f"servers of {self._api.name} {' and '.join(sorted(versions))}, which would sample other numbers"
+            raise UserError(what, where=f"rollout.{self._api.name}.urls", fix="start all of one version")
         gaps = self._hand_over(servers, label=f"{self._run_name}-scrambled", scrambled=True)
         for server, gap in zip(servers, gaps, strict=True):
-            server.gap_of_other_weights, server.is_new = gap.mean, True
+            server.gap_of_other_weights, server.has_had_policy = gap.mean, False
 
     def _see_who_was_restarted(self) -> None:
         """Make ready anew each of somebody else's servers that does not have the weights which it was given last."""
@@ -207,12 +210,12 @@ class Fleet:
             self.gap = gap
             problem = "" if gap.is_closed else f"does not have the policy's weights, though it has taken them: {gap}"
             others = server.gap_of_other_weights
-            if not problem and server.is_new and others < _MIN_RATIO * gap.mean:
+            if not problem and not server.has_had_policy and others < _MIN_RATIO * gap.mean:
                 problem = f"computes the same with other weights, mean gap {others:.2g}, as with these: {gap}"
             if problem:
                 fix = f"use a version of {self._api.name} that docs/engines.md names; nothing was sampled with these"
                 raise RunError(f"{server.name} {problem}\n  fix: {fix}")
-            server.is_new, server.label = False, self.label
+            server.has_had_policy, server.label = True, self.label
         self.publish_seconds += time.monotonic() - started
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:

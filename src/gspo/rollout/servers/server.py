@@ -37,7 +37,7 @@ class Server:
     about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
     label: str = ""  # of the policy's weights that it was given last
     gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
-    is_new: bool = True  # it has not had the policy's weights yet
+    has_had_policy: bool = False  # since it was made ready: until then, only weights that are not the policy's
 
     async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
         """The answer to a request."""
