@@ -55,6 +55,8 @@ def test_what_is_no_number_diagnoses_nothing(value: Any) -> None:
         ("unscored", "reward/unscored_fraction", 0.2, 0.19),
         ("engine_mismatch", "mismatch/logprob_gap_mean", 0.05, 0.049),
         ("not_finite", "policy/skipped_updates", 1.0, 0.0),
+        ("engine_failures", "engine/retries", 1.0, 0.0),
+        ("engine_failures", "engine/restarts", 1.0, 0.0),
     ],
 )
 def test_a_diagnosis_holds_from_its_threshold_on_and_alone(name: str, metric: str, bad: float, good: float) -> None:
@@ -74,6 +76,21 @@ def test_no_signal_says_on_which_side_the_task_lies() -> None:
     assert "hard" in found(group__zero_variance_fraction=0.9, reward__mean=0.02)["no_signal"]
     penalised = found(group__zero_variance_fraction=0.9, reward__mean=0.1, reward__overlong_penalty__mean=-0.9)
     assert "solved" in penalised["no_signal"]  # right answers, all of them long
+
+
+def test_rounding_is_named_where_it_is_in_the_ratio_and_half_as_wide_as_the_range() -> None:
+    engine = ActorConfig(old_logprobs="engine", clip_low=3e-3)
+    assert found(engine, ratio__mismatch_log_std=1.5e-3).keys() == {"clipped_noise"}
+    assert found(engine, ratio__mismatch_log_std=1.4e-3) == {}
+    assert found(ActorConfig(old_logprobs="recompute", clip_low=3e-3), ratio__mismatch_log_std=1.0) == {}
+    token = ActorConfig(old_logprobs="engine", importance_sampling_level="token")
+    assert found(token, ratio__mismatch_log_std=0.15) == {}
+
+
+def test_a_single_failure_of_a_server_is_named() -> None:
+    line = {**HEALTHY, "engine/retries": 0.0, "engine/restarts": 0.0}
+    (words,) = diagnoses([line] * 5 + [{**line, "engine/retries": 1.0, "engine/restarts": 1.0}]).values()
+    assert "in 6 steps" in words and "2 times" in words
 
 
 def test_an_unclipped_run_is_not_blamed_where_nothing_could_be_clipped() -> None:

@@ -68,6 +68,7 @@ def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str
     table = {
         **_of_rewards_and_clipping(recent, actor or ActorConfig()),
         **_of_samples_and_updates(recent, len(history)),
+        **_of_engines(recent, actor or ActorConfig()),
     }
     return dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
 
@@ -99,8 +100,7 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
 
 
 def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
-    cut, gap = _mean(recent, "response/truncated_fraction"), _mean(recent, "mismatch/logprob_gap_mean")
-    effective = _mean(recent, "ratio/effective_fraction")
+    cut, effective = _mean(recent, "response/truncated_fraction"), _mean(recent, "ratio/effective_fraction")
     to_noise = _numbers(recent, "gradient/signal_to_noise")
     ratio = statistics.fmean(to_noise)
     shares = [pair for line in recent if (pair := _longest(line)) is not None] or [(math.nan, math.nan)]
@@ -109,8 +109,6 @@ def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     explained = statistics.median(_numbers(recent, "critic/explained_variance"))
     return {
         f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
-        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
-        """: gap >= 0.05,
         f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
         actor.mini_batches or actor.optimizer.lr
         """: effective < 0.5,
@@ -125,6 +123,23 @@ def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
         """: explained <= 0 and num_steps >= _LEARNING,
         """not_finite: updates were skipped for a loss or gradient that is not finite: lower actor.optimizer.lr
         """: _mean(recent, "policy/skipped_updates") > 0,
+    }
+
+
+def _of_engines(recent: Lines, actor: ActorConfig) -> Table:
+    gap, noise = _mean(recent, "mismatch/logprob_gap_mean"), _mean(recent, "ratio/mismatch_log_std")
+    counts = [line.get(name) for line in recent for name in ("engine/retries", "engine/restarts")]
+    failures = sum(count for count in counts if is_number(count))
+    is_in_ratio = actor.old_logprobs == "engine" and actor.importance_sampling_level != "token"
+    return {
+        f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
+        """: gap >= 0.05,
+        f"""clipped_noise: the engine's rounding alone moves log s by {noise:.1g}, and actor.clip_low is
+        {actor.clip_low:g}: set actor.old_logprobs: recompute
+        """: is_in_ratio and PUBLISHED[actor.surrogate].bounds_ratio and noise >= 0.5 * actor.clip_low,
+        f"""engine_failures: in {len(recent)} steps servers were asked or started again {failures:g} times: the end of
+        their log in the run's directory says why
+        """: failures > 0,
     }
 
 

@@ -91,6 +91,7 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         f"""rollout.{name}.weights: files needs weights_dir, a directory that trainer and servers see; others need none
         """: (server.weights == "files") != (server.weights_dir is not None),
         f"""rollout.{name}.urls names servers that run already: python, devices and options are theirs; leave them out
+        (where a saved recipe has them: python=null, devices=[], options={{}})
         """: server.urls and (server.devices or server.options or server.python),
         f"""rollout.{name}.urls names a server twice
         """: len({*server.urls}) < len(server.urls),
