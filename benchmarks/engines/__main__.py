@@ -1,6 +1,6 @@
 """The engines: who samples how fast, what gspo costs beside a bare client, and what publishing takes.
 
-    python -m benchmarks.engines --vllm-python .venv-vllm/bin/python              # all tables, about 15 minutes
+    python -m benchmarks.engines --vllm-python .venv-vllm/bin/python              # all tables, about 11 minutes
     python -m benchmarks.engines --vllm-python … --only cost --rounds 15
     python -m benchmarks.engines --vllm-python … --quick                          # 64 × 64 and 1M alone
 
