@@ -6,7 +6,7 @@ PEER := .venv-trl
 VLLM := .venv-vllm
 
 # A file's tests share a process, and its fixtures; up to four processes, one a core.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-all faults lint format docs bench soak study vllm install clean
 

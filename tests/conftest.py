@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# Few tests, and minutes each: last, one process would work on them while the others have nothing to do.
+LONG_FILES = {"test_vllm_process.py", "test_servers.py", "test_vllm_experts.py", "test_engines_end_to_end.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a browser."""
+    """Mark what needs a browser; the long files come first, then those of many tests."""
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONG_FILES, -sizes[item.path]))
     for item in items:
         if item.path.name.startswith("test_browser_"):
             item.add_marker("browser")

@@ -75,9 +75,12 @@ class Fleet:
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
             self._make_ready(self.servers, seconds=seconds)
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            if type(error) is not RunError:
+                raise
+            fix = f"use a server of the policy's model, and a version of {api.name} that docs/engines.md names"
+            raise UserError(str(error), where=f"rollout.{api.name}", fix=fix) from None  # nothing has been done yet
 
     @property
     def label(self) -> str:
