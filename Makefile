@@ -19,7 +19,7 @@ test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about 4 minutes on 2 cores)
 	$(PYTEST) --dist load tests/faults $(ARGS)
 
-test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 8 minutes on 2 cores)
+test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 12 minutes on 2 cores, with `make vllm`)
 	SHAPES=all $(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
@@ -42,7 +42,7 @@ soak: $(INSTALLED)  ## 300 steps, killed at random times; must end as an unbroke
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.faults.soak $(ARGS)
 
 STUDY ?= gspo_vs_grpo
-study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes) or engine_likelihoods (an hour, make vllm first): what has no result yet, then its page
+study: $(INSTALLED)  ## STUDY=gspo_vs_grpo (about an hour on 2 cores), objectives (35 minutes) or engine_likelihoods (40 minutes, make vllm first): what has no result yet, then its page
 	$(VENV)/bin/python -m studies.$(STUDY).run $(ARGS)
 	$(VENV)/bin/python -m studies.$(STUDY).page
 
