@@ -1,6 +1,6 @@
 """Tests a second through the sandbox, beside a subprocess for each and LiveCodeBench's way, taking turns.
 
-    python -m benchmarks.sandbox [--rounds 7] [--tests 20]
+    python -m benchmarks.sandbox [--rounds 7] [--tests 200]
 
 LiveCodeBench's way, written anew from memory of its `testing_util` and `compute_code_generation_metrics`: a
 `multiprocessing.Process` and a Manager's list for each problem, the source by `exec` under `signal.alarm` with
@@ -9,6 +9,7 @@ standard input and output replaced. It isolates nothing. Prints tables for docs/
 
 import argparse
 import io
+import itertools
 import multiprocessing
 import signal
 import statistics
@@ -33,23 +34,25 @@ def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tests", type=int, default=20, help="in a round, for each of the two places")
+    parser.add_argument("--tests", type=int, default=200, help="in a round, for each of the two places")
     options = parser.parse_args()
     print(f"{load()}; {PLACES} at a time")
+    number = itertools.count()
     with Sandbox(packages=()) as one, Sandbox(packages=()) as other:
         ways: dict[str, Callable[[int], bool]] = {
             "sandbox": lambda place: sandboxed((one, other)[place]),
+            "sandbox, each a new program": lambda place: sandboxed((one, other)[place], f"# {next(number)}\n{PROGRAM}"),
             "subprocess": lambda _: plain_subprocess(),
             "LiveCodeBench's": lambda _: multiprocessed(),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         alone: list[float] = []
-        for number in range(options.rounds + 1):
+        for turn in range(options.rounds + 1):
             for name, way in ways.items():
                 elapsed = timed(way, options.tests)
-                if number:  # the first warms up
+                if turn:  # the first warms up
                     seconds[name].append(elapsed)
-            if number:
+            if turn:
                 alone.append(one_at_a_time(one, options.tests))
     print_table(seconds, options.tests)
     middle = statistics.median(alone) * 1e3
@@ -79,9 +82,9 @@ def one_at_a_time(sandbox: Sandbox, num_tests: int) -> float:
     return (time.perf_counter() - started) / num_tests
 
 
-def sandboxed(sandbox: Sandbox) -> bool:
+def sandboxed(sandbox: Sandbox, program: str = PROGRAM) -> bool:
     """Whether the program passes its test in the sandbox."""
-    return sandbox.run(PROGRAM, INPUT.encode()).output.decode().strip() == EXPECTED
+    return sandbox.run(program, INPUT.encode()).output.decode().strip() == EXPECTED
 
 
 def plain_subprocess() -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -55,7 +56,11 @@ def sandbox(shared: Sandbox) -> Iterator[Sandbox]:
     honest = (
         "import os\nprint(int(input()) + 1, os.listdir('/tmp'), os.listdir('/dev/shm'), os.listdir('/proc/self/fd'))"
     )
-    processes = "print([name for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())])"
+    processes = (
+        "parent = os.getppid()\n"
+        "own = 1, os.getpid(), parent, int(open(f'/proc/{parent}/stat').read().split()[3])\n"
+        "print([name for name in os.listdir('/proc') if name.isdigit() and int(name) not in own])"
+    )
     ran = shared.run(f"{honest}\n{processes}", b"41", SMALL)
     assert (ran.ending, ran.output) == ("finished", b"42 [] [] ['0', '1', '2', '3']\n[]\n"), ran.error
 
@@ -83,6 +88,13 @@ def test_reading_its_own_memory(sandbox: Sandbox) -> None:
     control = sandbox.call(f"{SEARCH}\ndef f(text): return search_memory('self')", "f", [SECRET], SMALL)
     assert control.value == SECRET  # the search works where there is something to see
     fails(sandbox, "def f(): return search_memory('self')")
+
+
+def test_reading_what_earlier_runs_were_given_and_said(sandbox: Sandbox) -> None:
+    source = f"{SEARCH}\nlines = open(0).read()\nprint(search_memory('self') or 'nothing')\nprint(lines)"
+    assert sandbox.run(source, f"{SECRET}\n".encode() * 100, SMALL).output.startswith(SECRET.encode())
+    for text in (source, source + "\n"):  # another run of that program, and another program
+        assert sandbox.run(text, limits=SMALL).output == b"nothing\n\n"
 
 
 def test_reading_memory_of_others(sandbox: Sandbox) -> None:
@@ -418,20 +430,35 @@ def f():
 # Harming the server and the next program
 
 
-def test_signals_to_the_server(sandbox: Sandbox) -> None:
-    source = """
+SIGNALS = """
 import os, signal
-for number in (*range(1, 65), signal.SIGSTOP, signal.SIGKILL):
-    for process in (1, os.getppid()):
+parent = os.getppid()
+spawner = int(open(f"/proc/{parent}/stat").read().split()[3])
+def send(process, numbers):
+    for number in numbers:
         try: os.kill(process, number)
         except OSError: pass
-print("alive")
+    print("alive", flush=True)
 """
-    assert sandbox.run(source, limits=SMALL).output == b"alive\n"
+
+
+def test_signals_to_the_server(sandbox: Sandbox) -> None:
+    source = f"{SIGNALS}\nsend(1, [*range(1, 65), signal.SIGSTOP, signal.SIGKILL])\nsend(spawner, [signal.SIGSTOP])"
+    assert sandbox.run(source, limits=SMALL).output == b"alive\nalive\n"
     server = sandbox._servers["programs"]
-    for number in ("SIGKILL", "SIGSTOP"):
-        sandbox.run(f"import os, signal\nos.kill(-1, signal.{number})\nos.killpg(0, signal.{number})", limits=SMALL)
+    assert sandbox.run("print(2)", limits=SMALL).output == b"2\n"
     assert sandbox._servers["programs"] is server  # it was never ended
+
+
+@pytest.mark.parametrize("sent", ["send(spawner, [signal.SIGKILL])", "send(parent, [signal.SIGKILL])", "send(-1, [9])"])
+def test_killing_what_the_next_run_is_forked_from(sandbox: Sandbox, sent: str) -> None:
+    ran = sandbox.run(f"{SIGNALS}\n{sent}\nsignal.pause()", limits=replace(SMALL, wall_seconds=1))
+    assert ran.ending in ("crashed", "wall_time")
+
+
+def test_stopping_the_process_that_waits_for_the_run(sandbox: Sandbox) -> None:
+    source = f"{SIGNALS}\nsend(parent, [signal.SIGSTOP])"
+    assert sandbox.run(source, limits=replace(SMALL, wall_seconds=1)).ending == "wall_time"
 
 
 def test_limits_of_the_server(sandbox: Sandbox) -> None:
@@ -459,7 +486,8 @@ def test_modules_that_an_earlier_program_has_changed(sandbox: Sandbox) -> None:
     source = "import sys, math, builtins\nmath.pi = builtins.mine = 4\nsys.path.clear()\nsys.modules.pop('re')"
     assert sandbox.run(source, limits=SMALL).ending == "finished"
     look = "import builtins, math, re, sys\nprint(math.pi < 4, hasattr(builtins, 'mine'), bool(sys.path))"
-    assert sandbox.run(look, limits=SMALL).output == b"True False True\n"
+    for program in (look, f"{look}\n{source}", f"{look}\n{source}"):  # also one run after another of one program
+        assert sandbox.run(program, limits=SMALL).output == b"True False True\n"
 
 
 def test_a_daemon_that_outlives_its_program(sandbox: Sandbox) -> None:

@@ -58,6 +58,21 @@ def test_a_program_ends_as_under_the_interpreter(sandbox: Sandbox, source: str, 
     assert ending != "failed" or "why" in ran.error
 
 
+@pytest.mark.parametrize(
+    "source", ["def f(:", "a\0b", "x = '\ud800'", "1" + "+1" * 200_000], ids=["syntax", "nul", "surrogate", "depth"]
+)
+def test_what_does_not_compile_has_failed(sandbox: Sandbox, source: str) -> None:
+    ran = sandbox.run(source)
+    assert ran.ending == "failed"
+    assert "Error" in ran.error
+
+
+def test_runs_draw_the_same_numbers(sandbox: Sandbox) -> None:
+    source = "import random\nprint(random.random(), list(set(map(str, range(20)))))"
+    with Sandbox(packages=()) as other:
+        assert sandbox.run(source).output == sandbox.run(source + "\n").output == other.run(source).output
+
+
 @pytest.mark.parametrize("value", VALUES, ids=[str(number) for number in range(len(VALUES))])
 def test_values_keep_their_types(sandbox: Sandbox, value: Any) -> None:
     ran = sandbox.call("def same(x): return x", "same", [value])

@@ -5,34 +5,24 @@ cannot be killed from inside, and one that is not dumpable can be neither read n
 client checks: whatever a run does to its own interpreter changes what that run may say, and nothing more.
 """
 
-import atexit
 import builtins
-import ctypes
-import functools
 import gc
 import importlib
-import io
 import json
-import linecache
 import os
-import resource
 import select
-import shutil
 import signal
 import socket
 import stat
-import struct
 import sys
-import threading
 import time
-import traceback
-import types
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
 
 sys.path.append(os.path.dirname(__file__))  # an isolated interpreter looks for nothing there
 import plain  # type: ignore[import-not-found]
+from channel import Channel  # type: ignore[import-not-found]
+from program import KEPT_ERROR_BYTES, PR_SET_DUMPABLE, READ_BYTES, Program, Spawner, libc  # type: ignore[import-not-found]
 
 # Imported once, before the programs are forked, which use them often.
 USUAL_MODULES = (
@@ -40,51 +30,8 @@ USUAL_MODULES = (
     *("operator", "random", "re", "statistics", "string", "typing"),
 )
 POLL_SECONDS = 0.02
-READ_BYTES = 2**18
-KEPT_ERROR_BYTES = 2**13
 MAX_FILES = 10_000
-MAX_FILE_BYTES = 2**26
-STACK_BYTES = 2**28
-MAX_OPEN_FILES = 128
-SPARE_ADDRESS_BYTES = 2**29
 TEMPORARY = ("/tmp", "/dev/shm")
-PROGRAM = "program.py"
-PR_SET_DUMPABLE = 4
-TICKS = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-FRAME = struct.Struct("<II")
-libc = ctypes.CDLL(None)
-
-
-class Channel:
-    """Frames to and from the client: a header of JSON, and bytes."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self.link = link
-
-    def fileno(self) -> int:
-        """The file descriptor, to poll."""
-        return self.link.fileno()
-
-    def send(self, body: bytes = b"", **header: Any) -> None:
-        """Send a frame."""
-        head = json.dumps(header).encode()
-        self.link.sendall(FRAME.pack(len(head), len(body)) + head)
-        self.link.sendall(body)
-
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame; SystemExit where the client has gone."""
-        head_size, body_size = FRAME.unpack(self._read(FRAME.size))
-        return json.loads(self._read(head_size)), self._read(body_size)
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            if not (got := self.link.recv_into(view)):
-                raise SystemExit(0)
-            view = view[got:]
-        return bytes(data)
 
 
 def main() -> None:
@@ -96,66 +43,72 @@ def main() -> None:
     os.environ.clear()  # libc's copy follows
     os.environ.update(PATH="/usr/bin:/bin", HOME="/tmp", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     builtins.quit = builtins.exit = sys.exit  # type: ignore[assignment]  # as in an interpreter with `site`
+    register, os.register_at_fork = os.register_at_fork, lambda **_: None
+    import random  # it would seed itself in each fork, which doubles a fork's cost, and no verdict could be repeated
+
+    os.register_at_fork = register
+    random.seed(0)
     for name in (*USUAL_MODULES, *warm):
         importlib.import_module(name)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 gets no signal that it does not handle
     gc.collect()
     gc.freeze()
+    spawner = Spawner()
     channel.send(ready=True)
-    while True:
+    program: Program | None = None
+    is_clean = True
+    while is_clean:  # otherwise the client starts another sandbox, and the end of process 1 ends all that is here
         header, body = channel.receive()
-        is_clean = Run(channel, header, body).go()
-        if not is_clean:
-            return  # the client starts another sandbox
+        source, data = body[: header["program_bytes"]], memoryview(body)[header["program_bytes"] :]
+        if program is None or (program.header, program.source) != (header, source):
+            if program:
+                program.link.close()
+            program = Program(spawner, header, source)
+        is_clean = Run(channel, program, data).go()
 
 
 class Run:
-    """One program in one fork, watched until it ends, with all that it has started."""
+    """One run of the program, watched until it ends, with all that it has started."""
 
-    def __init__(self, channel: Channel, header: dict[str, Any], body: bytes) -> None:
-        self.channel, self.header, self.limits = channel, header, header["limits"]
-        self.program, self.input = body[: header["program_bytes"]], memoryview(body)[header["program_bytes"] :]
+    def __init__(self, channel: Channel, program: Program, data: memoryview) -> None:
+        self.channel, self.program, self.header, self.input = channel, program, program.header, data
+        self.limits = self.header["limits"]
         self.output, self.errors, self.line, self.requests = bytearray(), bytearray(), bytearray(), bytearray()
         self.num_error_bytes = 0
         self.num_replies_due = 1  # of a program with functions: that it is ready
         self.status: int | None = None
+        self.cpu, self.is_clean = 0.0, True
         self.ending: str | None = None
         self.poll = select.poll()
         self.handlers: dict[int, Callable[[int], None]] = {}
 
     def go(self) -> bool:
         """Run it and send what came of it; whether the next run will find nothing of it."""
-        started, reaped = time.monotonic(), reaped_seconds()
         self._start()
-        measured = started
+        measured = started = time.monotonic()
         while self.ending is None and self.status is None:
             for number, _ in self.poll.poll(POLL_SECONDS * 1000):
                 if number in self.handlers:
                     self.handlers[number](number)
             if (now := time.monotonic()) - measured >= POLL_SECONDS:
                 measured = now
-                self.ending = self.ending or self._exceeded(now - started, reaped)
+                self.ending = self.ending or self._exceeded(now - started)
         self._end_everything()
-        cpu = reaped_seconds() - reaped
-        ending = self.ending or self._ending(cpu)
-        is_clean = clean()
+        ending = self.ending or self._ending()
+        is_clean = self.is_clean and clean()
         error = self.errors[-KEPT_ERROR_BYTES:].decode(errors="replace")
-        self.channel.send(bytes(self.output), ended=ending, cpu=cpu, error=error, is_clean=is_clean)
+        self.channel.send(bytes(self.output), ended=ending, cpu=self.cpu, error=error, is_clean=is_clean)
         return is_clean
 
     def _start(self) -> None:
-        """Fork the program, and watch its pipes."""
+        """Have the program's process fork the run, and watch its pipes."""
         has_functions = self.header["mode"] in ("functions", "tests")
         pipes = [os.pipe() for _ in range(5 if has_functions else 3)]
         theirs = [pair[number in (1, 2, 4)] for number, pair in enumerate(pipes)]
         ours = [pair[number not in (1, 2, 4)] for number, pair in enumerate(pipes)]
-        self.pid = os.fork()
-        if self.pid == 0:
-            become(self.header, self.program, theirs)
-        for number in theirs:
-            os.close(number)
-        self._watch(os.pidfd_open(self.pid), select.POLLIN, self._reap)
+        self.program.start(theirs)
+        self._watch(self.program.link.fileno(), select.POLLIN, self._hear_of_run)
         self._watch(self.channel.fileno(), select.POLLIN, self._hear)
         handlers = [self._feed, self._take_output, self._take_error, self._feed_request, self._take_line]
         for place, (number, handler) in enumerate(zip(ours, handlers, strict=False)):
@@ -234,20 +187,17 @@ class Run:
             self.requests += body + b"\n"
             self.poll.modify(self.request_pipe, select.POLLOUT)
 
-    def _reap(self, _: int = 0) -> None:
-        """Take the exit status of each process that has ended and that nobody else waits for."""
-        with suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self.pid:
-                    self.status = ended[1]
+    def _hear_of_run(self, _: int = 0) -> None:
+        """Take the word of the program's process: that the run has started, or how it ended."""
+        if word := self.program.hear():
+            self.status, self.cpu, self.is_clean = word
 
-    def _exceeded(self, seconds: float, reaped: float) -> str | None:
+    def _exceeded(self, seconds: float) -> str | None:
         """The limit that all processes of the run together exceed now."""
-        self._reap()
-        cpu, memory = usage()
+        cpu, memory = self.program.usage()
         stored = [os.statvfs(path) for path in TEMPORARY]
         memory += sum((place.f_blocks - place.f_bfree) * place.f_frsize for place in stored)
-        if cpu + reaped_seconds() - reaped > self.limits["cpu_seconds"]:
+        if cpu > self.limits["cpu_seconds"]:
             return "cpu_time"
         if memory > self.limits["memory_bytes"]:
             return "memory"
@@ -256,45 +206,22 @@ class Run:
         return "wall_time" if seconds > self.limits["wall_seconds"] else None
 
     def _end_everything(self) -> None:
-        """Kill and reap whatever still runs, and read what is left in the pipes."""
-        while True:
-            with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-            try:
-                ended, status = os.wait()
-            except ChildProcessError:
-                break
-            if ended == self.pid and self.status is None:
-                self.status = status
+        """End the run where it still goes on, and read what is left in the pipes."""
+        if self.ending == "stopped" and self.status is None and self.program.kill_run():
+            self._hear_of_run()
+        if self.status is None:
+            self.cpu, self.is_clean = self.program.usage()[0], False
         for number, handler in list(self.handlers.items()):
-            while handler in (self._take_output, self._take_error) and number in self.handlers:
-                handler(number)  # until its end, which is sure: nobody can write any more
-            if number in self.handlers and number != self.channel.fileno():
+            if handler in (self._take_output, self._take_error):
+                handler(number)  # reads all that a pipe can hold; what still lives may go on writing
+            if number in self.handlers and number not in (self.channel.fileno(), self.program.link.fileno()):
                 self._close(number)
 
-    def _ending(self, cpu: float) -> str:
+    def _ending(self) -> str:
         code = os.waitstatus_to_exitcode(self.status or 0)
-        if cpu > self.limits["cpu_seconds"] or code == -signal.SIGXCPU:
+        if self.cpu > self.limits["cpu_seconds"]:
             return "cpu_time"
         return "crashed" if code < 0 else "failed" if code else "finished"
-
-
-def reaped_seconds() -> float:
-    """CPU seconds of all processes that have been waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def usage() -> tuple[float, int]:
-    """CPU seconds and resident bytes of all processes that live, but for this one."""
-    ticks = pages = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                fields = file.read(4096).rpartition(b")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-                pages += int(fields[21])
-    return ticks / TICKS, pages * PAGE_BYTES
 
 
 def clean() -> bool:
@@ -305,152 +232,14 @@ def clean() -> bool:
         for name in os.listdir(place):
             path = f"{place}/{name}"
             with suppress(OSError, RecursionError):
-                is_directory = os.path.isdir(path) and not os.path.islink(path)
-                (shutil.rmtree if is_directory else os.unlink)(path)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    import shutil  # every library that is loaded makes a fork slower
+
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
         left += os.listdir(place)
     return not left
-
-
-def become(header: dict[str, Any], program: bytes, pipes: list[int]) -> NoReturn:
-    """Become the program, in the fork: take its pipes and limits, and run it to its end."""
-    try:
-        os.setsid()
-        for number, pipe in enumerate(pipes[:3]):
-            os.dup2(pipe, number)
-        close_all_but(pipes[3:])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir("/tmp")
-        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        set_limits(header["limits"])
-        if header["mode"] == "executable":
-            execute(program)
-        calls = [os.fdopen(pipe, mode, buffering=0) for pipe, mode in zip(pipes[3:], ("rb", "wb"), strict=False)]
-        run_python(header, program, *calls)
-    except BaseException:
-        traceback.print_exc()
-    os._exit(1)
-
-
-def close_all_but(kept: list[int]) -> None:
-    """Close each file descriptor from 3 on, but these."""
-    start = 3
-    for number in [*sorted(kept), 2**20]:
-        os.closerange(start, number)
-        start = number + 1
-
-
-def set_limits(limits: dict[str, Any]) -> None:
-    """Set the kernel's limits: for each process what the server, which counts all together, may see too late."""
-    seconds = int(limits["cpu_seconds"]) + 2
-    for name, value in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, 2 * limits["memory_bytes"] + SPARE_ADDRESS_BYTES),
-        (resource.RLIMIT_NPROC, limits["processes"] + 1),  # this server counts as one
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-        (resource.RLIMIT_STACK, STACK_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        highest = resource.getrlimit(name)[1]
-        value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(name, (value, value))
-
-
-def execute(program: bytes) -> NoReturn:
-    """Become an executable file."""
-    with open("/tmp/program", "wb") as file:
-        file.write(program)
-    os.chmod("/tmp/program", stat.S_IRUSR | stat.S_IXUSR)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execv("/tmp/program", ["/tmp/program"])
-
-
-def run_python(header: dict[str, Any], program: bytes, *calls: Any) -> NoReturn:
-    """Run source as the main module, as the interpreter would; then answer calls, where it has functions."""
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    sys.argv = [PROGRAM]
-    source = program.decode(errors="surrogateescape")
-    linecache.cache[PROGRAM] = (len(source), None, source.splitlines(keepends=True), PROGRAM)
-    if header["mode"] == "tests":
-        for name in header["functions"]:
-            setattr(main, name, functools.partial(ask, calls, name))
-    status = 0
-    try:
-        exec(compile(source, PROGRAM, "exec", dont_inherit=True), main.__dict__)
-        if header["mode"] == "tests":
-            say(calls[1], ended=True)
-        elif calls:
-            answer(main.__dict__, *calls)
-    except SystemExit as error:
-        status = exit_status(error)
-    except BaseException as error:
-        traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
-        status = 1
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        status = status or 120  # as the interpreter has it
-    os._exit(status & 0xFF)
-
-
-def exit_status(error: SystemExit) -> int:
-    """The exit status that SystemExit asks for."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def say(replies: Any, **message: Any) -> None:
-    """Write a message to the client as one line."""
-    line = memoryview(json.dumps(message).encode() + b"\n")
-    while line:
-        line = line[replies.write(line) :]
-
-
-def answer(names: dict[str, Any], requests: Any, replies: Any) -> None:
-    """Answer calls of the program's functions until the client has no more."""
-    say(replies, ready=True)
-    for line in io.BufferedReader(requests):
-        name, arguments, keywords = plain.loads(line)
-        try:
-            function = names[name] if name in names else getattr(names["Solution"](), name)
-            returned = plain.dumps(function(*arguments, **keywords))
-            sys.stdout.flush()  # the client may have no other call, and end it
-        except BaseException as error:
-            place = error.__traceback__ and error.__traceback__.tb_next
-            text = "".join(traceback.format_exception(type(error), error, place))
-            say(replies, raised=type(error).__name__, text=text[-KEPT_ERROR_BYTES:], message=str(error)[:1000])
-        else:
-            say(replies, returned=returned.decode())
-
-
-def ask(calls: tuple[Any, Any], name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a function of the program's, which runs in another sandbox; what it returns or raises."""
-    requests, replies = calls
-    say(replies, call=plain.dumps((name, arguments, keywords)).decode())
-    reply = json.loads(read_line(requests))
-    if "returned" in reply:
-        return plain.loads(reply["returned"].encode())
-    kind = getattr(builtins, reply["raised"], RuntimeError)
-    # Those that are no Exception, and those that end a loop without a word, could end the tests before their end.
-    is_plain = isinstance(kind, type) and issubclass(kind, Exception)
-    is_plain = is_plain and not issubclass(kind, (StopIteration, StopAsyncIteration, UnicodeError))
-    raise (kind if is_plain else RuntimeError)(reply["message"])
-
-
-def read_line(requests: Any) -> bytes:
-    """The next line of the client's; SystemExit where there is none."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        if not (data := requests.read(READ_BYTES)):
-            raise SystemExit(1)
-        line += data
-    return bytes(line)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def isolated_command(
     shown = without_covered(path for path in shown if os.path.exists(path))
     hidden = [] if EVERYTHING in packages else hidden_packages(shown)
     own = Path(__file__).parent
-    binds += [(str(own / name), f"{INSIDE}/{name}") for name in ("inside.py", "plain.py")]
+    binds += [(str(own / name), f"{INSIDE}/{name}") for name in ("inside.py", "program.py", "channel.py", "plain.py")]
     words = [bubblewrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
     for name in ("lib", "lib32", "lib64"):
@@ -75,7 +75,16 @@ def isolated_command(
     for path in ("/dev/shm", "/tmp"):
         words += ["--perms", "0700", "--size", str(TEMPORARY_BYTES), "--tmpfs", path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--seccomp", str(filter_number)]
-    words += [python, "-I", "-S", "-X", "utf8", f"{INSIDE}/inside.py", json.dumps([link_number, search, list(warm)])]
+    words += [
+        python,
+        "-P",
+        "-s",
+        "-S",
+        "-X",
+        "utf8",
+        f"{INSIDE}/inside.py",
+        json.dumps([link_number, search, list(warm)]),
+    ]
     if os.geteuid() != 0:
         return words
     sources = [*shown, *(source for source, _ in binds)]

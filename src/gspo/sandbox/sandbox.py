@@ -170,7 +170,7 @@ class _Started:
         wall = limits.wall_seconds
         wall = 5 * limits.cpu_seconds + 10 if wall is None else wall
         self._deadline = time.monotonic() + wall + SPARE_SECONDS
-        source = program.encode(errors="surrogateescape") if isinstance(program, str) else program
+        source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
         body = source + more.pop("stdin", b"")
         values = {**vars(limits), "wall_seconds": wall}
         self._server.send(body, self._deadline, mode=mode, limits=values, program_bytes=len(source), **more)

@@ -35,7 +35,8 @@ connect bind listen accept accept4 getsockname getpeername sendto recvfrom sendm
 setsockopt getsockopt
 """
 _NEW_NAMESPACES = 0x7E02_0000  # every CLONE_NEW… flag that clone itself takes
-_PRCTL = [1, 3, 4, 15, 16]  # the parent's death signal, dumpable (read, set), the thread's name (set, read)
+# The parent's death signal, dumpable (read, set), the thread's name (set, read), adopt orphans.
+_PRCTL = [1, 3, 4, 15, 16, 36]
 _IOCTL = [
     *(termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX),
     *(termios.TCGETS, termios.TIOCGWINSZ, termios.TIOCGPGRP),
@@ -55,6 +56,7 @@ class _Comparison(ctypes.Structure):
 _RESTRICTED: list[tuple[str, _Comparison]] = [
     ("clone", _Comparison(0, _MASKED_EQUAL, _NEW_NAMESPACES, 0)),
     ("prlimit64", _Comparison(0, _EQUAL, 0)),  # of itself: it could end the server by a limit of its
+    ("sched_setaffinity", _Comparison(0, _EQUAL, 0)),  # of itself
     ("socket", _Comparison(0, _EQUAL, socket.AF_UNIX)),
     ("socketpair", _Comparison(0, _EQUAL, socket.AF_UNIX)),
     *(("prctl", _Comparison(0, _EQUAL, option)) for option in _PRCTL),

@@ -18,6 +18,10 @@ from gspo.sandbox.seccomp import compile_filter
 START_SECONDS = 120.0
 MAX_HEADER_BYTES = 2**17
 _FRAME = struct.Struct("<II")
+_VARIABLES = {
+    "LD_BIND_NOW": "1",  # what is linked at the start need not be linked in each fork
+    "PYTHONHASHSEED": "0",  # what an order of hashes decides can be repeated
+}
 _REFUSED = (
     "bubblewrap needs user namespaces, a mount of /proc and version 0.8 or newer. Ubuntu 24.04: allow bwrap user "
     "namespaces (an AppArmor profile, or sysctl kernel.apparmor_restrict_unprivileged_userns=0). Docker: run with "
@@ -57,7 +61,7 @@ class Server:
                 stdout=subprocess.PIPE,  # pipes, as those of the programs that are forked from it
                 stderr=subprocess.PIPE,
                 pass_fds=[number, theirs.fileno()],
-                env={name: os.environ[name] for name in LOADER_VARIABLES if name in os.environ},
+                env={name: os.environ[name] for name in LOADER_VARIABLES if name in os.environ} | _VARIABLES,
                 cwd="/",
             )
         except OSError as error:
