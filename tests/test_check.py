@@ -49,6 +49,15 @@ def test_check_scores_the_gold_answer_and_junk(capsys: pytest.CaptureFixture[str
     assert "1.0" in gold and "1.0" not in junk
 
 
+def test_check_tells_each_suite_and_tries_its_reward(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"prompt": f"{number} + 1 =", "answer": str(number + 1)}) for number in range(3)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    suite = "{name: sums, queries: {path: rows.jsonl}, reward: exact_match, samples: 4, temperature: 0.5}"
+    lines = check(capsys, f"evaluation.suites=[{suite}]").splitlines()
+    place = lines.index("evaluation  sums: 3 questions, 4 sampled at temperature 0.5")
+    assert lines[place + 1] == 'reward      exact_match: gold "1" → 1.0, junk "I do not know." → 0.0'
+
+
 def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows.jsonl").write_text('{"prompt": "a b"}\n' * 2 + '{"prompt": "c"}\n' * 2, encoding="utf-8")
     data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]

@@ -201,11 +201,11 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
         (["model_a", "--suite", "even.yaml", "--data", "none.jsonl"], "no such file"),
         (["model_a", "--suite", "even.yaml", "--data", "odd=rows.jsonl"], "--data names the suite 'odd'"),
         (["model_a", "--suite", "even.yaml,gsm8k", "--data", "rows.jsonl"], "--data even=rows.jsonl"),
-        (["model_a", "--suite", "even.yaml", "--data", "no_answer.jsonl"], "it needs answer"),
+        (["model_a", "--suite", "even.yaml", "--data", "no_answer.jsonl"], "suite even, no_answer.jsonl"),
         (["model_a", "--suite", "even.yaml", "reward=math", "--data", "odd_answer.jsonl"], "holds {'a': 1}: a mapping"),
         (["model_a", "--suite", "even.yaml", "queries.chat=true"], "no chat template"),
         (["model_a", "--suite", "even.yaml", "sampels=3"], "did you mean samples"),
-        (["model_a", "--suite", "even.yaml", "max_new_tokens=4000"], "too many tokens"),
+        (["model_a", "--suite", "even.yaml", "max_new_tokens=4000"], "lower the suite's max_new_tokens"),
         (["nowhere/model", "--suite", "even.yaml"], "nowhere/model"),
         (["model_a", "nowhere/model", "--suite", "even.yaml"], "nowhere/model"),
         (["--suite", "even.yaml"], "name a model|missing"),
@@ -213,7 +213,9 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
         (["model_a", "--suite", ","], "--suite names no suite"),
         (["model_a", "--suite", "even.yaml,even.yaml"], "two suites are named 'even'"),
         (["model_a", "--suite", "even.yaml", "--data", "rows.jsonl", "--data", "other.jsonl"], "two files for even"),
-        (["model_a", "--suite", "odd_name.yaml"], "a mapping with a name, not [1]"),
+        (["model_a", "--suite", "odd.yaml"], "odd.yaml: cannot be used:"),
+        (["model_a", "--suite", "odd.yaml"], "unknown key sample: did you mean samples?"),
+        (["model_a", "--suite", "odd.yaml"], "\n  reward: this key is needed and missing"),
         (["model_a", "--suite", "even.yaml", "temperature=1e-40"], "at least 1e-6"),
         (["model_b", "--suite", "even.yaml", "--out", "evaluations/model_a"], "the evaluation of another model"),
         (["model_a", "--suite", "even.yaml", "samples=2"], "it has even with settings.samples 3, and now it is 2"),
@@ -229,7 +231,7 @@ def test_what_cannot_be_judged_is_refused_with_one_message_and_nothing_is_lost(
     (place / "no_answer.jsonl").write_text('{"prompt": "1 + 2 ="}\n')
     (place / "odd_answer.jsonl").write_text('{"prompt": "1 + 2 =", "answer": {"a": 1}}\n')
     (place / "other.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
-    (place / "odd_name.yaml").write_text("name: [1]\nreward: math")
+    (place / "odd.yaml").write_text("sample: 4")
     (place / "odd").mkdir()
     (place / "odd/evaluation.json").write_text("[]")
     assert main(["eval", *words]) == 2
@@ -280,14 +282,16 @@ def test_tries_at_stored_contests_make_a_rating(place: Path, capsys: pytest.Capt
 def test_models_whose_directories_have_one_name_are_compared(place: Path, capsys: pytest.CaptureFixture) -> None:
     (place / "runs").mkdir()
     (place / "model_b").rename(place / "runs" / "model_a")
-    assert main(["eval", "model_a", "runs/model_a", "--suite", "even.yaml"]) == 0
-    assert "even: model_a − model_a: " in capsys.readouterr().out
-    assert len([*(place / "evaluations").glob("*/evaluation.json")]) == 2
+    for words, directory in (([], "evaluations"), (["--out", "here"], "here")):
+        assert main(["eval", "model_a", "runs/model_a", "--suite", "even.yaml", *words]) == 0
+        assert "even: model_a − model_a: " in capsys.readouterr().out
+        assert len([*(place / directory).glob("*/evaluation.json")]) == 2
+        assert (place / directory / "compared.html").is_file()
 
 
 def test_a_verifier_whose_code_has_changed_does_not_go_on(place: Path) -> None:
     evaluated()
     (place / "judge.py").write_text(JUDGE + "# changed\n")
     sys.modules.pop("judge", None)
-    with pytest.raises(UserError, match=r"settings\.code\.is_even"):
+    with pytest.raises(UserError, match="other code of the reward function is_even"):
         evaluated()

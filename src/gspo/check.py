@@ -1,7 +1,7 @@
 """`gspo check`: it tests everything about a recipe that does not need the weights."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, named_stop_ids
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
+from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.rollout.engine import engine_summary
 from gspo.run.memory import memory_lines
 from gspo.run.place import check_place
-from gspo.run.prepare import Inputs, load_inputs
+from gspo.run.prepare import load_inputs
 from gspo.run.summary import arithmetic, objective
 from gspo.trackers.tracker import check_trackers
+from gspo.types import Score
 
 
 def check(
@@ -49,7 +51,13 @@ def check(
     yield f"columns     {', '.join(query.columns) or 'none'}"
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
-    yield from _reward_lines(inputs)
+    yield from _reward_lines(inputs.functions, inputs.probed)
+    for own in inputs.evaluation_sets:
+        sampling = own.sampling
+        if own.probed:
+            drawn = f"{sampling.group_size} sampled at temperature {sampling.temperature:g}"
+            yield f"evaluation  {own.name}: {len(own.queries):,} questions, {drawn}"
+            yield from _reward_lines(own.functions, own.probed)
     if inputs.hooks:
         yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"
@@ -65,12 +73,12 @@ def check(
         yield f"note        {error}"
 
 
-def _reward_lines(inputs: Inputs) -> Iterator[str]:
+def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]]) -> Iterator[str]:
     """The scores that each function gives to the row's own answer, where there is one, and to junk."""
-    answer, score = inputs.probed[0]
+    answer, score = probed[0]
     judge, _ = verdict(score)
-    for function in inputs.functions:
-        name, values = function.name, {text: score.parts[function.name] for text, score in inputs.probed}
+    for function in functions:
+        name, values = function.name, {text: score.parts[function.name] for text, score in probed}
         shown = [f"{'junk' if text == JUNK else 'gold'} {json.dumps(text)} → {value}" for text, value in values.items()]
         unit = "" if function.per == "response" else f", a number per {function.per}, in all"
         yield f"reward      {name}{unit}: {', '.join(shown)}"

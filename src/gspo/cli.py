@@ -188,7 +188,7 @@ def _check(options: Namespace) -> None:
 
 
 def _eval(options: Namespace) -> None:
-    from gspo.recipe.suites import named_suites, suite_tree
+    from gspo.recipe.suites import named_suites, suite_tree, with_data
 
     targets = [word for word in options.target if "=" not in word]
     overrides = [word for word in (*options.target, *options.overrides) if "=" in word]
@@ -196,51 +196,33 @@ def _eval(options: Namespace) -> None:
     if not names:
         fix = f"name some of: {', '.join(named_suites())}; or a file, FILE.yaml"
         raise UserError("--suite names no suite", where="command line", fix=fix)
-    suites = [suite_tree(name) for name in names]
-    for data in options.data or ():
-        name, separator, path = data.rpartition("=")
-        if not separator and len(suites) > 1:
-            fix = f"say whose it is: --data {suites[0]['name']}={data}"
-            raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
-        name = name or suites[0]["name"]
-        if name not in [suite["name"] for suite in suites]:
-            fix = (
-                f"the suites are: {', '.join(suite['name'] for suite in suites)}; gspo has: {', '.join(named_suites())}"
-            )
-            raise UserError(f"--data names the suite {name!r}", where="command line", fix=fix)
-        if (key := f"{name}.queries.path=") in {word[: len(key)] for word in overrides}:
-            raise UserError(f"--data names two files for {name}", where="command line", fix="join them into one")
-        overrides.append(f"{key}{json.dumps(path)}")
+    suites = with_data([suite_tree(name) for name in names], options.data or ())
     if not targets:
         raise UserError("name a model directory, a hub id or a run", where="command line", fix="gspo eval MODEL …")
-    if len(targets) > 1 and options.out:
-        raise UserError("--out is for one model", where="command line", fix="leave it out")
     display = _display()
-    from gspo.evaluate import default_directory, evaluate, evaluation_recipe
+    from gspo.evaluate import evaluate, evaluation_directories, evaluation_recipe
     from gspo.model.load import load_config
     from gspo.report.evaluation.write import write_evaluation_page
+    from gspo.run.prepare import quiet_transformers
     from gspo.run.summary import comparison_line, evaluation_lines
 
+    quiet_transformers()
     for target in targets:  # a mistake shows before anything takes time
         load_config(evaluation_recipe(target, suites, overrides).model)
-    outs = [Path(options.out or default_directory(target)) for target in targets]
-    outs = [
-        out if outs.count(out) == 1 else default_directory(target, is_long=True)
-        for target, out in zip(targets, outs, strict=True)
-    ]
-    pairs = zip(targets, outs, strict=True)
+    pairs = zip(targets, evaluation_directories(targets, options.out), strict=True)
     done = [evaluate(target, suites, overrides=overrides, out=out, display=display) for target, out in pairs]
+    asked = [suite["name"] for suite in suites]
     for own in done:
-        for line in evaluation_lines(own.tree):
+        for line in evaluation_lines(own.tree, asked):
             _note(line)
         _note(f"every response: {own.directory / 'evaluation.json'}")
     for other in done[1:]:
-        for suite in suites:
-            _note(comparison_line(done[0].tree, other.tree, suite["name"]))
-    directories = [own.directory for own in done]
-    out = directories[0] / "evaluation.html" if len(done) == 1 else Path("evaluations/compared.html")
+        for name in asked:
+            _note(comparison_line(done[0].tree, other.tree, name))
+    place = done[0].directory if len(done) == 1 else Path(options.out or "evaluations")
+    page = place / ("evaluation.html" if len(done) == 1 else "compared.html")
     with display.waiting("writing the page"):
-        _note(f"page: {write_evaluation_page(directories, out)}")
+        _note(f"page: {write_evaluation_page([own.directory for own in done], page)}")
 
 
 def _init(options: Namespace) -> None:
@@ -349,7 +331,8 @@ def _parser() -> argparse.ArgumentParser:
     option("--suite", action="append", required=True, metavar="NAME,…", help=text)
     text = "the data of the suite, in place of its hub id; with several suites SUITE=FILE, repeated"
     option("--data", action="append", metavar="FILE", help=text)
-    option("--out", metavar="DIR", help="where to write, and to go on; by default evaluations/NAME")
+    text = "where to write, and to go on; by default evaluations/NAME. Of several models it has a directory for each"
+    option("--out", metavar="DIR", help=text)
     add("check", _check, "test a recipe, its data, tokenizer and rewards without loading weights or training", **recipe)
     text = "write one HTML page with the curves and samples of one run, or several"
     option = add("report", _report, text, type=Path, nargs="+", **run)

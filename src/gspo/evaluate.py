@@ -64,7 +64,7 @@ def evaluate(
     """
     display = display or Display()
     recipe = evaluation_recipe(target, suites, overrides)
-    directory = Path(out or default_directory(target))
+    directory = Path(out or evaluation_directories([target])[0])
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt(display.alert, ending="ending; what is judged is kept"))
         with display.waiting("reading the suites") as say:
@@ -93,6 +93,8 @@ def evaluate(
                 engine.publish(policy, 0)
             description = engine.describe()
             for own in sets:
+                count = f"{len(pending[own.name])} questions, {own.sampling.group_size} samples each"
+                display.note(f"{own.name}: {count}, at most {own.sampling.max_new_tokens} tokens")
                 _judge(own, pending[own.name], engine, recipe, journal, interrupt, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
         ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
@@ -208,9 +210,17 @@ def _by_name(trees: Sequence[Any]) -> dict[str, dict[str, Any]]:
     return {str(name): dict(tree) for name, tree in zip(names, trees, strict=True)}
 
 
-def default_directory(target: str | Path, *, is_long: bool = False) -> Path:
-    """Where the evaluation of a target goes; with a long name, where another target has the same short one."""
-    return Path("evaluations") / (_safe(str(Path(target).absolute())) if is_long else _name(target))
+def evaluation_directories(targets: Sequence[str | Path], out: str | Path | None = None) -> list[Path]:
+    """Where the evaluations of the targets go: `out` for one, below it for several, below evaluations/ without one.
+
+    Each is named like its model or run; where two have one name, like the path.
+    """
+    if out is not None and len(targets) == 1:
+        return [Path(out)]
+    names = [_name(target) for target in targets]
+    paths = [_safe(str(Path(target).absolute())) for target in targets]
+    chosen = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+    return [Path(out or "evaluations") / name for name in chosen]
 
 
 def _name(target: str | Path) -> str:

@@ -37,6 +37,12 @@ def test_golds_that_are_no_texts() -> None:
     assert math(["q"] * 5, completions, answer=[42, 42.0, 0.5, [1, 2], 42]) == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("gold", [["43", "42"], ["42", ""], [42], ("42",)])
+def test_any_of_a_list_of_texts_is_right(gold: object) -> None:
+    assert math(["q"] * 2, ["\\boxed{42}", "\\boxed{7}"], answer=[gold] * 2) == [1.0, 0.0]
+    assert math(["q"], ["\\boxed{42}"], answer=[["", " "]]) == [None]
+
+
 def test_in_many_threads_it_gives_what_one_gives() -> None:
     pairs = [(str(number), f"\\boxed{{{number + number % 3}}}") for number in range(60)]
     with ThreadPoolExecutor(16) as pool:

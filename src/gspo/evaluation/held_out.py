@@ -50,6 +50,7 @@ class EvaluationSet:
     functions: Sequence[RewardFunction]
     sampling: RolloutConfig  # `group_size` responses to each query
     pass_threshold: float = 1.0
+    probed: Sequence[tuple[str, Score]] = ()  # what the functions score the first row's answer and junk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The sets that a recipe's run is evaluated on: its held-out queries, its suites, and rows from Python."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,34 @@ def read_sets(recipe: Recipe, given: GivenRows | None = None) -> list[SetRows]:
     return sets
 
 
+@contextmanager
+def _faults_of(suite: SuiteConfig | None) -> Iterator[None]:
+    """Name the suite and its file in what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        if suite is None:
+            raise
+        place = f"suite {suite.name}"
+        places = [place, suite.queries.path or "", error.where or ""]
+        where = ", ".join(dict.fromkeys(part for part in places if part and (part == place or place not in part)))
+        raise UserError(error.what, where=where, fix=error.fix) from None
+
+
 def read_suite(suite: SuiteConfig) -> list[Row]:
     """The rows of a suite, of its days where it has some; UserError where there are none, or without data."""
-    queries, where = suite.queries, f"suite {suite.name}"
+    with _faults_of(suite):
+        return _read_suite(suite)
+
+
+def _read_suite(suite: SuiteConfig) -> list[Row]:
+    queries = suite.queries
     if queries.procedural is not None:
         rows = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
         return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(rows, start=1)]
     if queries.path is None:
         fix = f"give it: --data {suite.name}=FILE, or queries.path in the suite"
-        raise UserError(f"it has no data of its own. {suite.about}".rstrip(), where=where, fix=fix)
+        raise UserError(f"it has no data of its own. {suite.about}".rstrip(), fix=fix)
     if suite.layout == "codeforces":
         raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))
     else:
@@ -69,7 +89,7 @@ def read_suite(suite: SuiteConfig) -> list[Row]:
         rows = [row for row in rows if _is_of_days(row, suite.dates)]
         if not rows:
             what = f"no row has a {suite.dates.column} from {suite.dates.first} to {suite.dates.last}"
-            raise UserError(what, where=f"{where}, {queries.path}", fix="set dates, or dates: null for all rows")
+            raise UserError(what, fix="set dates, or dates: null for all rows")
     return rows[: queries.limit]
 
 
@@ -99,21 +119,33 @@ def make_sets(
     own_set = held_out_set(recipe, held_out, functions, name_of_held_out(recipe))
     made, judges = [own_set] if held_out else [], dict[str, tuple[RewardFunction, ...]]()
     for own in sets:
-        template, queries = own_set, recipe.queries
-        if suite := own.suite:
-            key = str(suite.reward)
-            if key not in judges:
-                judges[key] = load_functions(
-                    suite.reward, segment_separator=recipe.rollout.segment_separator, output=output
-                )
-            sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
-            template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
-        judging = check_origin(own.rows, template.functions)
-        check_tests(own.rows, judging)
-        changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
-        rows = RowSet(train=(), held_out=tuple(own.rows))
-        rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions).held_out
-        separator = recipe.rollout.segment_separator
-        probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
-        made.append(replace(template, name=own.name, queries=rendered, functions=judging))
+        with _faults_of(own.suite):
+            made.append(_make_set(own, recipe, own_set, judges, tokenizer, max_positions=max_positions, output=output))
     return tuple(made)
+
+
+def _make_set(
+    own: SetRows,
+    recipe: Recipe,
+    own_set: EvaluationSet,
+    judges: dict[str, tuple[RewardFunction, ...]],
+    tokenizer: Any,
+    *,
+    max_positions: int | None,
+    output: int,
+) -> EvaluationSet:
+    template, queries, separator = own_set, recipe.queries, recipe.rollout.segment_separator
+    if suite := own.suite:
+        key = str(suite.reward)
+        if key not in judges:
+            judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
+        sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
+        template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
+    judging = check_origin(own.rows, template.functions)
+    check_tests(own.rows, judging)
+    changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
+    rows = RowSet(train=(), held_out=tuple(own.rows))
+    key = "rollout.max_new_tokens" if own.suite is None else "the suite's max_new_tokens"
+    rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
+    probed = probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
+    return replace(template, name=own.name, queries=rendered, functions=judging, probed=probed)

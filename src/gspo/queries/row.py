@@ -227,6 +227,6 @@ def _checked_prompt(prompt: Any, name: str, *, row_id: str) -> str | Messages:
         return [dict(message) for message in messages]
     fault = "half of a surrogate pair, a number that is not finite, or levels without end, which no tokenizer reads"
     if is_readable:
-        fault = f"{str(prompt)[:60]!r}: neither text nor a list of messages with a role and content"
+        fault = f"{repr(prompt)[:60]}: neither text nor a list of messages with a role and content"
     fix = "fix the row, or set queries.prompt to another column"
     raise UserError(f"column {name!r} holds {fault}", where=row_id, fix=fix)

@@ -156,17 +156,26 @@ def _create_dataset(config: ProceduralConfig, *, seed: int, size: int) -> Any:
         raise UserError(f"task {task} refuses its options: {error}", where=where, fix=fix) from None
 
 
-def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: int | None) -> QuerySet:
+def render_rows(
+    rows: RowSet,
+    tokenizer: Any,
+    *,
+    recipe: Recipe,
+    max_positions: int | None,
+    length_key: str = "rollout.max_new_tokens",
+) -> QuerySet:
     """Both sets of rows as the model reads them, without prompts that are too long where queries.overlong says so.
 
-    A prompt must leave rollout.max_new_tokens of the positions. Raises UserError, which counts those that do not.
+    A prompt must leave rollout.max_new_tokens of the positions. Raises UserError, which counts those that do not, and
+    calls that length as the user knows it.
     """
     queries, most, limit = recipe.queries, math.inf, ""
     render = partial(render_all, tokenizer=tokenizer, queries=queries)
     train, held_out = render(rows.train), render(rows.held_out)
     if max_positions is not None:
         most = max(0, max_positions - recipe.rollout.max_new_tokens)
-        limit = f"beside the response's, the model's positions leave {most}"
+        beside = f"beside the response's {recipe.rollout.max_new_tokens} ({length_key})"
+        limit = f"{beside}, the model's {max_positions} positions leave {most}"
     if queries.max_prompt_tokens is not None and queries.max_prompt_tokens < most:
         most, limit = queries.max_prompt_tokens, f"queries.max_prompt_tokens is {queries.max_prompt_tokens}"
     too_long = [query for query in (*train, *held_out) if len(query.prompt_ids) > most]
@@ -176,12 +185,13 @@ def render_rows(rows: RowSet, tokenizer: Any, *, recipe: Recipe, max_positions: 
     longest, num_prompts = max(too_long, key=lambda query: len(query.prompt_ids)), len(train) + len(held_out)
     which = f"{len(too_long)} of {num_prompts} prompts have too many tokens"
     what = f"{which}, and this is the longest: {len(longest.prompt_ids)}; {limit}"
-    fix = "lower rollout.max_new_tokens, use a model with more positions, or leave them out: queries.overlong: filter"
+    fix = f"lower {length_key}, use a model with more positions, or leave them out: queries.overlong: filter"
     if queries.overlong == "error":
         raise UserError(what, where=longest.id, fix=fix)
     if (train and len(fitting[0]) < recipe.rollout.queries_per_step) or (held_out and not fitting[1]):
         rest = f"{len(fitting[0])} training and {len(fitting[1])} held-out queries"
-        raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix="give more data")
+        fix = f"lower {length_key}, or give more data"
+        raise UserError(f"{what}; {rest} are left, which is too few", where=longest.id, fix=fix)
     return QuerySet(train=fitting[0], held_out=fitting[1])
 
 

@@ -34,9 +34,16 @@ _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
-def described(error: ValidationError, *, where: str, overridden: Sequence[str]) -> UserError:
-    """Every fault at once, each with where its key was written: there, or on the command line."""
-    faults = [fault for item in error.errors() for fault in _faults(item)]
+def described(
+    error: ValidationError, *, where: str, overridden: Sequence[str] = (), inside: Sequence[str | int] = ()
+) -> UserError:
+    """Every fault at once, each with where its key was written: there, or on the command line.
+
+    Of a file that holds a part of a recipe, `inside` says which; the faults name its keys as the file does.
+    """
+    faults = [fault for item in error.errors() for fault in _faults({**item, "loc": (*inside, *item["loc"])})]
+    prefix = "".join(f"{part}." for part in inside)
+    faults = [(key, sentence.replace(prefix, "") if prefix else sentence) for key, sentence in faults]
     lines = [("command line" if _is_of(overridden, *fault) else where, fault[1]) for fault in faults]
     places = list(dict.fromkeys(place for place, _ in lines))
     shown = [line if len(places) == 1 else f"{place}: {line}" for place, line in lines]

@@ -1,11 +1,15 @@
 """The suites that gspo brings, those of a user's own files, and how a recipe names either."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gspo.errors import UserError, did_you_mean, files_beside
+from gspo.recipe.faults import described
 from gspo.recipe.files import located
+from gspo.recipe.sections import SuiteConfig
 from gspo.recipe.yaml_text import read_yaml
 
 _FOLDER = Path(__file__).parents[1] / "suites"
@@ -36,6 +40,27 @@ def merged(tree: Any, changes: Any) -> Any:
     return {**tree, **{name: merged(tree.get(name), own) for name, own in changes.items()}}
 
 
+def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dict[str, Any]]:
+    """The suites' trees with the data that the command line gives them: FILE, where there is one suite, or SUITE=FILE.
+
+    UserError for a suite that is not there, or has two files.
+    """
+    names, given = [suite["name"] for suite in suites], dict[str, str]()
+    for own in data:
+        name, separator, path = own.rpartition("=")
+        if not separator and len(suites) > 1:
+            fix = f"say whose it is: --data {names[0]}={own}"
+            raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
+        if (name := name or names[0]) not in names:
+            fix = f"the suites are: {', '.join(names)}; gspo has: {', '.join(named_suites())}"
+            raise UserError(f"--data names the suite {name!r}", where="command line", fix=fix)
+        if name in given:
+            raise UserError(f"--data names two files for {name}", where="command line", fix="join them into one")
+        given[name] = path
+    changes = [{"queries": {"path": given[name]}} if name in given else {} for name in names]
+    return [merged(suite, own) for suite, own in zip(suites, changes, strict=True)]
+
+
 def _read(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else _FOLDER / f"{name}.yaml"
     where = name if path.parent != _FOLDER else f"suite {name}"
@@ -55,4 +80,9 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError("a suite is a mapping", where=where, fix=fix)
     if path.parent != _FOLDER:
         tree = located(tree, (str(path.parent), ""))
-    return {"name": path.stem, **tree}
+    tree = {"name": path.stem, **tree}
+    try:
+        SuiteConfig.model_validate(tree)
+    except ValidationError as error:
+        raise described(error, where=where, inside=("evaluation", "suites", 0)) from None
+    return tree

@@ -60,14 +60,17 @@ def math(
 ) -> list[float | None]:
     """1.0 where the completion's last answer equals the column's, 0.0 where not or where it takes more CPU seconds.
 
-    None where the column is empty.
+    Of a list of texts, or of one entry, any is right; several numbers are one answer. None where the column is empty.
     """
     from gspo.reward.final_answer import score
 
-    return [
-        None if _is_blank(gold) else within_cpu_limit(seconds_per_answer, score, str(gold), _text(completion))
-        for gold, completion in zip(_golds(columns, answer_column, function="math"), completions, strict=True)
-    ]
+    def best(gold: Any, completion: Any) -> float | None:
+        is_any = isinstance(gold, list | tuple) and (len(gold) == 1 or all(isinstance(entry, str) for entry in gold))
+        right = [str(entry) for entry in (gold if is_any else [gold]) if not _is_blank(entry)]
+        text = _text(completion)
+        return max((within_cpu_limit(seconds_per_answer, score, entry, text) for entry in right), default=None)
+
+    return [*map(best, _golds(columns, answer_column, function="math"), completions)]
 
 
 def reasoning_gym(
@@ -168,7 +171,8 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
         of_run = ("completion_ids", "trainer_state", "log_metric", "log_extra")
         there = ", ".join(column for column in columns if column not in of_run) or "none"
         what = f"it needs a column {name!r}; the columns there are: {there}"
-        raise UserError(what, where=f"reward function {function}", fix="name the column: options: {answer_column: …}")
+        fix = "name the column: options: {answer_column: …}; in gspo eval: reward.0.options.answer_column=…"
+        raise UserError(what, where=f"reward function {function}", fix=fix)
     golds = list(columns[name])
     entries = (entry for gold in golds for entry in (gold if isinstance(gold, list | tuple) else [gold]))
     if (odd := next((entry for entry in entries if isinstance(entry, Mapping)), None)) is not None:

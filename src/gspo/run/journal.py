@@ -79,7 +79,7 @@ class Journal:
         moved = {**about, "data": {**about["data"], "path": own.about["data"].get("path")}}
         if own.about != json.loads(json.dumps(moved)):
             what = f"it has {suite} with {_difference(own.about, moved)}"
-            fix = "give another --out, or the same settings and data to go on with it"
+            fix = "give another --out, or the same settings and data to go on with it; or delete it to judge anew"
             raise UserError(what, where=str(self.path), fix=fix)
         return own.questions
 
@@ -231,6 +231,8 @@ def _difference(before: Any, now: Any, key: str = "") -> str:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name):
+                if key == "settings.code":
+                    return f"other code of the reward function {name} than there is now"
                 return _difference(before.get(name), now.get(name), f"{key}.{name}".lstrip("."))
     return (
         f"{key} {json.dumps(before, ensure_ascii=False)[:80]}, and now it is {json.dumps(now, ensure_ascii=False)[:80]}"

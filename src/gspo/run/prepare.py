@@ -105,8 +105,9 @@ def load_inputs(
         recipe = recipe.model_copy(update={"reward": rewards})
         if sentences := refusals(recipe):
             raise UserError("\n  ".join(sentences), where="reward, from Python")
-    say(f"reading {recipe.queries.path or 'the queries'}")
+    say("reading what to evaluate on")
     set_rows = read_sets(recipe, evaluation)
+    say(f"reading {recipe.queries.path or 'the queries'}")
     check_watched(recipe, [own.name for own in set_rows])
     rows, pairs = _load_data(recipe, queries, set_rows, saved)
     functions = check_origin([*rows.train, *rows.held_out], functions)

@@ -140,11 +140,12 @@ def _scores(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         yield label, f"{first:.{digits}f} → {last:.{digits}f} ({which} of {num_steps} steps)"
 
 
-def evaluation_lines(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The table of an evaluation.json: a line for each suite, with ± over questions and over samples."""
+def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """The table of an evaluation.json: a line for each of the suites, with ± over questions and over samples."""
+    suites = {name: tree["suites"][name] for name in names}
     heads = ("suite", "pass@1", "± questions", "± samples", "pass@k", "questions", "samples", "tokens", "cut off")
-    rows = [heads]
-    for name, own in tree["suites"].items():
+    rows: list[tuple[str, ...]] = [heads]
+    for name, own in suites.items():
         numbers, settings = own["numbers"], own["settings"]
         most = max(numbers["pass_at_k"], key=int)
         at_k = f"{numbers['pass_at_k'][most]:.3f} (k={most})" if int(most) > 1 else "–"
@@ -157,7 +158,7 @@ def evaluation_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     yield f"{tree['model']['path']} (weights {tree['model']['sha256'][:12]})"
     for row in rows:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-    for name, own in tree["suites"].items():
+    for name, own in suites.items():
         numbers = own["numbers"]
         if rating := numbers.get("rating"):
             low, high = ("–" if end is None else f"{end:.0f}" for end in (rating["low"], rating["high"]))
