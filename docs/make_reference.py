@@ -174,7 +174,8 @@ def _usage(action: argparse.Action) -> str:
     value = str(action.metavar or "").replace("None", "") if action.nargs != 0 else ""
     words = " ".join([*action.option_strings[-1:], *([value] if value else [])])
     repeated = f"{words} …" if action.nargs in ("*", "+") else words
-    return repeated if not action.option_strings and action.nargs != "*" else f"[{repeated}]"
+    is_needed = action.required if action.option_strings else action.nargs != "*"
+    return repeated if is_needed else f"[{repeated}]"
 
 
 def _python() -> Iterator[str]:

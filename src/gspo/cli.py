@@ -323,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
     add("resume", _resume, "continue a run that ended early", **run)
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
-    target = {"type": str, "nargs": "+", "metavar": "MODEL|RUN_DIR", "help": "a model directory, a hub id or a run"}
+    target = {"type": str, "nargs": "+", "metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
     option = add("eval", _eval, text, more, **target)
     option.__self__.set_defaults(overrides=[])
     named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))

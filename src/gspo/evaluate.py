@@ -177,6 +177,9 @@ def evaluation_recipe(
 
     UserError for a suite, a key or a value that cannot be used, and for a run without a model.
     """
+    near = sorted(str(path.parent) for path in Path(target).parent.glob("*/recipe.yaml"))
+    if near and "/" in str(target) and not Path(target).exists():  # else it is asked of the hub, which takes long
+        raise UserError("there is no such run", where=str(target), fix=f"there are: {', '.join(near)}"[:300])
     tree: dict[str, Any] = {"name": _name(target), "steps": 1, "model": {"path": str(target)}}
     if (run := Path(target)).is_dir() and (run / "recipe.yaml").is_file() and not (run / "config.json").is_file():
         tree |= _of_run(run)
