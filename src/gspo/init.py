@@ -58,7 +58,7 @@ rollout:
 reward:{reward}
 
 actor:
-  clip_low: 3e-4 # the GSPO paper's range; docs/guides/models.md has others
+  clip_low: 3e-4 # the GSPO paper's range; docs/guides/choosing_an_objective.md has others
   clip_high: 4e-4
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update

@@ -418,10 +418,10 @@ class SuiteConfig(Section):
     dates: DatesConfig | None = key(None, "Only the rows of some days.")
     samples: NumResponses = key(1, "Responses to each question.")
     temperature: Greedy = key(0.0, "The temperature of these responses; 0: the likeliest token (greedy).")
-    top_p: PositiveFraction | None = key(None, "As in `rollout`, which has it if it is `null`; so the next three.")
-    top_k: Natural | None = key(None, "As in `rollout`.")
-    max_new_tokens: Positive | None = key(None, "As in `rollout`.")
-    stop_strings: tuple[Text, ...] | None = key(None, "As in `rollout`.")
+    top_p: PositiveFraction | None = key(None, "`null`: that of `rollout`.")
+    top_k: Natural | None = key(None, "`null`: that of `rollout`.")
+    max_new_tokens: Positive | None = key(None, "`null`: that of `rollout`.")
+    stop_strings: tuple[Text, ...] | None = key(None, "`null`: that of `rollout`.")
     reward: Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards), Field(min_length=1)] = key(
         ..., "The verifier; further functions are measured beside it."
     )
