@@ -62,7 +62,7 @@ def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
 
     def kill() -> None:
         for own in psutil.Process().children():
-            if "gspo_supervise" in " ".join(own.cmdline()):
+            if own.status() != psutil.STATUS_ZOMBIE and "gspo_supervise" in " ".join(own.cmdline()):
                 own.children()[0].kill()
 
     for place, count in calls:

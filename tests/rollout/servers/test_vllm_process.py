@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -57,8 +58,12 @@ def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
 
 
 def supervisors(trainer: int) -> list[psutil.Process]:
-    """Of the servers that a process has started."""
-    return [own for own in psutil.Process(trainer).children() if "gspo_supervise" in " ".join(own.cmdline())]
+    """Of the servers that a process has started, which has other children that may just end."""
+    own = []
+    for child in psutil.Process(trainer).children():
+        with suppress(psutil.NoSuchProcess):  # also of zombies
+            own += [child] if "gspo_supervise" in " ".join(child.cmdline()) else []
+    return own
 
 
 def assert_gone(processes: list[psutil.Process], memory: set[Path]) -> None:
