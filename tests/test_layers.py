@@ -6,7 +6,7 @@ from pathlib import Path
 import gspo
 
 ROOT = Path(gspo.__file__).parent
-ROOMS = "errors types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
+ROOMS = "errors ranks types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
 ORDER = [*ROOMS.split(), "trackers", "train", "evaluate", "check", "init", "track", "cli", "__main__", "__init__"]
 
 

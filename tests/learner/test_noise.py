@@ -83,9 +83,9 @@ def test_the_first_half_is_the_gradient_of_its_own_groups_and_the_whole_is_not_c
     policy = new_policy()
     batch = batch_of(REWARDS, vocabulary=len(policy.tokenizer))
     actor = actor_of(micro_batch_tokens=micro_batch_tokens, gradient_noise=True)
-    parts = micro_batches(policy, trained_samples(batch.groups, actor), actor)
-    assert tuple(sample for part in parts for sample in part) == batch.samples
-    assert any(part[0] is batch.samples[5] for part in parts)
+    parts = [*micro_batches(learner_of(policy, actor), trained_samples(batch.groups, actor))]
+    assert [place for part, _ in parts for place in part] == [*range(11)]
+    assert [place for part, is_second in parts for place in part if is_second] == [*range(5, 11)]
     optimizer, ((report, trained, _),) = noted(policy, batch, actor)
     plain, ((silent, trained_silently, _),) = noted(policy, batch, actor_of(gradient_noise=False))
     torch.testing.assert_close(optimizer.wholes[0], plain.wholes[0], rtol=1e-4, atol=1e-6)

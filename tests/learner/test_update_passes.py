@@ -73,7 +73,7 @@ def test_a_micro_batch_waits_for_its_device_once(
         with Waits() as waits:
             accumulated(policy, samples, actor, denominators)
         counts.append(len(waits.names))
-        assert len(waits.names) == len(micro_batches(policy, samples, actor))
+        assert len(waits.names) == len([*micro_batches(learner_of(policy, actor), samples)])
     assert counts[0] == 1 < counts[1]
 
 

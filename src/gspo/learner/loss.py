@@ -105,7 +105,8 @@ def micro_batch_loss(learner: Learner, samples: Sequence[Sample], denominators: 
     terms = {"loss": total.detach()}
     # The one wait for a GPU: a backward pass that is not needed costs more.
     if (result.clipped | result.masked).all():  # no gradient to compute, and that of an infinite ratio would be NaN
-        total = total.detach()
+        # Ranks gather and add up in each pass, also in one without a gradient.
+        total = likelihood.logprobs.sum() * 0.0 if learner.policy.is_sharded else total.detach()
     if actor.kl_in_loss:
         reference = forward.packed("reference_logprobs")
         divergence = forward.per_sequence(objective.kl_estimate(likelihood.logprobs, reference, actor.kl.estimator))

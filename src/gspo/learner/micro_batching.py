@@ -1,7 +1,8 @@
 """How a batch is split: into mini-batches, of an optimiser step each, and these into micro-batches, of a pass each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -13,10 +14,12 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model import packing
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
+from gspo.ranks import gathered, highest, num_ranks, rank, shares
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
 T = TypeVar("T")
+EMPTY = TokenSequence(prompt_ids=(0,), response_ids=torch.tensor([0]))  # of a pass that only keeps step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,15 +65,35 @@ def token_sequence(sample: Sample, actor: ActorConfig) -> TokenSequence:
     )
 
 
-def micro_batches(policy: Policy, samples: Sequence[Sample], actor: ActorConfig) -> list[list[Sample]]:
-    """The samples of each pass, in their order; where the gradient's noise is measured, none crosses `split_point`."""
-    split = split_point(samples) if actor.gradient_noise else 0
-    parts = []
-    for half in (samples[:split], samples[split:]):
-        sequences = [token_sequence(sample, actor) for sample in half]
-        cuts = packing.micro_batches(sequences, actor.micro_batch_tokens, hidden_size=policy.shared_hidden_size)
-        parts += [[half[index] for index in indices] for indices in cuts]
-    return parts
+def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple[list[int], bool]]:
+    """The places of the samples of each of this rank's passes, in order, and whether they are of the second half.
+
+    Together the ranks have all samples. Halves are cut at `split_point` where the gradient's noise is measured. In each
+    of them every rank has as many passes as the others: empty ones follow its own.
+    """
+    split, own = split_point(samples) if learner.actor.gradient_noise else 0, [*range(len(samples))]
+    if num_ranks() > 1:
+        own = places_of_ranks(learner, samples, num_ranks())[rank()]
+    for is_second in (False, True):
+        half = [place for place in own if (place >= split) == is_second]
+        sequences = [token_sequence(samples[place], learner.actor) for place in half]
+        width = learner.policy.shared_hidden_size
+        cuts = packing.micro_batches(sequences, learner.actor.micro_batch_tokens, hidden_size=width)
+        for number in range(highest(len(cuts))):
+            yield [half[index] for index in cuts[number]] if number < len(cuts) else [], is_second
+
+
+def places_of_ranks(learner: Learner, samples: Sequence[Sample], number: int) -> list[list[int]]:
+    """The places of the samples that each of a number of ranks computes: all have about as much to do."""
+    width = learner.policy.model.config.get_text_config().hidden_size
+    groups = groupby(samples, key=lambda sample: sample.query.prompt_ids)
+    costs = [[_cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in own] for _, own in groups]
+    return shares(costs, number)
+
+
+def _cost(num_tokens: int, width: int) -> float:
+    """Of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
+    return num_tokens * (1 + num_tokens / (12 * width))
 
 
 def split_point(samples: Sequence[Sample]) -> int:
@@ -89,11 +112,13 @@ def for_each_sample(
     The passes are cut as the update cuts its own: other shapes round differently, in bfloat16 by as much as GSPO's
     clip range.
     """
-    results: list[T] = []
-    for part in micro_batches(learner.policy, samples, learner.actor):
+    computed: list[tuple[int, T]] = []
+    for places, _ in micro_batches(learner, samples):
         learner.check_stop()
-        results += compute([token_sequence(sample, learner.actor) for sample in part])
-    return results
+        results = compute([token_sequence(samples[place], learner.actor) for place in places] or [EMPTY])
+        computed += zip(places, results, strict=False)  # of an empty pass none
+    results_of = dict(pair for own in gathered(computed) for pair in own)
+    return [results_of[place] for place in range(len(samples)) if place in results_of]
 
 
 def split_tokens(values: Float[Tensor, "N"], sequences: Sequence[TokenSequence]) -> list[Float[Tensor, "_"]]:

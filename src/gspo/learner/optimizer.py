@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gspo.errors import UserError
 from gspo.learner.torch_optimizers import OWN_KEYS, torch_optimizers
+from gspo.model import parameters
 from gspo.recipe.sections import OptimizerConfig
 
 _STEPS, _MASTER = "steps_taken", "master/"  # names, and the beginning of names, of the state's tensors
@@ -198,5 +199,6 @@ def gradient_noise(
         mean, other = half / fraction, (all_of_it - half) / (1 - fraction)
         signal.append(torch.sum(mean * other))
         noise.append(torch.sum((mean - other) ** 2) * fraction * (1 - fraction))
-    sums = torch.stack([torch.stack(signal), torch.stack(noise)]).double().sum(1).tolist()  # the one wait for a GPU
-    return Noise(signal=sums[0], noise=sums[1])
+    sums = torch.stack([torch.stack(signal), torch.stack(noise)]).double().sum(1)
+    expected, deviation = parameters.whole(sums).tolist()  # the one wait for a GPU
+    return Noise(signal=expected, noise=deviation)

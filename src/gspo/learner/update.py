@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, with_stats
-from gspo.learner.micro_batching import Learner, micro_batches, mini_batches, split_point, trained_samples
+from gspo.learner.micro_batching import EMPTY, Learner, micro_batches, mini_batches, split_point, trained_samples
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
 from gspo.learner.volatility import Activation, activation, watched_experts
+from gspo.model.policy import response_likelihood
+from gspo.ranks import gathered
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 
 
@@ -70,25 +73,55 @@ def accumulate_gradient(
     """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch; the samples as they are after it."""
     if not samples:
         return MiniBatchReport(), {}
-    losses, half = list[Loss](), None
+    losses, own, half = list[Loss](), list[int](), None
     split = split_point(samples) if learner.actor.gradient_noise else 0
-    for part in micro_batches(learner.policy, samples, learner.actor):
+    for places, is_second in micro_batches(learner, samples):
         learner.check_stop()
-        if split and part[0] is samples[split]:
-            half = [own.clone() for own in learner.optimizer.gradient()]
-        loss = micro_batch_loss(learner, part, denominators)
+        if is_second and split and half is None:
+            half = [gradient.clone() for gradient in learner.optimizer.gradient()]
+        if not places:  # of another rank alone
+            response_likelihood(learner.policy, [EMPTY]).logprobs.sum().mul(0.0).backward()
+            continue
+        loss = micro_batch_loss(learner, [samples[place] for place in places], denominators)
         if loss.total.requires_grad:
             loss.total.backward()
         losses.append(loss)
+        own += places
+    noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
+    return _joined(gathered(_seen(losses, own, mini_batch, learner.actor)), samples, denominators, noise)
+
+
+_Seen = tuple[list[dict[str, float]], list[Activation], list[tuple[int, Sample]]]
+
+
+def _seen(losses: Sequence[Loss], places: Sequence[int], mini_batch: int, actor: ActorConfig) -> _Seen:
+    """What this rank's passes have shown: their terms, activations, and the samples at their places."""
+    terms: list[dict[str, float]] = []
+    if losses:
+        rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go
+        terms = [dict(zip(losses[0].terms, row, strict=True)) for row in rows]
     activations = [loss.activation for loss in losses if loss.activation is not None]
-    rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go
-    terms: dict[str, Any] = dict(zip(losses[0].terms, map(sum, zip(*rows, strict=True)), strict=True))
+    trained = with_stats(losses, mini_batch, actor).values() if losses else ()
+    return terms, activations, [*zip(places, trained, strict=True)]
+
+
+def _joined(
+    seen: Sequence[_Seen], samples: Sequence[Sample], denominators: Denominators, noise: Noise | None
+) -> tuple[MiniBatchReport, dict[Sample, Sample]]:
+    """The report of what all ranks have seen, and the samples as they are after the mini-batch, in their order."""
+    rows = [row for terms, _, _ in seen for row in terms]
+    terms: dict[str, Any] = {name: sum(row[name] for row in rows) for name in rows[0]}
     if "balance_loss" in terms:
         terms["balance_loss"] *= denominators.num_sequences / len(samples)
+    activations = [one for _, own, _ in seen for one in own]
+    trained = dict(pair for _, _, own in seen for pair in own)
     report = MiniBatchReport(
         **terms,
         num_trained=len(samples),
         activation=sum(activations[1:], activations[0]) if activations else None,
-        noise=None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples)),
+        noise=noise,
     )
-    return report, with_stats(losses, mini_batch, learner.actor)
+    after = {own: trained[place] for place, own in enumerate(samples)}
+    if len(seen) > 1:  # what another rank has sent is a copy
+        after = {own: replace(sample, query=own.query) for own, sample in after.items()}
+    return report, after

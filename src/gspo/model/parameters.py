@@ -1,10 +1,11 @@
-"""Parameters of a model that a recipe chooses by patterns of their names, such as `*.bias` or `*embed*`."""
+"""Parameters of a model: those that a recipe chooses by patterns of their names, and those that ranks share."""
 
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, listed
 
@@ -29,3 +30,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         fix = "leave some of them out"
         raise UserError("these patterns match every parameter: nothing is left to train", where="model.frozen", fix=fix)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, gathered from all ranks where they share it: then every rank has to call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

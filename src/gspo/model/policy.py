@@ -1,7 +1,7 @@
 """The policy: a causal language model, its tokenizer and head, and the likelihoods that it gives to responses."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
 from gspo.model.packing import Pack, TokenSequence, pack, take
-from gspo.model.parameters import freeze
+from gspo.model.parameters import freeze, whole
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
@@ -33,10 +33,18 @@ class Policy:
     device: torch.device
     stop_ids: tuple[int, ...]
     trunk: Any  # the module that maps token ids to hidden states
-    head: Head  # maps hidden states to logits
+    proven_head: Head  # maps hidden states to logits, with the weights of when it was proven
     supports_packing: bool  # the trunk's attention understands packs
     routing: Routing | None  # None: the model has no experts, or routers that cannot be replayed
     unknown_routers: str | None  # why the model's routers cannot be replayed
+
+    is_sharded: bool = False  # over ranks (`shard`)
+
+    @property
+    def head(self) -> Head:
+        """The head with the model's present weights: a sharded model has others in a pass than between passes."""
+        linear = self.model.get_output_embeddings()
+        return replace(self.proven_head, weight=linear.weight, bias=linear.bias)
 
     @property
     def max_positions(self) -> int | None:
@@ -58,12 +66,24 @@ class Policy:
         run = packed_pass if self.supports_packing else padded_pass
         return run(self.trunk, layout, self.routing, keep_logits=keep_router_logits)
 
+    def forward(self, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """What `compute` makes of the trunk and the head: within the model's own forward pass where it is sharded."""
+        if not self.is_sharded:
+            return compute()
+        outputs: tuple[Any, ...] = self.model.compute(compute)
+        # A gradient that is asked of a copy does not set off the model's own backward pass.
+        return tuple(own.clone() if isinstance(own, Tensor) and own.requires_grad else own for own in outputs)
+
     def weights(self) -> dict[str, Tensor]:
-        """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied."""
+        """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied.
+
+        Of a sharded model every rank has to call it.
+        """
         tensors = self.model.state_dict()
-        places = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in tensors.items()}
+        owners = {name: id(own) for name, own in self.model.named_parameters(remove_duplicate=False)}
+        places = {name: owners.get(name, name) for name in tensors}
         names = {place: name for name, place in places.items()}
-        copies = {place: tensors[name].to("cpu", copy=True) for place, name in names.items()}
+        copies = {place: whole(tensors[name]).to("cpu", copy=True) for place, name in names.items()}
         return {name: copies[place] for name, place in places.items()}
 
     def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -94,23 +114,30 @@ def response_likelihood(
     One forward pass over the packed sequences; the caller bounds their number (`micro_batches`).
     """
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
-    output = policy.run(layout, keep_router_logits=keep_router_logits)
-    hidden = take(output.hidden, layout.predictors)
-    targets = torch.cat([sequence.scored_ids for sequence in sequences])
-    logprobs, entropy = token_likelihood(policy.head, hidden, targets.to(policy.device, non_blocking=True), temperature)
+    targets = torch.cat([sequence.scored_ids for sequence in sequences]).to(policy.device, non_blocking=True)
+
+    def compute() -> tuple[Any, ...]:
+        output = policy.run(layout, keep_router_logits=keep_router_logits)
+        hidden = take(output.hidden, layout.predictors)
+        logprobs, entropy = token_likelihood(policy.head, hidden, targets, temperature)
+        logits = [take(logits, layout.predictors) for logits in output.router_logits]
+        return logprobs, entropy, hidden, output.experts, *logits
+
+    logprobs, entropy, hidden, experts, *router_logits = policy.forward(compute)
     return Likelihood(
         logprobs=logprobs,
         entropy=entropy,
         hidden=hidden,
-        experts=None if output.experts is None else _by_sequence(output.experts.cpu(), layout),
-        router_logits=tuple(take(logits, layout.predictors) for logits in output.router_logits),
+        experts=None if experts is None else _by_sequence(experts.cpu(), layout),
+        router_logits=tuple(router_logits),
     )
 
 
 def response_states(policy: Policy, sequences: Sequence[TokenSequence]) -> Float[Tensor, "N H"]:
     """The trunk's states that predict the N packed, scored response tokens, from one forward pass."""
     layout = pack(sequences, device=policy.device, hidden_size=policy.shared_hidden_size)
-    return take(policy.run(layout).hidden, layout.predictors)
+    (hidden,) = policy.forward(lambda: (take(policy.run(layout).hidden, layout.predictors),))
+    return hidden
 
 
 def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Experts, ...]:
@@ -151,7 +178,7 @@ def load_policy(
         device=device,
         stop_ids=stop_ids,
         trunk=trunk,
-        head=head,
+        proven_head=head,
         supports_packing=supports_packing,
         routing=routing,
         unknown_routers=unknown_routers,

@@ -1,0 +1,175 @@
+"""Mini-batches on several ranks, in processes that are forked once everything is imported; test_ranks.py looks at them.
+
+    python -m tests.learner.rank_jobs DIRECTORY
+
+Each job writes a file of tensors. No process that has made a backward pass is forked: its threads would not survive.
+"""
+
+import datetime
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.conftest import FAMILIES, SHAPE, TEXTS
+from tests.samples import query_of, sample_from
+from torch.distributed.device_mesh import init_device_mesh
+
+from gspo.learner.loss import Denominators
+from gspo.learner.micro_batching import Learner, for_each_sample, places_of_ranks, split_tokens
+from gspo.learner.optimizer import Optimizer
+from gspo.learner.update import accumulate_gradient
+from gspo.model.load import fit_tokenizer
+from gspo.model.packing import TokenSequence
+from gspo.model.parameters import whole
+from gspo.model.policy import Policy, checkpoint_gradients, load_policy, response_likelihood
+from gspo.model.sharding import shard, unsharded
+from gspo.ranks import gathered, rank
+from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.engine import SamplingKey
+from gspo.types import Sample
+
+ALL = 10**6  # tokens: a single micro-batch
+SEQUENCES = 40  # of the mini-batch, of which some have no advantage
+CLIP = {"clip_low": 0.03, "clip_high": 0.04}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model, keys of the actor, and samples."""
+
+    family: str = "qwen3"
+    changes: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)
+    is_bfloat16: bool = False
+    num_samples: int = 17
+    shift: float = 0.06  # of the log-likelihoods of π_old
+
+
+# By the number of ranks: the tokens of a micro-batch, and as how many ranks one process cuts the mini-batch.
+RUNS = {1: [(ALL, 1), (ALL, 2)], 2: [(ALL, 1), (60, 1)], 4: [(60, 1)]}
+JOBS = {
+    "dense": Job(),
+    "tied": Job(changes={"tie_word_embeddings": True}, keys={"importance_sampling_level": "token"}),
+    "experts": Job(family="qwen3_moe", keys={"importance_sampling_level": "sequence_token", "router_aux_loss": 0.1}),
+    "checkpointing": Job(family="qwen3_moe", keys={"gradient_checkpointing": True}),
+    "bfloat16": Job(is_bfloat16=True),
+    "noise": Job(keys={"gradient_noise": True}),
+    "clipped": Job(shift=0.5),  # passes without a gradient
+    "few samples": Job(num_samples=3),  # fewer than ranks
+}
+
+
+def main() -> None:
+    """Do all jobs on 1, 2 and 4 ranks."""
+    torch.set_num_threads(1)
+    for number in RUNS:
+        arguments = (number, Path(sys.argv[1]))
+        torch.multiprocessing.start_processes(_rank, args=arguments, nprocs=number, start_method="fork")
+
+
+def _rank(rank: int, number: int, directory: Path) -> None:
+    if number > 1:
+        store, seconds = f"file://{directory}/store{number}", datetime.timedelta(seconds=60)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=number, timeout=seconds)
+    for name in JOBS:
+        for tokens, as_ranks in RUNS[number]:
+            result = _do(number, name, tokens, as_ranks)
+            if rank == 0:
+                torch.save(result, directory / f"{name} {number} {tokens}{' as 2' if as_ranks == 2 else ''}")
+    if number > 1:
+        dist.destroy_process_group()
+
+
+def _do(number: int, name: str, tokens: int, as_ranks: int) -> dict[str, Any]:
+    """Add up the gradient of a mini-batch, and make a step; on one rank in as many parts as ranks would have."""
+    job = JOBS[name]
+    keys = {"micro_batch_tokens": tokens, "mini_batches": 1, "gradient_noise": False, **CLIP, **job.keys}
+    actor, policy = ActorConfig(**keys), _policy(job, number)
+    if actor.gradient_checkpointing:
+        checkpoint_gradients(policy)
+    if number > 1:
+        dtype = torch.bfloat16 if job.is_bfloat16 else torch.float32
+        policy = shard(policy, init_device_mesh("cpu", (number,)), dtype=dtype)
+    optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=3)
+    learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=0.9)
+    samples = _samples(len(policy.tokenizer))[: job.num_samples]
+    parts = places_of_ranks(learner, samples, as_ranks)
+
+    def own(sequences: Sequence[TokenSequence]) -> list[torch.Tensor]:
+        return split_tokens(response_likelihood(policy, sequences, temperature=0.9).logprobs, sequences)
+
+    sampled = _sampled(policy, number)  # before the gradient, which must not change by it
+    rng, old = random.Random(1), dict[int, torch.Tensor]()
+    for part in parts:
+        old |= zip(part, for_each_sample(learner, [samples[place] for place in part], own), strict=True)
+    samples = [
+        replace(sample, old_logprobs=old[place] + rng.gauss(0, job.shift), advantage=rng.gauss(0, 1))
+        for place, sample in enumerate(samples)
+    ]
+    denominators = Denominators(num_sequences=SEQUENCES)
+    done = [accumulate_gradient(learner, [samples[place] for place in part], denominators, 0) for part in parts]
+    report, trained = done[0]
+    stats = [own.stats for own in trained.values() if own.stats is not None]
+    names = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    gradient = {name: whole(own).clone() for name, own in zip(names, optimizer.gradient(), strict=True)}
+    step = optimizer.step()
+    return {
+        "gradient": gradient,
+        "weights": policy.weights(),
+        "numbers": [report.loss, report.balance_loss, float(report.num_trained), step.grad_norm],
+        "noise": None if report.noise is None else [report.noise.signal, report.noise.noise],
+        "ratios": [own.sequence_ratio for own in stats],
+        "sampled": sampled,
+        "old": torch.cat([old[place] for place in range(len(samples))]),
+    }
+
+
+def _sampled(policy: Policy, number: int) -> list[list[int]]:
+    """The tokens of responses to some queries, of which each rank decodes its own."""
+    queries = [query_of([3 + n, 5, 4], n) for n in range(3)]
+    settings = RolloutConfig(max_new_tokens=9, group_size=2)
+    with unsharded(policy):
+        own = [
+            EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=0, step=1))
+            for query in queries[rank() :: number]
+        ]
+    of_ranks = gathered([[sample.token_ids.tolist() for sample in group.samples] for (group,) in own])
+    return [ids for n in range(len(queries)) for ids in of_ranks[n % number][n // number]]
+
+
+def _policy(job: Job, number: int) -> Policy:
+    architecture = {"model_type": job.family, **SHAPE, **FAMILIES.get(job.family, {}), **job.changes}
+    dtype: Any = "bfloat16" if job.is_bfloat16 and number == 1 else "float32"
+    recipe = ModelConfig(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
+    policy = load_policy(recipe, fit_tokenizer(TEXTS), seed=0)
+    if job.is_bfloat16:  # the weights of both are those that bfloat16 has
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.copy_(parameter.bfloat16())
+    return policy
+
+
+def _samples(vocabulary: int) -> list[Sample]:
+    """Groups of one prompt with ragged responses, the last of them long."""
+    rng = random.Random(4)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(3, vocabulary) for _ in range(count)]
+
+    samples = []
+    for prompt, lengths in ((5, (3,)), (13, (1, 9, 4, 12, 1)), (2, (5, 1, 7)), (6, (11, 2, 1, 8)), (3, (60, 2, 9, 4))):
+        prompt_ids = tuple(ids(prompt))
+        for length in lengths:
+            sequence = TokenSequence(prompt_ids=prompt_ids, response_ids=torch.tensor(ids(length)))
+            samples.append(sample_from(sequence, advantage=1.0))
+    return samples
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Several ranks train as one process does: the same gradient, step, weights and report, however the work is dealt."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.learner.rank_jobs import ALL, JOBS
+
+from gspo.errors import UserError
+from gspo.model.sharding import layers_of
+from gspo.ranks import shares
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What came of a job, by its name, how many ranks did it, and how many tokens a micro-batch had."""
+    directory = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.learner.rank_jobs", str(directory)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return lambda job: torch.load(directory / job, weights_only=True)
+
+
+def difference(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The norm of the whole difference, relative to the norm."""
+    assert own.keys() == other.keys()
+    squares = [((own[name].double() - other[name].double()) ** 2).sum() for name in own]
+    return float((sum(squares) / sum((tensor.double() ** 2).sum() for tensor in other.values())) ** 0.5)
+
+
+# Noise is measured between two passes of each rank, whose sums one process adds up in another order.
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "noise"])
+def test_two_ranks_have_the_gradient_of_one_process_that_cuts_as_they_do_bit_by_bit(name: str, done: Any) -> None:
+    ranks, one = done(f"{name} 2 {ALL}"), done(f"{name} 1 {ALL} as 2")
+    assert all(torch.equal(ranks["gradient"][key], one["gradient"][key]) for key in one["gradient"])
+
+
+@pytest.mark.parametrize(("number", "tokens"), [(2, ALL), (2, 60), (4, 60)])
+@pytest.mark.parametrize("name", JOBS)
+def test_a_step_on_ranks_is_that_of_one_process(name: str, tokens: int, number: int, done: Any) -> None:
+    ranks, one = done(f"{name} {number} {tokens}"), done(f"{name} 1 {ALL}")
+    bound = 2e-2 if name == "bfloat16" else 2e-6
+    assert difference(ranks["gradient"], one["gradient"]) <= bound
+    assert difference({"": ranks["old"]}, {"": one["old"]}) <= bound
+    assert ranks["numbers"] == pytest.approx(one["numbers"], rel=max(bound, 1e-5), abs=bound)
+    assert ranks["ratios"] == pytest.approx(one["ratios"], rel=bound)
+    assert ranks["noise"] == (one["noise"] and pytest.approx(one["noise"], rel=1e-4))
+    assert ranks["weights"].keys() == one["weights"].keys()
+    assert difference(ranks["weights"], one["weights"]) <= max(bound, 1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "bfloat16"])
+def test_responses_are_those_of_one_process(name: str, done: Any) -> None:
+    assert done(f"{name} 4 60")["sampled"] == done(f"{name} 2 60")["sampled"] == done(f"{name} 1 {ALL}")["sampled"]
+
+
+@pytest.mark.parametrize(("changes", "reason"), [({"supports_packing": False}, "packs"), ({"trunk": None}, "layers")])
+def test_models_that_ranks_cannot_run_alike_are_refused(changes: Any, reason: str, new_policy: Any) -> None:
+    with pytest.raises(UserError, match=reason):
+        layers_of(replace(new_policy(), **changes))
+
+
+def test_tied_weights_stay_tied(done: Any) -> None:
+    weights = done("tied 2 60")["weights"]
+    assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"] or (
+        weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
+    )
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_shares_are_even_and_have_everything_once(number: int) -> None:
+    costs = [[5.0, 1.0, 2.0], [100.0], [7.0] * 8, [1.0], [3.0] * 5]
+    own = shares(costs, number)
+    assert sorted(place for places in own for place in places) == [*range(18)]
+    flat = [cost for group in costs for cost in group]
+    totals = [sum(flat[place] for place in places) for places in own]
+    assert max(totals) <= max(100.0, 1.05 * sum(totals) / number)  # one long response is not cut
+    assert min(totals) >= (sum(totals) - 100.0) / max(1, number - 1) - 8.0 or number == 1
+
+
+def test_groups_stay_together_where_that_costs_little() -> None:
+    assert shares([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]], 2) == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert shares([[1.0] * 4], 2) == [[0, 2], [1, 3]]
