@@ -166,11 +166,14 @@ def run_gspo(words: Sequence[str], directory: Path) -> int:
     if command == "init":  # where it has not been run yet
         shutil.rmtree("elsewhere", ignore_errors=True)
         return cli.main([*words, "--out", "elsewhere"])
+    if command == "resume":
+        return cli.main(list(words))
     if command not in ("train", "check") or recipe_path.startswith("-"):
         with pytest.raises(SystemExit) as ended:
             cli.main(list(words))
         return int(ended.value.code or 0)
-    recipe = load_recipe(recipe_path, overrides)
+    options = overrides[-2:] if "--processes" in overrides else []
+    recipe = load_recipe(recipe_path, overrides[: len(overrides) - len(options)])
     if command == "train" and recipe.run_dir.exists():
         assert directory in recipe.run_dir.resolve().parents
         shutil.rmtree(recipe.run_dir)  # of the same recipe with other overrides

@@ -7,7 +7,19 @@ import gspo
 
 ROOT = Path(gspo.__file__).parent
 ROOMS = "errors ranks types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
-ORDER = [*ROOMS.split(), "trackers", "train", "evaluate", "check", "init", "track", "cli", "__main__", "__init__"]
+ORDER = [
+    *ROOMS.split(),
+    "trackers",
+    "train",
+    "evaluate",
+    "check",
+    "init",
+    "track",
+    "launch",
+    "cli",
+    "__main__",
+    "__init__",
+]
 
 
 def test_every_room_imports_only_rooms_before_it() -> None:

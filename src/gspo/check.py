@@ -22,11 +22,14 @@ from gspo.types import Score
 
 
 def check(
-    recipe: Recipe | Mapping[str, Any] | str | Path, say: Callable[[str], object] = lambda _: None
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    say: Callable[[str], object] = lambda _: None,
+    *,
+    num_ranks: int = 1,
 ) -> Iterator[str]:
     """Yield what a run of the recipe, or of its mapping or file, would be, line by line; UserError at the first fault.
 
-    `say` is called with what is waited for next.
+    `say` is called with what is waited for next. `num_ranks` processes of this machine would run it.
     """
     recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
@@ -64,13 +67,27 @@ def check(
     yield f"arithmetic  {arithmetic(recipe)}"
     num_asked = recipe.steps * rollout.queries_per_step
     yield f"            {num_asked:,} queries in all: the training data {num_asked / len(queries.train):.2f} times"
-    yield from memory_lines(recipe, inputs)
+    if num_ranks > 1:
+        yield from _rank_lines(recipe, num_ranks)
+    yield from memory_lines(recipe, inputs, num_ranks)
     for sentence in inputs.notes:
         yield f"note        {sentence}"
     try:
         check_place(recipe)
     except UserError as error:
         yield f"note        {error}"
+
+
+def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
+    """How the work is divided."""
+    sequences = recipe.rollout.queries_per_step * recipe.rollout.group_size // recipe.actor.mini_batches
+    queries = recipe.rollout.queries_per_step
+    each = f"{sequences / num_ranks:.3g} sequences of a mini-batch and {queries / num_ranks:.3g} queries for each"
+    yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
+    if sequences < num_ranks:
+        yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
+    if recipe.rollout.engine == "embedded" and queries % num_ranks:
+        yield f"note        {queries} queries a step are no multiple of {num_ranks} processes: some sample one more"
 
 
 def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]]) -> Iterator[str]:

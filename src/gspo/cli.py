@@ -15,8 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gspo.errors import RunError, UserError, printable
-from gspo.run.interrupt import Stopped
+from gspo.errors import OtherRankError, RunError, Stopped, UserError, printable
 
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
@@ -52,6 +51,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         return options.command(options) or 0
     except UserError as error:
         text, code = f"error: {error}", 2
+    except OtherRankError:
+        return 1
     except RunError as error:
         text, code = f"failed: {error}", 1
     except KeyboardInterrupt as error:  # Stopped: before the run had anything to save
@@ -111,14 +112,32 @@ def _display(*, is_error: bool = False) -> "Display":
 
 
 def _train(options: Namespace) -> int:
+    from gspo.launch.local import run_processes
     from gspo.run.place import check_place, renamed
 
     recipe = _loaded(options)
     if options.new:
         recipe = renamed(recipe, _note)
-    elif not options.resume:
+    elif not options.resume and not _is_rank():
         check_place(recipe, overwrite=options.overwrite)
-    return _run(recipe, _display(), resume=options.resume, overwrite=options.overwrite)
+    if options.processes is not None:
+        flags = [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
+        place = [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir))}"] if options.new else []
+        return run_processes(["train", options.target, *options.overrides, *place, *flags], options.processes)
+    return _run(recipe, resume=options.resume, overwrite=options.overwrite)
+
+
+def _is_rank() -> bool:
+    """Whether this is one of several processes of a run, which `--processes` or torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def _num_processes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{text!r} is no number of processes", where="--processes", fix="give 1 or more")
+    if _is_rank():
+        raise UserError("this is already one of several processes", where="--processes", fix="leave it out")
+    return int(text)
 
 
 def _loaded(options: Namespace) -> "Recipe":
@@ -152,14 +171,25 @@ def _resume(options: Namespace) -> int:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    return _run(recipe, _display(), resume=True)
+    if options.processes is not None:
+        from gspo.launch.local import run_processes
+
+        return run_processes(["resume", str(directory), *options.overrides], options.processes)
+    return _run(recipe, resume=True)
 
 
-def _run(recipe: "Recipe", display: "Display", *, resume: bool, overwrite: bool = False) -> int:
+def _run(recipe: "Recipe", *, resume: bool, overwrite: bool = False) -> int:
+    from gspo.launch.local import end_with_launcher
     from gspo.run.summary import summary
+
+    end_with_launcher()
+    display = _display()
+    from gspo.ranks import is_of_others
     from gspo.train import train
 
     outcome = train(recipe, display=display, resume=resume, overwrite=overwrite)
+    if is_of_others():
+        return 0
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
     diagnoses = {name: text for name, text in outcome.diagnoses.items() if not display.has_just_shown(text)}
@@ -183,7 +213,7 @@ def _check(options: Namespace) -> None:
     from gspo.check import check
 
     with display.waiting("loading the recipe's parts") as say:
-        for line in check(recipe, say):
+        for line in check(recipe, say, num_ranks=options.processes or 1):
             _note(line)
 
 
@@ -314,13 +344,16 @@ def _parser() -> argparse.ArgumentParser:
     option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
     option("--config", metavar="NAME", help="the configuration of a hub id's data set")
     option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
+    processes = "train on so many processes of this machine, which share the model (docs/cluster.md)"
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
+    option("--processes", type=_num_processes, metavar="N", help=processes)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
     text = "replace the run in the recipe's directory, which must have ended, once everything is loaded"
     option("--overwrite", action="store_true", help=text)
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
-    add("resume", _resume, "continue a run that ended early", **run)
+    option = add("resume", _resume, "continue a run that ended early", **run)
+    option("--processes", type=_num_processes, metavar="N", help=processes)
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
     target = {"type": str, "nargs": "+", "metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
@@ -333,7 +366,9 @@ def _parser() -> argparse.ArgumentParser:
     option("--data", action="append", metavar="FILE", help=text)
     text = "where to write, and to go on; by default evaluations/NAME. Of several models it has a directory for each"
     option("--out", metavar="DIR", help=text)
-    add("check", _check, "test a recipe, its data, tokenizer and rewards without loading weights or training", **recipe)
+    text = "test a recipe, its data, tokenizer and rewards without loading weights or training"
+    option = add("check", _check, text, **recipe)
+    option("--processes", type=_num_processes, metavar="N", help="say what each of so many processes needs")
     text = "write one HTML page with the curves and samples of one run, or several"
     option = add("report", _report, text, type=Path, nargs="+", **run)
     text = "the file to write; by default RUN_DIR/report.html, for several runs ./compared.html"

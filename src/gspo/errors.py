@@ -41,6 +41,18 @@ class RunError(Exception):
     """The run cannot go on though its input was right; the message says why and what was saved (exit code 1)."""
 
 
+class LostRankError(RunError):
+    """One of the processes that train together has ended or is stuck: what they share can no longer be saved."""
+
+
+class OtherRankError(RunError):
+    """The run cannot go on, and another process that takes part in it says why: this one is silent."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal, its argument, has asked the run to end; no `except Exception` on the way holds it up."""
+
+
 class DivergedError(RunError):
     """The run's losses or gradients are not finite: its state is not saved, since only earlier ones are of use."""
 

@@ -1,27 +1,103 @@
 """The processes that train one model together: which of them this one is, and what they tell each other.
 
-One process is a rank of one. Every function but the first two is a collective: all ranks have to call it.
+One process is a rank of one. Unless it says otherwise a function is a collective: all ranks have to call it.
 """
 
-from collections.abc import Sequence
-from heapq import heapreplace
-from itertools import accumulate
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from signal import Signals
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from gspo.errors import LostRankError, OtherRankError, RunError, Stopped
 
 T = TypeVar("T")
+RENDEZVOUS = "GSPO_RENDEZVOUS"  # of the environment: where the ranks find each other, if not as torchrun has it
+_START_SECONDS = 600.0  # within which all ranks have to be there
+_OF_RANKS = re.compile(
+    "gloo|NCCL|TCPStore|FileStore|[Bb]roken pipe|pair closure|Connection (closed|reset)"
+)  # in errors of torch's
+
+
+@dataclass
+class _Life:
+    """What this process knows of the others: which of them still gives signs of life, and how far they are."""
+
+    seconds: float  # of silence, after which a rank counts as lost
+    arrivals: int = 0  # meetings that this process has come to
+    passes: int = 0  # through the model
+    seen: dict[int, tuple[str, float]] = field(default_factory=dict)  # by rank: its last sign, and when it was new
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+_life = _Life(seconds=60.0)
 
 
 def num_ranks() -> int:
-    """How many processes train together."""
+    """How many processes train together. No collective."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """The number of this process, from 0. No collective."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_of_others() -> bool:
+    """Whether this process was started as another rank than 0, as the environment says. No collective."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
+
+
+@contextmanager
+def joined(seconds: float) -> Iterator[None]:
+    """Join the processes that were started together, as the environment names them (RANK, WORLD_SIZE, …: torchrun).
+
+    A rank that is silent for so many seconds, or keeps the others waiting in a collective for as long, is lost: within
+    the block LostRankError then says which one it is.
+    """
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if dist.is_initialized() or size == 1:
+        with losses_named():
+            yield
+        return
+    own, place, start = int(os.environ["RANK"]), os.environ.get(RENDEZVOUS, "env://"), timedelta(seconds=_START_SECONDS)
+    store, own, size = next(rendezvous(place, own, size, timeout=start))
+    store.set(f"here/{own}", "")
+    store.wait([f"here/{other}" for other in range(size)], start)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timedelta(seconds=seconds))
+    _life.__init__(seconds=seconds)  # type: ignore[misc]
+    threading.Thread(target=_give_signs, args=[_life], daemon=True, name="signs of life").start()
+    try:
+        with losses_named():
+            yield
+        dist.destroy_process_group()  # not after an error: what others still wait for would hold it up
+    finally:
+        _life.ended.set()
+
+
+@contextmanager
+def losses_named() -> Iterator[None]:
+    """Errors of the connection to other ranks become LostRankError, which names the rank. No collective."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        if num_ranks() == 1 or not _is_of_connection(error):
+            raise
+        raise _loss(error) from error
 
 
 def gathered(value: T) -> list[T]:
@@ -42,29 +118,174 @@ def highest(value: int) -> int:
     return int(number)
 
 
-def shares(costs: Sequence[Sequence[float]], number: int) -> list[list[int]]:
-    """The places of the items of each of a number of ranks: groups of items, given by their costs, dealt evenly.
+def before_pass() -> None:
+    """Count the passes through the model, by which a rank that falls behind is found. No collective."""
+    _life.passes += 1
 
-    A group stays whole on a rank, since its items share work, unless a rank would have a twentieth more than the mean.
-    Example: shares([[1, 1], [1, 1]], 2) == [[0, 1], [2, 3]].
+
+def meet() -> None:
+    """Wait until every rank is here, however long it takes, as long as all are alive."""
+    if num_ranks() > 1:
+        _meet(range(num_ranks()))
+
+
+def from_first(make: Callable[[], T], help_with: Callable[[Any], object] = lambda _: None) -> T:
+    """What rank 0 makes, on all ranks. The others wait, however long it takes, and help with what it asks for.
+
+    Its error is raised on all of them, and marked as one that all know of (`is_of_all`); the others say nothing of it.
     """
-    single = [cost for group in costs for cost in group]
-    ends = [*accumulate(map(len, costs))]
-    places = [range(end - len(group), end) for end, group in zip(ends, costs, strict=True)]
-    dealt = _dealt([sum(group) for group in costs], number)
-    ranks = [sorted(place for index in own for place in places[index]) for own in dealt]
-    totals = [sum(single[place] for place in own) for own in ranks]
-    if max(totals) * len(totals) <= 1.05 * sum(totals):
-        return ranks
-    return [sorted(own) for own in _dealt(single, number)]
+    if num_ranks() == 1:
+        return make()
+    if rank() == 0:
+        return _made(make)
+    while True:
+        _meet([0])
+        kind, content = _broadcast(None)
+        if kind == "help":
+            help_with(content)
+        elif kind == "made":
+            made: T = content
+            return made
+        else:
+            raise _of_all(Stopped(Signals(content)) if kind == "stopped" else OtherRankError(content))
 
 
-def _dealt(costs: Sequence[float], number: int) -> list[list[int]]:
-    """The costliest first, each to the rank that has least so far."""
-    ranks: list[list[int]] = [[] for _ in range(number)]
-    totals = [(0.0, own) for own in range(number)]  # a heap
-    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
-        total, own = totals[0]
-        ranks[own].append(index)
-        heapreplace(totals, (total + costs[index], own))
-    return ranks
+def on_all(make: Callable[[], T]) -> T:
+    """What each rank makes for itself. Where any of them fails, all do, and only the first of these says why."""
+    if num_ranks() == 1:
+        return make()
+    failure: Exception | None = None
+    try:
+        made = make()
+    except Exception as error:
+        failure = error
+    meet()
+    failed = [own for own, is_failure in enumerate(gathered(failure is not None)) if is_failure]
+    if not failed:
+        return made
+    if failure is not None and rank() == failed[0]:
+        raise failure
+    raise OtherRankError(f"rank {failed[0]} has failed")
+
+
+def ask_others(request: Any) -> None:
+    """Called by rank 0 alone, while it makes something: the others are to help with this."""
+    _tell("help", request)
+
+
+def stop_all(signal: Signals | None) -> None:
+    """Raise Stopped on all ranks where a signal has come to any of them."""
+    if number := highest(0 if signal is None else int(signal)):
+        raise _of_all(Stopped(Signals(number)))
+
+
+def is_of_all(error: BaseException) -> bool:
+    """Whether all ranks know of an error, so that they can still do something together. No collective."""
+    return num_ranks() == 1 or getattr(error, "is_of_all_ranks", False)
+
+
+def tell(key: str, text: str) -> None:
+    """Say something that other ranks can wait for; from any thread. No collective."""
+    _store().set(key, text)
+
+
+def told(key: str) -> str:
+    """What a rank says under a key, once it does; from any thread. No collective."""
+    while not _store().check([key]):
+        time.sleep(0.02)
+    return str(_store().get(key).decode())
+
+
+def _made(make: Callable[[], T]) -> T:
+    try:
+        made = make()
+    except BaseException as error:
+        kind, content = ("stopped", int(error.args[0])) if isinstance(error, Stopped) else ("failed", str(error))
+        if not isinstance(error, LostRankError):
+            _tell(kind, content)
+        _of_all(error)
+        raise
+    _tell("made", made)
+    return made
+
+
+def _of_all(error: BaseException) -> BaseException:
+    error.is_of_all_ranks = True  # type: ignore[attr-defined]
+    return error
+
+
+def _tell(kind: str, content: Any) -> None:
+    _meet([])
+    _broadcast((kind, content))
+
+
+def _broadcast(value: Any) -> Any:
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _meet(others: Iterable[int]) -> None:
+    """Come to the next meeting, and wait for these others to come to it."""
+    _life.arrivals += 1
+    _store().set(f"arrivals/{rank()}", str(_life.arrivals))
+    for other in others:
+        pause = 0.0005
+        while not _has_come(other):
+            time.sleep(pause)
+            pause = min(0.05, 1.5 * pause)
+            if other in _life.seen and time.monotonic() - _life.seen[other][1] > _life.seconds:
+                raise _lost(other, f"has given no sign of life for {_life.seconds:g} s")
+
+
+def _has_come(other: int) -> bool:
+    key = f"arrivals/{other}"
+    return _store().check([key]) and int(_store().get(key)) >= _life.arrivals
+
+
+def _give_signs(life: _Life) -> None:
+    """Say again and again that this process lives, and how far it is; note when others last did."""
+    others, number = range(1, num_ranks()) if rank() == 0 else [0], 0
+    while not life.ended.wait(life.seconds / 20):
+        number += 1
+        try:
+            _store().set(f"sign/{rank()}", f"{number} {life.passes}")
+            for other in others:
+                sign = _store().get(f"sign/{other}").decode() if _store().check([f"sign/{other}"]) else ""
+                if other not in life.seen or life.seen[other][0] != sign:
+                    life.seen[other] = (sign, time.monotonic())
+        except Exception:  # the group is gone, which its collectives will say
+            return
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Whether it comes from torch.distributed, whose errors have no type of their own."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return isinstance(error, dist.DistError) or "/torch/distributed/" in last or bool(_OF_RANKS.search(str(error)))
+
+
+def _loss(error: BaseException) -> RunError:
+    """Which rank is lost, as far as this one can tell."""
+    silence = {other: time.monotonic() - at for other, (_, at) in _life.seen.items()}
+    if silence and max(silence.values()) > _life.seconds / 4:
+        other = max(silence, key=lambda own: silence[own])
+        return _lost(other, f"has given no sign of life for {silence[other]:.0f} s")
+    passes = {other: int(sign.split()[1]) for other, (sign, _) in _life.seen.items() if sign}
+    behind = [other for other, number in passes.items() if number < _life.passes]
+    if behind and "imed out" in str(error):
+        counts = f"it has begun {passes[behind[0]]} passes through the model, rank {rank()} {_life.passes}"
+        return _lost(behind[0], f"has kept the others waiting for {_life.seconds:g} s: {counts}")
+    if RENDEZVOUS in os.environ:  # whoever has started it says how it has ended
+        return OtherRankError("another rank has ended")
+    return LostRankError("another rank has ended, and says why") if rank() == 0 else OtherRankError("a rank has ended")
+
+
+def _lost(other: int, how: str) -> RunError:
+    """One rank says it."""
+    fix = "gspo resume goes on from the last checkpoint; trainer.timeout_seconds says how long ranks wait"
+    what = f"rank {other} {how}\n  fix: {fix}"
+    return LostRankError(what) if rank() == (1 if other == 0 else 0) else OtherRankError(what)

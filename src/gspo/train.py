@@ -1,11 +1,13 @@
 """The loop: queries, rollout, reward, advantage, update, and back."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import Stopped, UserError
 from gspo.evaluation.sets import GivenRows
 from gspo.learner.advantages import with_advantages
 from gspo.learner.clip_range import with_clip_range
@@ -16,6 +18,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.reference import RefreshedReference
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
+from gspo.ranks import from_first, is_of_others, joined, losses_named
 from gspo.recipe.callables import refuse_import
 from gspo.recipe.files import check_files
 from gspo.recipe.load import as_recipe
@@ -25,7 +28,6 @@ from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
-from gspo.run.interrupt import Stopped
 from gspo.run.place import renamed
 from gspo.run.prepare import Functions, Rows
 from gspo.run.recorder import Recorder
@@ -80,16 +82,21 @@ def train(
     if resume + overwrite + new > 1:
         raise UserError("give one of resume, overwrite and new", where="gspo.train", fix="leave out the others")
     display = display or Display()
+    if is_of_others():
+        display = Display(quiet=True)
     recipe = _as_given(recipe, queries is not None, reward is not None, display)
-    if new:
-        recipe = renamed(recipe, display.note)
     check_trackers(recipe.report.trackers, where="report.trackers")
     given = {"queries": queries, "reward": reward, "on_step": on_step, "evaluation": evaluation}
-    with open_run(recipe, given, display=display, resume=resume, overwrite=overwrite) as run:
+    with ExitStack() as stack:
+        stack.enter_context(joined(recipe.trainer.timeout_seconds))
+        if new:
+            recipe = from_first(partial(renamed, recipe, display.note))
+        run = stack.enter_context(open_run(recipe, given, display=display, resume=resume, overwrite=overwrite))
         about = introduction(recipe, run.parts)
         record_start(run, about)
-        trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)
-        with trackers as announce, end_recorded(run):
+        names = () if is_of_others() else recipe.report.trackers
+        trackers = tracked(run.directory.path, names, display.note, run.interrupt)
+        with trackers as announce, end_recorded(run), losses_named():
             display.note(about)
             for sentence in run.parts.notes:
                 display.note(f"note: {sentence}", style="yellow")
@@ -142,7 +149,7 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
 
 
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
-    recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop
+    recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop_of_all
     policy, reference = run.parts.policy, run.parts.reference
     num_updates = recipe.steps * recipe.actor.updates_per_step
     optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
@@ -194,7 +201,7 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
     """Supervised learning: a phase that leaves a model, from which reinforcement learning starts."""
     if not run.in_cold_start:
         return
-    policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop
+    policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop_of_all
     where = "cold_start.optimizer"
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps, where=where)
     is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result

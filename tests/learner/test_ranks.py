@@ -12,8 +12,8 @@ import torch
 from tests.learner.rank_jobs import ALL, JOBS
 
 from gspo.errors import UserError
+from gspo.learner.balance import shares
 from gspo.model.sharding import layers_of
-from gspo.ranks import shares
 
 ROOT = Path(__file__).parents[2]
 

@@ -69,7 +69,11 @@ class Stub:
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
         given: dict[str, Any] = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
-        given |= {"trainer_state": lambda steps: TrainerState(global_step=steps), "warn_once": print}
+        given |= {
+            "trainer_state": lambda steps: TrainerState(global_step=steps),
+            "warn_once": print,
+            "on_first": lambda make: make(),
+        }
         run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, engine=self.engine, **given)
         self.progress = replace(self.progress, steps=step - 1)
         batch, self.num_rounds = collect(run, self.progress, policy_version=7)

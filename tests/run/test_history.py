@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from gspo import cli
-from gspo.errors import RunError, UserError
+from gspo.errors import RunError, Stopped, UserError
 from gspo.recipe.load import load_recipe
 from gspo.report.run_files import read_run
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.history import end_recorded
-from gspo.run.interrupt import Stopped
 from gspo.run.recorder import Recorder
 from gspo.run.run import open_run
 from gspo.train import Outcome, train

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from gspo import cli
+from gspo.errors import Stopped
 from gspo.run.checkpoint.store import Store
-from gspo.run.interrupt import Interrupt, Stopped
+from gspo.run.interrupt import Interrupt
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 SECONDS = 120  # after which a test gives up; none takes nearly as long

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from gspo.learner.optimizer import Optimizer
 from gspo.model.packing import TokenSequence
+from gspo.model.parameters import like
 from gspo.model.policy import Policy, response_states
+from gspo.model.sharding import shard_beside
 from gspo.recipe.sections import CriticConfig
 
 _OPTIMIZER = "optimizer."  # the beginning of its optimizer's tensors' names
@@ -24,6 +26,7 @@ class Critic:
         self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
+        shard_beside(policy, self._head)
         self._parts = nn.ModuleDict({"head": self._head})
         if own is not None:
             own.model.load_state_dict(policy.model.state_dict())
@@ -55,5 +58,6 @@ class Critic:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to what `state` gave."""
         own = {name.removeprefix(_OPTIMIZER): state[name] for name in state if name.startswith(_OPTIMIZER)}
-        self._parts.load_state_dict({name: state[name] for name in state if not name.startswith(_OPTIMIZER)})
+        parts = {name: like(state[name], now) for name, now in self._parts.state_dict().items()}
+        self._parts.load_state_dict(parts)
         self.optimizer.restore(own)

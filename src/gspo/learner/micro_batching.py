@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gspo.learner.balance import cost, shares
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.model import packing
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
-from gspo.ranks import gathered, highest, num_ranks, rank, shares
+from gspo.ranks import gathered, highest, num_ranks, rank
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
@@ -35,7 +36,7 @@ class Learner:
     temperature: float  # of the distribution that the samples were drawn from
     max_tokens: int = 1  # of any response: what length_norm: constant divides by
     critic: Critic | None = None
-    # Called before each forward pass, where nothing but gradients has changed since the last step; it may raise.
+    # Called before each pass, on all ranks, where nothing but gradients has changed since the last step; it may raise.
     check_stop: Callable[[], None] = lambda: None
 
 
@@ -85,15 +86,22 @@ def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple
 
 def places_of_ranks(learner: Learner, samples: Sequence[Sample], number: int) -> list[list[int]]:
     """The places of the samples that each of a number of ranks computes: all have about as much to do."""
+    return shares(_costs(learner, samples), number)
+
+
+def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
+    """What the rank with the most to compute of the samples has, over the mean of all ranks; by the cost model."""
+    costs = _costs(learner, samples)
+    single = [cost for group in costs for cost in group]
+    totals = [sum(single[place] for place in places) for places in shares(costs, num_ranks())]
+    return max(totals) * len(totals) / sum(totals)
+
+
+def _costs(learner: Learner, samples: Sequence[Sample]) -> list[list[float]]:
+    """Of the samples, group by group."""
     width = learner.policy.model.config.get_text_config().hidden_size
     groups = groupby(samples, key=lambda sample: sample.query.prompt_ids)
-    costs = [[_cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in own] for _, own in groups]
-    return shares(costs, number)
-
-
-def _cost(num_tokens: int, width: int) -> float:
-    """Of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
-    return num_tokens * (1 + num_tokens / (12 * width))
+    return [[cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in own] for _, own in groups]
 
 
 def split_point(samples: Sequence[Sample]) -> int:

@@ -61,6 +61,9 @@ class Optimizer:
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for name, p in named.items()
         }
         self._rounded = {name: p for name, p in named.items() if p is not self._masters[name]}
+        # Of a model that ranks share, the parameter is the master of what its passes compute with.
+        computed = {name: getattr(p, "computed_in", torch.float32) for name, p in named.items()}
+        self._computed = {name: dtype for name, dtype in computed.items() if dtype != torch.float32}
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(_add_gradient, self._masters[name]))
             for name, p in self._rounded.items()
@@ -121,7 +124,7 @@ class Optimizer:
                     state[f"{_NUMBER}{key}/{name}"] = torch.from_numpy(np.array(value))
                 else:
                     raise TypeError(f"its {key} is neither a tensor nor a number")
-        return state | {f"{_MASTER}{name}": self._masters[name].detach() for name in self._rounded}
+        return state | {f"{_MASTER}{name}": self._masters[name].detach() for name in (*self._rounded, *self._computed)}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -134,12 +137,12 @@ class Optimizer:
             if place == _STEPS:
                 self.steps_taken = int(value)
             elif place.startswith(_MASTER):
-                self._masters[name].copy_(value)
+                self._masters[name].copy_(parameters.like(value, self._masters[name]))
             elif place.startswith(_NUMBER):
                 states[name][key] = value.item()
             else:
-                device = "cpu" if place.startswith(_ON_CPU) else self._masters[name].device
-                states[name][key] = value.to(device, copy=True)
+                value = value if place.startswith(_ON_CPU) else parameters.like(value, self._masters[name])
+                states[name][key] = value.clone()
 
     def _states(self) -> dict[str, MutableMapping[str, Any]]:
         """What the optimisers keep of each master, by its name."""
@@ -147,7 +150,10 @@ class Optimizer:
         return {name: owners[id(master)].state[master] for name, master in self._masters.items()}
 
     def close(self) -> None:
-        """Take the hooks off the parameters, so that another optimiser can have them."""
+        """Take the hooks off the parameters, so that another optimiser can have them; its masters are gone."""
+        with torch.no_grad():
+            for name, dtype in self._computed.items():
+                self._masters[name].copy_(self._masters[name].to(dtype))
         for hook in self._hooks:
             hook.remove()
 

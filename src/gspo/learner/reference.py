@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gspo.errors import UserError
+from gspo.model.parameters import like
 from gspo.model.policy import Policy
 from gspo.recipe.sections import KlConfig
 
@@ -45,4 +46,4 @@ class RefreshedReference:
         """Put everything back to where `state` found it."""
         self.steps_taken = int(state[_STEPS])
         for name, own in self._own.items():
-            own.copy_(state[name])
+            own.copy_(like(state[name], own))

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from gspo.errors import UserError
+from gspo.learner.balance import shares
+from gspo.learner.micro_batching import EMPTY
 from gspo.learner.optimizer import Optimizer
 from gspo.model.packing import TokenSequence, micro_batches
 from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.row import Row
+from gspo.ranks import gathered, highest, num_ranks, rank
 from gspo.recipe.schema import Recipe
 from gspo.types import Query
 
@@ -67,11 +70,16 @@ def cold_start(
     for step in range(num_done, settings.steps):
         rows = order[step * settings.rows_per_step : (step + 1) * settings.rows_per_step]
         num_tokens, loss = sum(len(row.response_ids) for row in rows), 0.0
-        for part in micro_batches(rows, recipe.actor.micro_batch_tokens):
+        own = [rows[index] for index in shares([[float(row.num_tokens)] for row in rows], num_ranks())[rank()]]
+        parts = micro_batches(own, recipe.actor.micro_batch_tokens)
+        for number in range(highest(len(parts))):
             check_stop()
-            likelihood = response_likelihood(policy, [rows[index] for index in part])
-            part_loss = -likelihood.logprobs.sum() / num_tokens
+            part = [own[index] for index in parts[number]] if number < len(parts) else []
+            part_loss = -response_likelihood(policy, part or [EMPTY]).logprobs.sum() / num_tokens
+            if not part:  # other ranks have more passes
+                part_loss = part_loss * 0.0
             part_loss.backward()
             loss += part_loss.item()
+        loss = sum(gathered(loss))
         report = optimizer.step(loss_is_finite=math.isfinite(loss))
         yield ColdStep(step=step + 1, loss=loss, learning_rate=report.learning_rate, applied=report.applied)

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, with_stats
-from gspo.learner.micro_batching import EMPTY, Learner, micro_batches, mini_batches, split_point, trained_samples
+from gspo.learner.micro_batching import (
+    EMPTY,
+    Learner,
+    micro_batches,
+    mini_batches,
+    slowest_over_mean,
+    split_point,
+    trained_samples,
+)
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
 from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.model.policy import response_likelihood
@@ -35,6 +43,7 @@ class MiniBatchReport:
     step: StepReport = field(default_factory=StepReport)
     critic_step: StepReport | None = None
     clip_range: tuple[float, float] = (0.0, 0.0)  # clip_low and clip_high in force
+    slowest_over_mean: float = 1.0  # what the rank with the most to compute has, over the mean of all ranks
     after: Activation | None = None  # of a few samples, after the step, where no mini-batch follows that would show it
 
 
@@ -80,7 +89,7 @@ def accumulate_gradient(
         if is_second and split and half is None:
             half = [gradient.clone() for gradient in learner.optimizer.gradient()]
         if not places:  # of another rank alone
-            response_likelihood(learner.policy, [EMPTY]).logprobs.sum().mul(0.0).backward()
+            _pass_along(learner)
             continue
         loss = micro_batch_loss(learner, [samples[place] for place in places], denominators)
         if loss.total.requires_grad:
@@ -88,7 +97,17 @@ def accumulate_gradient(
         losses.append(loss)
         own += places
     noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
-    return _joined(gathered(_seen(losses, own, mini_batch, learner.actor)), samples, denominators, noise)
+    report, trained = _joined(gathered(_seen(losses, own, mini_batch, learner.actor)), samples, denominators, noise)
+    return replace(report, slowest_over_mean=slowest_over_mean(learner, samples)), trained
+
+
+def _pass_along(learner: Learner) -> None:
+    """A pass without a gradient, where only other ranks have something to train on."""
+    likelihood = response_likelihood(learner.policy, [EMPTY])
+    total = likelihood.logprobs.sum() * 0.0
+    if learner.critic is not None:
+        total = total + learner.critic.values([EMPTY], likelihood.hidden).sum() * 0.0
+    total.backward()
 
 
 _Seen = tuple[list[dict[str, float]], list[Activation], list[tuple[int, Sample]]]

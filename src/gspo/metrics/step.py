@@ -108,6 +108,7 @@ def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
     return {
         "clip/low": reports[-1].clip_range[0],
         "clip/high": reports[-1].clip_range[1],
+        "balance/slowest_over_mean": mean([report.slowest_over_mean for report in reports]),
         # Sums before the quotient: that of one mini-batch is a poor estimate, and can be negative.
         "gradient/signal_to_noise": fraction(sum(own.signal for own in noises), sum(own.noise for own in noises)),
         "gradient/signal_to_noise_by_mini_batch": [fraction(own.signal, own.noise) for own in noises],

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo.errors import UserError, listed
+from gspo.ranks import rank
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> set[str]:
@@ -30,6 +31,25 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     if not any(parameter.requires_grad for parameter in parameters.values()):
         fix = "leave some of them out"
         raise UserError("these patterns match every parameter: nothing is left to train", where="model.frozen", fix=fix)
+
+
+def saved_part(tensor: Tensor) -> Tensor | None:
+    """What this rank saves of a tensor: its rows of one that ranks share, rank 0 any other; None: another rank does.
+
+    The rows of ranks 0, 1, … one after the other are the whole.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor if rank() == 0 else None
+    *copy, _ = tensor.device_mesh.get_coordinate() or ()
+    return None if any(copy) else tensor.to_local()
+
+
+def like(tensor: Tensor, shared: Tensor) -> Tensor:
+    """The whole tensor, which every rank has, as another of its shape is: spread over ranks, or not. No collective."""
+    tensor = tensor.to(shared.device)
+    if not isinstance(shared, DTensor) or tensor.shape != shared.shape:
+        return tensor
+    return distribute_tensor(tensor, shared.device_mesh, shared.placements, src_data_rank=None)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from gspo.model.parameters import freeze, whole
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
+from gspo.ranks import rank
 from gspo.recipe.sections import ModelConfig
 from gspo.types import Experts
 
@@ -38,13 +39,23 @@ class Policy:
     routing: Routing | None  # None: the model has no experts, or routers that cannot be replayed
     unknown_routers: str | None  # why the model's routers cannot be replayed
 
-    is_sharded: bool = False  # over ranks (`shard`)
+    sharded_dtype: torch.dtype | None = None  # what a model that is spread over ranks (`shard`) computes in
 
     @property
     def head(self) -> Head:
         """The head with the model's present weights: a sharded model has others in a pass than between passes."""
         linear = self.model.get_output_embeddings()
         return replace(self.proven_head, weight=linear.weight, bias=linear.bias)
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class in transformers."""
+        return type(self.model).__name__.removeprefix("FSDP")  # which makes a class of its own
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model is spread over ranks."""
+        return self.sharded_dtype is not None
 
     @property
     def max_positions(self) -> int | None:
@@ -77,14 +88,19 @@ class Policy:
     def weights(self) -> dict[str, Tensor]:
         """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied.
 
-        Of a sharded model every rank has to call it.
+        Of a sharded model every rank has to call it, and rank 0 gets them: they are gathered one after the other.
         """
         tensors = self.model.state_dict()
         owners = {name: id(own) for name, own in self.model.named_parameters(remove_duplicate=False)}
         places = {name: owners.get(name, name) for name in tensors}
         names = {place: name for name, place in places.items()}
-        copies = {place: whole(tensors[name]).to("cpu", copy=True) for place, name in names.items()}
-        return {name: copies[place] for name, place in places.items()}
+        copies: dict[int | str, Tensor] = {}
+        for place, name in names.items():
+            dtype = self.sharded_dtype if place in owners.values() else None
+            tensor = whole(tensors[name] if dtype is None else tensors[name].to(dtype))
+            if rank() == 0:
+                copies[place] = tensor.to("cpu", copy=True)
+        return {name: copies[place] for name, place in places.items() if copies}
 
     def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights (by default the present ones) and the tokenizer, for transformers' Auto classes to load."""
@@ -148,15 +164,21 @@ def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Exper
 
 
 def load_policy(
-    recipe: ModelConfig, tokenizer: Any, *, seed: int, stop_tokens: Sequence[str] = (), weights: Path | None = None
+    recipe: ModelConfig,
+    tokenizer: Any,
+    *,
+    seed: int,
+    stop_tokens: Sequence[str] = (),
+    weights: Path | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Policy:
     """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible.
 
-    `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe.
+    `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe. `dtype` replaces
+    model.dtype.
     """
     device = device_of(recipe.device)
-    automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = automatic if recipe.dtype == "auto" else getattr(torch, recipe.dtype)
+    dtype = dtype or dtype_of(recipe)
     torch.manual_seed(seed)
     config = load_config(recipe)
     if recipe.architecture is not None:  # a new model has the tokenizer's tokens, unless its architecture names others
@@ -218,6 +240,13 @@ def _proven_head(model: Any, trunk: Any) -> Head:
         problem = f"{type(model).__name__} transforms its logits in a way gspo does not know: {reason}"
         raise UserError(problem, where="model.path", fix="add what it does to Head.logits in gspo/model/head.py")
     return head
+
+
+def dtype_of(recipe: ModelConfig) -> torch.dtype:
+    """What the model computes in."""
+    automatic = torch.bfloat16 if device_of(recipe.device).type == "cuda" else torch.float32
+    named: torch.dtype = automatic if recipe.dtype == "auto" else getattr(torch, recipe.dtype)
+    return named
 
 
 def device_of(name: str) -> torch.device:

@@ -1,5 +1,6 @@
 """A policy whose parameters, gradients and moments are spread over ranks, by PyTorch's FSDP2 (`fully_shard`)."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,12 +8,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from gspo.errors import UserError
 from gspo.model.policy import Policy
+from gspo.ranks import num_ranks
 
 
 def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype = torch.float32) -> Policy:
@@ -35,7 +37,26 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype = torch.float3
     register_fsdp_forward_method(model, "compute")
     with torch.no_grad():
         model.compute(tuple)  # FSDP2 wants the whole model to run before any layer does by itself
-    return replace(policy, is_sharded=True)
+    for parameter in model.parameters():
+        parameter.computed_in = dtype  # its optimiser saves it as a master where that is not float32
+    return replace(policy, sharded_dtype=dtype)
+
+
+def mesh_of(sharding: str, device: torch.device) -> DeviceMesh:
+    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies)."""
+    size = num_ranks()
+    if sharding == "full":
+        return init_device_mesh(device.type, (size,))
+    within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if sharding == "hybrid" else 1
+    return init_device_mesh(device.type, (size // within, within), mesh_dim_names=("copies", "shards"))
+
+
+def shard_beside(policy: Policy, module: nn.Module) -> None:
+    """Spread a small module in float32 that is trained beside the policy, if that is sharded, over the same ranks."""
+    if policy.is_sharded:
+        unit = fully_shard(module, mesh=next(policy.model.parameters()).device_mesh)
+        unit.set_force_sum_reduction_for_comms(True)
+        unit.set_gradient_divide_factor(1.0)
 
 
 def layers_of(policy: Policy) -> Any:

@@ -471,6 +471,17 @@ class EarlyStopConfig(Section):
     goal: Finite | None = key(None, "End as soon as the metric is this good.")
 
 
+class TrainerConfig(Section):
+    """The processes that train together: `gspo train --processes N`, or torchrun."""
+
+    sharding: Literal["full", "hybrid", "none"] = key(
+        "full", "Parameters spread over all ranks, over those of each host, or copied ([more](../cluster.md#sharding))."
+    )
+    timeout_seconds: PositiveFloat = key(
+        45.0, "A rank that is silent, or keeps the others waiting in a collective, for so long is lost."
+    )
+
+
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
         (), "The [trackers](../guides/tracking.md) that get the numbers and some samples."
@@ -502,3 +513,4 @@ class RecipeKeys(Section):
     hooks: tuple[PathText, ...] = key((), "Functions called after each step: see [hooks](../guides/hooks.md).")
     hook_errors: Literal["end", "warn"] = key("end", "An error of a hook ends the run, or is shown once as a warning.")
     report: ReportConfig = ReportConfig()
+    trainer: TrainerConfig = TrainerConfig()

@@ -14,7 +14,11 @@ from gspo.types import Batch, Group, Query
 
 
 def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch, int]:
-    """The next step's groups, sampled and scored, and the number of rounds that were sampled."""
+    """The next step's groups, sampled and scored, and the number of rounds that were sampled; rank 0 does it."""
+    return run.on_first(lambda: _collect(run, progress, policy_version))
+
+
+def _collect(run: Run, progress: Progress, policy_version: int) -> tuple[Batch, int]:
     parts, sampling = run.parts, progress.sampling(run.recipe.rollout)
     watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
     # No query comes twice in a step, so that no two rounds draw the same random numbers.

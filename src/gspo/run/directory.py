@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from gspo.errors import RunError, UserError, writable
 from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
+from gspo.ranks import from_first, rank
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
@@ -36,7 +37,10 @@ LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a ch
 
 
 class RunDirectory:
-    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed."""
+    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed.
+
+    Of several ranks, rank 0 has the lock and writes; to the others it says where things are.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,8 +50,8 @@ class RunDirectory:
         self.best_model = path / "best_model"  # by checkpoint.best
         self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
-        self._lock = Lock(path)
-        self.close, self.check_lock = self._lock.release, self._lock.check
+        lock = Lock(path) if rank() == 0 else None
+        self.close, self.check_lock = (lock.release, lock.check) if lock else (lambda: None, lambda: None)
 
     @classmethod
     def create(cls, recipe: Recipe, *, overwrite: bool = False) -> "RunDirectory":
@@ -79,6 +83,8 @@ class RunDirectory:
         What a process that was killed as it wrote has left of a line becomes a line of its own.
         """
         path = self.path / file_name
+        if rank() > 0:
+            return
         with self._writing(path), open(path, "ab+", opener=for_writing) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -95,8 +101,13 @@ class RunDirectory:
 
     def save_model(self, policy: Policy) -> None:
         """Write the final model, under its name only once it is whole."""
-        with self._replacing(self.model) as unfinished:  # there is one if the run has since been given more steps
-            policy.save(unfinished)
+        weights = policy.weights() if policy.is_sharded else None
+
+        def write() -> None:
+            with self._replacing(self.model) as unfinished:  # there is one if the run has since been given more steps
+                policy.save(unfinished, weights)
+
+        from_first(write)
 
     def save_best(self, model: Path, best: Best) -> None:
         """Make best_model/ a copy of a checkpoint's model, with best.json in it, unless it is that already."""
@@ -125,10 +136,14 @@ class RunDirectory:
 
     def finish_cold_start(self, checkpoint: Path) -> None:
         """Make the last checkpoint of the cold start what that ends with, and remove the others."""
-        with self._writing(self.cold_start):
-            clear(self.cold_start)  # a link, or what else lies in its place
-            move_into_place(checkpoint, self.cold_start)
-            shutil.rmtree(self.cold_checkpoints)
+
+        def move() -> None:
+            with self._writing(self.cold_start):
+                clear(self.cold_start)  # a link, or what else lies in its place
+                move_into_place(checkpoint, self.cold_start)
+                shutil.rmtree(self.cold_checkpoints)
+
+        from_first(move)
 
     def cut_back(self, checkpoint: Path | None) -> Path | None:
         """Take the logs back to their copies in a checkpoint, and samples to its steps; None: back to the start.

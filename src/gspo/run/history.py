@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from signal import Signals
 from typing import Any
 
-from gspo.errors import RunError, UserError, encodable
-from gspo.run.interrupt import Stopped
+from gspo.errors import RunError, Stopped, UserError, encodable
 from gspo.run.run import Run
 
 HISTORY = "history.jsonl"

@@ -5,11 +5,10 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from gspo.errors import Stopped
+from gspo.ranks import stop_all
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal, its argument, has asked the run to end; no `except Exception` on the way holds it up."""
 
 
 class Interrupt:
@@ -35,6 +34,14 @@ class Interrupt:
         """Raises Stopped where a signal has come; to be called where the stage under way may be dropped."""
         if self.signal is not None:
             raise Stopped(self.signal)
+
+    def check_stop_of_all(self) -> None:
+        """The same where a signal has come to any rank; every rank has to call it."""
+        try:
+            stop_all(self.signal)
+        except Stopped as stop:
+            self.signal = stop.args[0]
+            raise
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Nothing is raised here: the code that is interrupted may be anybody's.

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from gspo.model.head import MAX_LOGITS
 from gspo.model.load import empty_model
@@ -23,11 +24,13 @@ _MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafa
 Memory = Mapping[str, Mapping[str, float]]
 
 
-def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
+def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator[str]:
     """What `gspo check` says of it: both stages, beside what this machine has, and a note where that is too little."""
     available = available_bytes(device := device_of(recipe.model.device))
+    if device.type != "cuda":
+        available /= num_ranks
     try:
-        memory = memory_of_inputs(recipe, inputs)
+        memory = memory_of_inputs(recipe, inputs, num_ranks)
     except Exception as error:  # of transformers, or of the model's own code
         yield f"memory      cannot be computed: {one_line(error)}"
         return
@@ -35,36 +38,58 @@ def memory_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
         listed = sorted(parts.items(), key=lambda item: -item[1])
         words = ", ".join(f"{part} {_words(size)}" for part, size in listed if size >= 2**20)
         yield f"{'' if number else 'memory':<12}about {_words(sum(parts.values()))} {stage}: {words}"
-    yield f"            of {_words(available)} that this machine has ({device.type})"
+    whose = "that this machine has" if num_ranks == 1 else f"that each of {num_ranks} processes has"
+    yield f"            of {_words(available)} {whose} ({device.type})"
     for stage, parts in memory.items():
         if sum(parts.values()) > available:
             yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
 
 
-def memory_of_inputs(recipe: Recipe, inputs: Inputs) -> Memory:
-    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds."""
+def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
+    """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds.
+
+    Of several ranks, what each of them holds.
+    """
     device, config = device_of(recipe.model.device), deepcopy(inputs.config)
     if recipe.model.architecture is not None:
         config.vocab_size = recipe.model.architecture.get("vocab_size", len(inputs.tokenizer))
     longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
     libraries = 0.0 if device.type == "cuda" else psutil.Process().memory_info().rss
-    return memory_of(recipe, config, prompt_tokens=longest, device=device, libraries=libraries)
+    own: dict[str, Any] = {"device": device, "libraries": libraries, "num_ranks": num_ranks}
+    return memory_of(recipe, config, prompt_tokens=longest, **own)
 
 
 def memory_of(
-    recipe: Recipe, config: Any, *, prompt_tokens: int, device: torch.device, libraries: float = 0.0
+    recipe: Recipe,
+    config: Any,
+    *,
+    prompt_tokens: int,
+    device: torch.device,
+    libraries: float = 0.0,
+    num_ranks: int = 1,
 ) -> Memory:
-    """What a run holds on its device where responses are as long as they may be, by docs/guides/memory.md."""
+    """What a run holds on its device where responses are as long as they may be, by docs/guides/memory.md.
+
+    Ranks on one host are meant, where there are several.
+    """
     text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
     width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
-    held, update, copy = _by_parameters(recipe, empty_model(recipe.model, deepcopy(config)), width)
+    model = empty_model(recipe.model, deepcopy(config))
+    held, update, copy = _by_parameters(recipe, model, width if num_ranks == 1 else 4)
+    whole: dict[str, float] = {}
+    if num_ranks > 1:
+        shards = 1 if recipe.trainer.sharding == "none" else num_ranks
+        held, update = ({part: size / shards for part, size in parts.items()} for parts in (held, update))
+        update["a layer, gathered"] = (width + 4) * _largest_units(model)
+        whole = {"weights, gathered": width * sum(p.numel() for p in model.parameters())}
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
         "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),
         "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
     }
     sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}
+    sampling |= whole
     held = {**held, "libraries": libraries}
     stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
@@ -85,6 +110,13 @@ def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, fl
     copy = sum(own.values()) + reference * bool(actor.kl.refresh_steps)
     update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
     return {**own, "reference": reference}, update, copy
+
+
+def _largest_units(model: Any) -> int:
+    """The parameters that a rank has gathered at a time: two layers, and all that is in none."""
+    layers = max((list(own) for own in model.modules() if isinstance(own, nn.ModuleList)), key=len, default=[])
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    return sum(p.numel() for p in model.parameters()) - sum(sizes) + 2 * max(sizes, default=0)
 
 
 def available_bytes(device: torch.device) -> float:

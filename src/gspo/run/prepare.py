@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
@@ -16,8 +18,9 @@ from gspo.learner.sft import encode_demonstrations
 from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
-from gspo.model.policy import Policy, checkpoint_gradients, device_of, load_policy
+from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
+from gspo.model.sharding import mesh_of, shard
 from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
 from gspo.queries.source import (
@@ -28,6 +31,7 @@ from gspo.queries.source import (
     render_rows,
     source_notes,
 )
+from gspo.ranks import from_first, num_ranks, on_all
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
@@ -172,7 +176,8 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:
     """The most tokens that a prompt and its response may have, in training or in an evaluation."""
     asked = [(queries.train, recipe.rollout), *((own.queries, own.sampling) for own in sets)]
-    return max(len(query.prompt_ids) + sampling.max_new_tokens for own, sampling in asked for query in own)
+    lengths = [len(query.prompt_ids) + sampling.max_new_tokens for own, sampling in asked for query in own]
+    return max(lengths, default=0)  # other ranks than 0 have no queries
 
 
 def _load_data(
@@ -200,26 +205,49 @@ def prepare(
 
     Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
     """
-    inputs = load_inputs(recipe, saved=saved, say=say, **options)
+    quiet_transformers()
+    inputs = _inputs_of_first(recipe, saved=saved, say=say, **options)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
-    policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
+    policy, reference, value_trunk = on_all(lambda: _load_models(recipe, inputs.tokenizer, saved))
     check_stop()
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:
         for trained in filter(None, (policy, value_trunk)):
             checkpoint_gradients(trained)
-    left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
-    pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
-    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
+    if num_ranks() > 1:
+        mesh, dtype = mesh_of(recipe.trainer.sharding, policy.device), dtype_of(recipe.model)
+        policy = shard(policy, mesh, dtype=dtype)
+        reference, value_trunk = (own and shard(own, mesh, dtype=dtype) for own in (reference, value_trunk))
     return Prepared(
         **vars(inputs),
         policy=policy,
         reference=reference,
         value_trunk=value_trunk,
-        demonstrations=encode_demonstrations(policy, prompts, pairs) if pairs else (),
+        demonstrations=from_first(lambda: _demonstrations(recipe, inputs, policy)),
     )
+
+
+def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
+    """Rank 0 loads them, for it alone samples, scores and writes; the others get what models are made of."""
+    own: list[Inputs] = []
+
+    def load() -> Inputs:
+        own.append(inputs := load_inputs(recipe, **options))
+        nothing: dict[str, Any] = dict.fromkeys(("functions", "set_rows", "pairs", "evaluation_sets", "probed"), ())
+        nothing |= {"rows": RowSet(train=(), held_out=()), "queries": QuerySet(train=(), held_out=()), "hooks": {}}
+        return replace(inputs, **nothing, notes=())
+
+    shared = from_first(load)
+    return own[0] if own else shared
+
+
+def _demonstrations(recipe: Recipe, inputs: Inputs, policy: Policy) -> Sequence[TokenSequence]:
+    left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
+    pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
+    prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
+    return encode_demonstrations(policy, prompts, pairs) if pairs else ()
 
 
 def _load_models(
@@ -233,6 +261,8 @@ def _load_models(
     """
     model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
     load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
+    if num_ranks() > 1:  # what ranks share are float32 masters
+        load.keywords["dtype"] = torch.float32
     weights = None if saved is None else saved.path / "model"
     policy, reference, value_trunk = load(model, weights=weights), None, None
     if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities

@@ -37,7 +37,7 @@ _NOT_FINITE = f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} update
 
 
 class Recorder:
-    """Writes what the steps of a run come to; `lines` are those of metrics.jsonl."""
+    """Writes what the steps of a run come to; `lines` are those of metrics.jsonl. Rank 0 does it."""
 
     def __init__(self, run: Run) -> None:
         self.lines = run.directory.metrics()
@@ -47,6 +47,9 @@ class Recorder:
 
     def cold_step(self, step: ColdStep, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
+        return self._run.on_first(lambda: self._cold_step(step, progress))
+
+    def _cold_step(self, step: ColdStep, progress: Progress) -> Progress:
         self._run.display.cold_step(step.step, step.loss)
         self._run.directory.append("cold_start.jsonl", vars(step))
         counts = _skipped_in_a_row(progress, [step.applied])
@@ -56,6 +59,9 @@ class Recorder:
 
     def start(self, progress: Progress) -> Progress:
         """Evaluate before the first step: line 0 of the metrics."""
+        return self._run.on_first(lambda: self._start(progress))
+
+    def _start(self, progress: Progress) -> Progress:
         if self.lines or not (metrics := self._evaluate(0)):
             return progress
         line = {"step": 0, **metrics}
@@ -65,6 +71,9 @@ class Recorder:
 
     def step(self, progress: Progress) -> Progress:
         """Write a step, which is finished with it; DivergedError where the run cannot go on from it."""
+        return self._run.on_first(lambda: self._step(progress))
+
+    def _step(self, progress: Progress) -> Progress:
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}

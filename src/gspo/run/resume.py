@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from gspo.errors import UserError
 from gspo.evaluation.sets import SetRows
-from gspo.model.policy import Policy
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
@@ -66,13 +67,13 @@ def reopen(recipe: Recipe, note: Note) -> tuple[RunDirectory | None, Checkpoint 
     return directory, saved
 
 
-def restore_progress(saved: Checkpoint, recipe: Recipe, policy: Policy, queries: QuerySet) -> Progress:
+def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Tensor], queries: QuerySet) -> Progress:
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
         fix = f"restore the tokenizer as it was; {new_run}"
         raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", fix=fix)
-    if saved.manifest["weights_sha256"] != digest_of(policy.weights()):
+    if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
         raise UserError(what, where=str(saved.path), fix=fix)

@@ -1,18 +1,21 @@
 """A run started or resumed: its parts, its directory, what its two phases share, and how it ends."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Any
+from typing import Any, TypeVar
 
-from gspo.errors import DivergedError, RunError, UserError
+from gspo.errors import DivergedError, RunError, Stopped, UserError
 from gspo.model.policy import Policy
+from gspo.ranks import from_first, is_of_all, num_ranks, rank
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
 from gspo.rollout.engine import Engine, make_engine
+from gspo.rollout.on_ranks import EngineOfRanks
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
@@ -20,7 +23,7 @@ from gspo.run.checkpoint.store import Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.interrupt import Interrupt, Stopped
+from gspo.run.interrupt import Interrupt
 from gspo.run.place import check_place, how_to_resume
 from gspo.run.prepare import Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
@@ -33,6 +36,7 @@ from gspo.run.resume import (
     tokens_digest,
 )
 
+T = TypeVar("T")
 _NOT_WHOLE = "the error came between an optimiser step and its record: this state is not saved"
 
 
@@ -87,6 +91,15 @@ class Run:
         )
         return self.progress
 
+    def on_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, where one is enough: what it collects and writes. The others help its engine to sample."""
+        if not isinstance(self.engine, EngineOfRanks):
+            return make()
+        try:
+            return from_first(make, self.engine.help_with)
+        finally:
+            self.engine.release()
+
     def _digest_of_reference(self, reference: Policy) -> str:
         """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
 
@@ -96,12 +109,16 @@ class Run:
         named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
         if named is None and before is None:
             reference.model.load_state_dict(self.parts.policy.model.state_dict())
-        digest = digest_of(reference.weights())
-        if before not in (None, digest):
-            path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
-            fix = "restore it from a copy: every update so far was made against it"
-            raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
-        return digest
+        weights = reference.weights()
+
+        def checked() -> str:
+            if before not in (None, digest := digest_of(weights)):
+                path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
+                fix = "restore it from a copy: every update so far was made against it"
+                raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
+            return digest
+
+        return from_first(checked)
 
     def safe_point(self, progress: Progress) -> Progress:
         """The state is whole: note the progress, and save both where that is due. RunError where a save has failed.
@@ -114,8 +131,8 @@ class Run:
         return progress
 
     def _check_stop(self) -> None:
-        if self.stopped_by is not None:
-            raise Stopped(self.stopped_by)
+        if self.in_cold_start or not self.progress.is_over(self.recipe.steps):
+            self.interrupt.check_stop_of_all()
 
     def trainer_state(self, steps: int) -> TrainerState:
         """What reward functions get of the run once so many steps are finished."""
@@ -149,7 +166,9 @@ class Run:
             yield
         except BaseException as error:
             try:
-                if isinstance(error, Exception | Stopped):
+                if not is_of_all(error):
+                    self.display.note("what has been done since the last checkpoint is not saved: ranks share it")
+                elif isinstance(error, Exception | Stopped):
                     self._save_for(error)
                 else:
                     self.display.note("ended at once: what has been done since the last checkpoint is not saved")
@@ -183,24 +202,25 @@ def open_run(
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
         with display.waiting("reading the newest checkpoint"):
-            reopened, saved = reopen(recipe, display.note) if resume else (None, None)
-        if reopened is None:
-            check_place(recipe, overwrite=overwrite)  # before anything takes time
-        else:
+            reopened, saved = _reopened(recipe, display, resume=resume, overwrite=overwrite)
+        if reopened is not None:
             stack.enter_context(closing(reopened))
         output = stack.enter_context(display.output_of_processes())
-        interrupt = Interrupt(display.alert, ending="ending: no step is under way, so nothing is lost")
+        alert = display.alert if rank() == 0 else lambda _: None
+        interrupt = Interrupt(alert, ending="ending: no step is under way, so nothing is lost")
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
-            parts = prepare(recipe, **given, saved=saved, check_stop=stop, say=say, output=output)
+            stop_all = interrupt.check_stop_of_all
+            parts = prepare(recipe, **given, saved=saved, check_stop=stop_all, say=say, output=output)
         stack.callback(close_functions, [f for own in parts.evaluation_sets for f in own.functions])
         stack.callback(close_functions, parts.functions)
         with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
-            engine = make_engine(recipe, parts.policy, longest_sequence=longest, **options)
+            make = partial(make_engine, recipe, parts.policy, longest_sequence=longest, **options)
+            engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make()
         stack.enter_context(closing(engine))
-        directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe, overwrite=overwrite)))
+        directory = reopened or stack.enter_context(closing(_created(recipe, overwrite=overwrite)))
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow
@@ -226,6 +246,35 @@ def open_run(
         yield run
 
 
+def _reopened(
+    recipe: Recipe, display: Display, *, resume: bool, overwrite: bool
+) -> tuple[RunDirectory | None, Checkpoint | None]:
+    """The directory and the checkpoint that a run goes on from; rank 0 looks, and locks the directory."""
+    own: RunDirectory | None = None
+
+    def look() -> tuple[bool, Checkpoint | None]:
+        nonlocal own
+        own, saved = reopen(recipe, display.note) if resume else (None, None)
+        if own is None:
+            check_place(recipe, overwrite=overwrite)  # before anything takes time
+        return own is not None, saved
+
+    is_there, saved = from_first(look)
+    return own or (RunDirectory(recipe.run_dir) if is_there else None), saved
+
+
+def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
+    own: list[RunDirectory] = []
+    from_first(lambda: own.append(RunDirectory.create(recipe, overwrite=overwrite)))
+    return own[0] if own else RunDirectory(recipe.run_dir)
+
+
+def _of_ranks(
+    recipe: Recipe, policy: Policy, make: Callable[[], Engine], check_stop: Callable[[], None]
+) -> EngineOfRanks:
+    return EngineOfRanks(policy, make, is_embedded=recipe.rollout.engine == "embedded", check_stop=check_stop)
+
+
 def _consequence(line: str) -> str:
     """Of a change that is not refused."""
     if line.startswith(("rollout.engine", "engine ")):
@@ -242,8 +291,14 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
     with run.display.waiting("restoring the checkpoint"):
-        progress = None if saved is None else restore_progress(saved, recipe, run.parts.policy, run.parts.queries)
-        restore_directory(directory, recipe, saved, note)
+        weights = {} if saved is None else run.parts.policy.weights()
+
+        def restored() -> Progress | None:
+            progress = None if saved is None else restore_progress(saved, recipe, weights, run.parts.queries)
+            restore_directory(directory, recipe, saved, note)
+            return progress
+
+        progress = from_first(restored)
     if saved is None or progress is None:
         return
     run.is_resumed = True
@@ -251,6 +306,8 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
     run.in_cold_start = saved.path.parent == directory.cold_checkpoints
     if saved.path != directory.cold_start:  # where that is whole, the next phase starts from its weights
         run.saved, run.progress = saved, progress
+    if rank() > 0:
+        return
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
     inexact = inexactness(saved, recipe, run.about["environment"])

@@ -47,7 +47,7 @@ def introduction(recipe: Recipe, parts: Prepared) -> str:
     model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     num_frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
-    about = f"{type(model).__name__}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
+    about = f"{policy.architecture}, {policy.num_parameters:,} parameters, {dtype} on {policy.device}"
     about += f"; {num_frozen:,} of the parameters are frozen" if num_frozen else ""
     if not policy.supports_packing:
         about += "; trained padded, for its attention takes no packed sequences: slower"

@@ -27,6 +27,7 @@ SAFE = {
     "early_stop.goal",
     "hooks",
     "hook_errors",
+    "trainer.timeout_seconds",
     "report.trackers",
     "report.project",
     "report.rollouts",
@@ -38,7 +39,7 @@ SAFE = {
     "reward.1.concurrent_calls",
 }
 ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
-ROUNDING |= {"model.attn_implementation", "rollout.engine"}
+ROUNDING |= {"model.attn_implementation", "rollout.engine", "trainer.sharding"}
 for server in ("rollout.vllm", "rollout.sglang"):
     SAFE |= {f"{server}.{name}" for name in ("python", "urls", "devices", "weights", "weights_dir")}
     SAFE |= {f"{server}.start_seconds", f"{server}.request_seconds"}

@@ -327,7 +327,7 @@ def writes(put: Callable[[Position], Path], store: Store, monkeypatch: pytest.Mo
         state.written.append(snapshot.position)
 
     def take(checkpointer: Checkpointer) -> Any:
-        return SimpleNamespace(position=checkpointer.progress.position, num_bytes=12_345)
+        return SimpleNamespace(position=checkpointer.progress.position, num_bytes=12_345, other_ranks=())
 
     monkeypatch.setattr(Checkpointer, "_write", write)
     monkeypatch.setattr(Checkpointer, "_snapshot", take)

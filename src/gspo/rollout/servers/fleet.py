@@ -66,7 +66,7 @@ class Fleet:
         self.servers: list[Server] = []
         try:
             self._model = Path(self._folders.enter_context(tempfile.TemporaryDirectory(prefix="gspo-")))
-            policy.model.config.architectures = [type(policy.model).__name__]
+            policy.model.config.architectures = [policy.architecture]
             policy.model.config.save_pretrained(self._model)
             say(f"{'looking for' if settings.urls else 'starting'} {api.name}")
             for url in settings.urls:

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 
 from gspo.model.policy import Policy
+from gspo.ranks import num_ranks
 from gspo.reward.calls import RewardFunction
 from gspo.run.hooks import Hook
 
 # None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
 _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
-    r"|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
+    r"|trainer\.timeout_seconds|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
 # How the work is cut to fit the memory: equal but for rounding.
 _ROUNDING = re.compile(
-    r"rollout\.(max_rows|engine|(vllm|sglang)\..*)|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
+    r"rollout\.(max_rows|engine|(vllm|sglang)\..*)|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
 )
 
 _LIBRARIES = (
@@ -67,6 +68,7 @@ def environment(
         **{name: version(name) for name in _LIBRARIES},
         "device": f"{device.type}: {processor}",
         "threads": str(torch.get_num_threads()),
+        "ranks": str(num_ranks()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.supports_packing),

@@ -4,7 +4,7 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.errors import RunError
+from gspo.model.parameters import saved_part
 from gspo.model.policy import Policy
+from gspo.ranks import from_first, gathered, meet, rank, tell, told
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
@@ -28,6 +30,7 @@ from gspo.run.checkpoint.store import (
     Store,
     move_into_place,
     seal,
+    tensors_file,
     verified,
 )
 from gspo.run.clock import Clock
@@ -51,6 +54,7 @@ class Snapshot:
     progress: str  # as JSON
     rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
+    other_ranks: Sequence[int] = ()  # that write tensors of their own
 
     @property
     def num_bytes(self) -> int:
@@ -75,6 +79,7 @@ class Checkpointer:
     about: Mapping[str, Any]  # goes into every manifest
     progress: Progress  # at the last safe point
     _thread: threading.Thread | None = None
+    _number: int = 0  # of the checkpoints written by this process
     _failure: RunError | None = None
     _synced: frozenset[str] = frozenset()  # rollout files
 
@@ -101,16 +106,20 @@ class Checkpointer:
     def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
         """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written.
 
-        A stop comes first, for what ends a run by a signal saves the state all the same.
+        A stop comes first, for what ends a run by a signal saves the state all the same. Every rank has to call it.
         """
         self.note(progress)
         check_stop()
         self._raise_failure()
-        position, every, seconds = progress.position, self.settings.every, self.settings.seconds
-        is_due = every and position.stage == 0 and position.steps > 0 and position.steps % every == 0
-        # What best_model/ comes from is a whole checkpoint, so that a resume never starts from before that model.
-        if is_due or self._best or (seconds is not None and time.monotonic() - self._saved_at >= seconds):
+        if gathered(self._is_due(progress.position))[0]:
             self.save()
+
+    def _is_due(self, position: Position) -> bool:
+        every, seconds = self.settings.every, self.settings.seconds
+        if every and position.stage == 0 and position.steps > 0 and position.steps % every == 0:
+            return True
+        # What best_model/ comes from is a whole checkpoint, so that a resume never starts from before that model.
+        return self._best is not None or (seconds is not None and time.monotonic() - self._saved_at >= seconds)
 
     def save(self) -> None:
         """Have the state of the last safe point written: waits for the one before, and not for the writing.
@@ -121,19 +130,21 @@ class Checkpointer:
         with self.clock.stage("checkpoint"):
             self.wait()
             self._saved_at = time.monotonic()
-            if not self.path.exists():
-                snapshot = self._snapshot()
-                self._thread = threading.Thread(target=self._work, args=(snapshot, self._best), daemon=True)
+            if not from_first(self.path.exists):
+                snapshot, self._number = self._snapshot(), self._number + 1
+                work, own = (self._work, (snapshot, self._best)) if rank() == 0 else (self._work_beside, (snapshot,))
+                self._thread = threading.Thread(target=work, args=own, daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
-            elif self._best:  # a process that was killed may not have come to this
+            elif self._best and rank() == 0:  # a process that was killed may not have come to this
                 self.directory.save_best(self.path / "model", self._best)
 
     def wait(self) -> None:
-        """Until nothing is being written; RunError where that has failed."""
+        """Until nothing is being written, by any rank; RunError where that has failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        meet()
         self._raise_failure()
 
     @property
@@ -146,25 +157,32 @@ class Checkpointer:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+
+        def raise_first() -> None:
+            if failure is not None:
+                raise failure
+
+        from_first(raise_first)
 
     def _snapshot(self) -> Snapshot:
         """Copy what the run will change; only this costs its loop time."""
-        stage_seconds = dict(self.clock.seconds)
-        text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
+        stage_seconds, text = dict(self.clock.seconds), ""
         parts = {part: owner.state() for part, owner in self.trained_parts.items()}
-        parts |= {"random": self._random, "records": records}
-        tensors = {f"{part}/{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+        if rank() == 0:
+            text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
+            parts |= {"random": self._random, "records": records}
+        tensors = {f"{part}/{name}": saved_part(tensor) for part, own in parts.items() for name, tensor in own.items()}
+        saved = {name: own.to("cpu", copy=True).contiguous() for name, own in tensors.items() if own is not None}
         names = frozenset(self.progress.rollout_files)
         new, self._synced = names - self._synced, names
         return Snapshot(
             position=self.progress.position,
             weights=self.policy.weights(),
-            tensors={name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()},
+            tensors=saved,
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
+            other_ranks=[own for own in gathered(rank() if saved else 0) if own],
         )
 
     def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:
@@ -173,6 +191,8 @@ class Checkpointer:
             self._write(snapshot)
         except Exception as error:
             self._failure = RunError(f"{what}: {error}")
+            if snapshot.other_ranks:
+                tell(f"{self._key}/directory", "")
             with suppress(OSError):  # the disk may be gone altogether
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
@@ -186,6 +206,28 @@ class Checkpointer:
             what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
             self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
 
+    def _work_beside(self, snapshot: Snapshot) -> None:
+        """What another rank than 0 writes: its own tensors, once rank 0 has made the directory."""
+        if snapshot.tensors and told(f"{self._key}/directory"):
+            path, problem = self.store.unfinished(snapshot.position) / tensors_file(rank()), ""
+            try:
+                save_file(dict(snapshot.tensors), path)
+            except Exception as error:
+                problem = f"{path.name}, of rank {rank()}: {error}"
+            tell(f"{self._key}/{rank()}", problem)
+
+    @property
+    def _key(self) -> str:
+        """What ranks tell each other of the checkpoint under way begins so."""
+        return f"{self.store.root.name}/{self._number}"
+
+    def _write_tensors(self, snapshot: Snapshot, directory: Path) -> None:
+        """Those of rank 0, while the others write theirs; RunError where one of these could not."""
+        save_file(dict(snapshot.tensors), directory / TENSORS)
+        for other in snapshot.other_ranks:
+            if problem := told(f"{self._key}/{other}"):
+                raise RunError(problem)
+
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
         if not all(weight.isfinite().all() for weight in snapshot.weights.values() if weight.is_floating_point()):
@@ -193,11 +235,13 @@ class Checkpointer:
         home, unfinished = self.directory.path, self.store.unfinished(snapshot.position)
         clear(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
+        if snapshot.other_ranks:
+            tell(f"{self._key}/directory", "made")
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
             with suppress(FileNotFoundError):  # somebody has tidied up
                 sync(path)
         self.policy.save(unfinished / "model", snapshot.weights)
-        save_file(dict(snapshot.tensors), unfinished / TENSORS)
+        self._write_tensors(snapshot, unfinished)
         (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
         (unfinished / RECIPE).write_text(self.directory.recipe_text, encoding="utf-8")
         for name, size in snapshot.log_bytes.items():  # the logs have grown since

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,41 @@ from torch import Tensor
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.reference import RefreshedReference
-from gspo.run.checkpoint.store import TENSORS
+from gspo.run.checkpoint.store import tensors_file
 
 # What the steps of a phase change besides the policy's weights: `optimizer` and, perhaps, `critic` and `reference`.
 TrainedParts = dict[str, Optimizer | Critic | RefreshedReference]
 
 
-def tensors_of(checkpoint: Path, part: str) -> dict[str, Tensor]:
-    """The tensors that a checkpoint has under `part/`."""
-    with safe_open(checkpoint / TENSORS, framework="pt") as file:
-        names = [name for name in file.keys() if name.startswith(f"{part}/")]  # noqa: SIM118 - it is no mapping
-        return {name.removeprefix(f"{part}/"): file.get_tensor(name) for name in names}
+class _SavedTensors(Mapping[str, Tensor]):
+    """The tensors of a part; of one that ranks shared, each rank's file has its rows."""
+
+    def __init__(self, checkpoint: Path, part: str) -> None:
+        paths = takewhile(Path.is_file, (checkpoint / tensors_file(number) for number in count(1)))
+        self._files = [safe_open(path, framework="pt") for path in (checkpoint / tensors_file(0), *paths)]
+        self._prefix = f"{part}/"
+        self._names = [
+            {name: None for name in file.keys() if name.startswith(self._prefix)}  # noqa: SIM118 - it is no mapping
+            for file in self._files
+        ]
+
+    def __getitem__(self, name: str) -> Tensor:
+        full = f"{self._prefix}{name}"
+        rows = [file.get_tensor(full) for file, own in zip(self._files, self._names, strict=True) if full in own]
+        if not rows:
+            raise KeyError(name)
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._names[0])
+
+    def __len__(self) -> int:
+        return len(self._names[0])
+
+
+def tensors_of(checkpoint: Path, part: str) -> Mapping[str, Tensor]:
+    """The tensors that a checkpoint has under `part/`, each read when it is asked for."""
+    return _SavedTensors(checkpoint, part)
 
 
 def digest_of(weights: Mapping[str, Tensor]) -> str:

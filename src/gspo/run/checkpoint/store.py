@@ -122,6 +122,11 @@ class Store:
         return [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
 
 
+def tensors_file(rank: int) -> str:
+    """The file of a checkpoint in which a rank has its tensors."""
+    return TENSORS if rank == 0 else f"state_{rank}.safetensors"
+
+
 def position_of(name: str) -> Position | None:
     """The position of a checkpoint's name; None for any other name, such as `step_99`."""
     if (match := _NAME.fullmatch(name)) is None:

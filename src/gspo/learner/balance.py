@@ -1,0 +1,38 @@
+"""How sequences are dealt to ranks, so that all have about as much to compute."""
+
+from collections.abc import Sequence
+from heapq import heapreplace
+from itertools import accumulate
+
+
+def cost(num_tokens: int, width: int) -> float:
+    """Of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
+    return num_tokens * (1 + num_tokens / (12 * width))
+
+
+def shares(costs: Sequence[Sequence[float]], number: int) -> list[list[int]]:
+    """The places of the items of each of a number of ranks: groups of items, given by their costs, dealt evenly.
+
+    A group stays whole on a rank, since its items share work, unless a rank would have a twentieth more than the mean.
+    Example: shares([[1, 1], [1, 1]], 2) == [[0, 1], [2, 3]].
+    """
+    single = [cost for group in costs for cost in group]
+    ends = [*accumulate(map(len, costs))]
+    places = [range(end - len(group), end) for end, group in zip(ends, costs, strict=True)]
+    dealt = _dealt([sum(group) for group in costs], number)
+    ranks = [sorted(place for index in own for place in places[index]) for own in dealt]
+    totals = [sum(single[place] for place in own) for own in ranks]
+    if max(totals) * len(totals) <= 1.05 * sum(totals):
+        return ranks
+    return [sorted(own) for own in _dealt(single, number)]
+
+
+def _dealt(costs: Sequence[float], number: int) -> list[list[int]]:
+    """The costliest first, each to the rank that has least so far."""
+    ranks: list[list[int]] = [[] for _ in range(number)]
+    totals = [(0.0, own) for own in range(number)]  # a heap
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        total, own = totals[0]
+        ranks[own].append(index)
+        heapreplace(totals, (total + costs[index], own))
+    return ranks

@@ -1,0 +1,136 @@
+"""The engine of several ranks: rank 0 asks it, and all ranks take part in what it is asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gspo.model.policy import Policy
+from gspo.model.sharding import unsharded
+from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.engine import Engine, SamplingKey
+from gspo.types import Group, Query, ShowProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What all ranks are to sample; without queries: hold the whole model, and note its version."""
+
+    queries: Sequence[Query] = ()
+    settings: RolloutConfig | None = None
+    key: SamplingKey | None = None
+    record_experts: bool = False
+    version: int = 0
+
+
+class EngineOfRanks:
+    """Samples with the weights of a model that ranks share: from `publish` to `release` each of them has it whole.
+
+    An embedded engine samples on every rank, each for its share of the queries; servers are rank 0's.
+    """
+
+    def __init__(self, policy: Policy, make: Callable[[], Engine], *, is_embedded: bool, check_stop: Any) -> None:
+        """`make` makes the engine: on every rank where it is embedded."""
+        self._policy, self._check_stop, self._held = policy, check_stop, ExitStack()
+        self._own: Engine | None = None
+
+        def make_own() -> None:
+            self._own = make()
+
+        with unsharded(policy):
+            make_own() if is_embedded else from_first(make_own)
+            self._description: Mapping[str, str] = self._own.describe() if self._own else {}
+        self._is_embedded = is_embedded
+
+    def sample(
+        self,
+        queries: Sequence[Query],
+        settings: RolloutConfig,
+        key: SamplingKey,
+        *,
+        record_experts: bool = False,
+        check_stop: Callable[[], None] = lambda: None,
+        show_progress: ShowProgress = lambda *_: None,
+    ) -> tuple[Group, ...]:
+        """Called by rank 0: a group for each query, in their order, as Engine has it."""
+        asked: dict[str, Any] = {"queries": queries, "settings": settings, "key": key, "record_experts": record_experts}
+        if not self._is_embedded:
+            assert self._own is not None
+            return self._own.sample(**asked, check_stop=check_stop, show_progress=show_progress)
+        ask_others(_Asked(**asked))
+        shares = self._sample(_Asked(**asked), check_stop, show_progress)
+        found = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
+        return tuple(_about(group, query) for group, query in zip(found, queries, strict=True))
+
+    def help_with(self, asked: _Asked) -> None:
+        """What the other ranks do when rank 0 samples or publishes."""
+        if asked.settings is None:
+            self._hold(asked.version)
+        else:
+            self._sample(asked, self._check_stop, lambda *_: None)
+
+    def _sample(
+        self, asked: _Asked, check_stop: Callable[[], None], show_progress: ShowProgress
+    ) -> list[Sequence[Group]]:
+        """What every rank has sampled. The first error of any is raised on rank 0, which tells it to all."""
+        assert self._own is not None and asked.settings is not None and asked.key is not None
+        groups: Sequence[Group] = ()
+        failure: BaseException | None = None
+        try:
+            if mine := asked.queries[rank() :: num_ranks()]:
+                groups = self._own.sample(
+                    mine,
+                    asked.settings,
+                    asked.key,
+                    record_experts=asked.record_experts,
+                    check_stop=check_stop,
+                    show_progress=show_progress,
+                )
+        except Exception as error:
+            failure = error
+        except KeyboardInterrupt as error:  # Stopped: the others are to hear of it
+            failure = error
+        meet()
+        results = gathered((groups, failure))
+        failures = [failure for _, failure in results if failure is not None]
+        if failures and rank() == 0:
+            raise failures[0]
+        return [groups for groups, _ in results]
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """Called by rank 0: have the present weights whole on every rank, for the engine to sample with."""
+        ask_others(_Asked(version=version))
+        self._hold(version)
+        if not self._is_embedded:
+            assert self._own is not None
+            self._own.publish(policy, version)
+
+    def _hold(self, version: int) -> None:
+        self._held.close()
+        self._held.enter_context(unsharded(self._policy))
+        if self._is_embedded:
+            assert self._own is not None
+            self._own.publish(self._policy, version)
+
+    def release(self) -> None:
+        """Share the model among the ranks again: before it is trained."""
+        self._held.close()
+
+    def describe(self) -> Mapping[str, str]:
+        """The engine's own description, as it was made."""
+        return self._description
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """The engine's own."""
+        return self._own.take_metrics() if self._own else {}
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._own:
+            self._own.close()
+
+
+def _about(group: Group, query: Query) -> Group:
+    """The group with the query itself in place of the copy that another rank has sent."""
+    return Group(samples=tuple(replace(sample, query=query) for sample in group.samples))
