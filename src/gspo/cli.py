@@ -208,6 +208,19 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
         return None
 
 
+def _launch(options: Namespace) -> None:
+    from gspo.launch.slurm import SlurmJob, slurm_script, submit
+
+    recipe = _loaded(options)  # here, for a mistake is to show before the job has waited for its turn
+    given = {name: getattr(options, name) for name in SlurmJob.__dataclass_fields__}
+    job = SlurmJob(**{name: value for name, value in given.items() if value is not None})
+    script = slurm_script(job, recipe.name, ["train", options.target, *options.overrides, "--resume"])
+    if options.print:
+        print(script, end="")
+    else:
+        _note(f"job {(number := submit(script))}; it writes to {recipe.name}-{number}.out and {recipe.run_dir}")
+
+
 def _check(options: Namespace) -> None:
     recipe, display = _loaded(options), _display(is_error=True)  # what reads the lines gets nothing else
     from gspo.check import check
@@ -319,8 +332,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=versions, help="print the versions")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any) -> Any:
+    def add(
+        name: str,
+        command: Callable[[Namespace], int | None],
+        text: str,
+        more: str = "",
+        places: Sequence[str] = (),
+        **target: Any,
+    ) -> Any:
         added = commands.add_parser(name, help=text, description=text + more)
+        if places:
+            added.add_argument("place", choices=places, help="where to")
         added.set_defaults(command=command, command_name=name, overrides=None)
         if target:
             added.add_argument("target", **target)
@@ -354,6 +376,20 @@ def _parser() -> argparse.ArgumentParser:
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
     option = add("resume", _resume, "continue a run that ended early", **run)
     option("--processes", type=_num_processes, metavar="N", help=processes)
+    text = "put a run into a cluster's queue; before its time is over it is saved, and goes to the queue again"
+    option = add("launch", _launch, text, places=("slurm",), **recipe)
+    option("--nodes", type=int, metavar="N", help="hosts; by default 1")
+    option("--processes-per-node", type=int, metavar="N", help="ranks on each host: one for each GPU; by default 1")
+    option("--gpus-per-node", type=int, metavar="N", help="GPUs of each host")
+    option("--cpus-per-process", type=int, metavar="N", help="cores of each rank")
+    option("--time", metavar="LIMIT", help="such as 24:00:00; by default the partition's")
+    option("--save-seconds", type=int, metavar="N", help="to save before the limit; by default 300")
+    option("--partition", metavar="NAME", help="the partition; by default Slurm's")
+    option("--account", metavar="NAME", help="the account that is charged")
+    option("--container", metavar="IMAGE", help="an image to run in, where Slurm has pyxis")
+    text = "a further option of sbatch, such as --option=--qos=high; may be repeated"
+    option("--option", dest="options", action="append", metavar="OPTION", help=text)
+    option("--print", action="store_true", help="show the job's script, and submit nothing")
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
     target = {"type": str, "nargs": "+", "metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}

@@ -1,0 +1,102 @@
+"""A run as a job of Slurm: a script that a person can read, which goes to the queue again before its time is over."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo.errors import UserError
+
+_SCRIPT = """\
+#!/bin/bash
+# Written by `gspo launch slurm`, which has the same options with --print to show it.
+{directives}
+cd {directory}
+
+# The ranks meet on the first node. They talk without encryption: the network between the nodes has to be your own.
+node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show node "$node" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-1}}"
+
+# Before the time limit Slurm sends SIGUSR1 to this script. The ranks get SIGTERM, which saves the run and ends it.
+stop() {{ stopped=yes; scancel --signal=TERM "$SLURM_JOB_ID"; }}
+trap stop USR1
+
+srun --kill-on-bad-exit=1{container} bash -c '
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={tasks}
+  exec {command}' &
+wait $!
+code=$?
+if [ "$stopped" ]; then  # that has ended the wait; the ranks are still saving
+  wait $!
+  scontrol requeue "$SLURM_JOB_ID"  # the job starts again, and the run goes on from its checkpoint
+fi
+exit $code
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What a job asks Slurm for.
+
+    Example: SlurmJob(nodes=2, processes_per_node=8, gpus_per_node=8, time="24:00:00") has 16 ranks.
+    """
+
+    nodes: int = 1
+    processes_per_node: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_process: int | None = None
+    time: str | None = None  # as Slurm writes it; None: the partition's limit
+    save_seconds: int = 300  # that a run has to save itself before the time limit
+    partition: str | None = None
+    account: str | None = None
+    container: str | None = None  # an image, for Slurm's pyxis
+    options: Sequence[str] = ()  # further ones of sbatch, such as --qos=high
+
+
+def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
+    """The script that runs gspo with these arguments as the job's ranks; `name` is the run's."""
+    named = {
+        "job-name": name,
+        "output": f"{name}-%j.out",
+        "open-mode": "append",
+        "nodes": job.nodes,
+        "ntasks-per-node": job.processes_per_node,
+        "gpus-per-node": job.gpus_per_node,
+        "cpus-per-task": job.cpus_per_process,
+        "time": job.time,
+        "signal": f"B:USR1@{job.save_seconds}",
+        "partition": job.partition,
+        "account": job.account,
+    }
+    options = [f"--{option}={value}" for option, value in named.items() if value is not None]
+    directives = "\n".join(f"#SBATCH {option}" for option in (*options, "--requeue", *job.options))
+    container, python = "", shlex.quote(sys.executable)
+    if job.container is not None:
+        mounts = f"{Path.cwd()}:{Path.cwd()}"
+        container = f" --container-image={shlex.quote(job.container)} --container-mounts={shlex.quote(mounts)}"
+        container, python = f"{container} --container-workdir={shlex.quote(str(Path.cwd()))}", "python"
+    command = f"{python} -m gspo {shlex.join(arguments)}"
+    return _SCRIPT.format(
+        directives=directives,
+        directory=shlex.quote(str(Path.cwd())),
+        container=container,
+        tasks=job.processes_per_node,
+        command=command.replace("'", "'\\''"),
+    )
+
+
+def submit(script: str) -> str:
+    """Put the script into Slurm's queue; the job's number. UserError where Slurm does not take it."""
+    if shutil.which("sbatch") is None:
+        fix = "run this where Slurm's commands are, or have the script shown with --print"
+        raise UserError("there is no sbatch on this machine", where="gspo launch slurm", fix=fix)
+    done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fix = "correct the options; --print shows the script"
+        raise UserError(f"sbatch refuses the job: {done.stderr.strip()}", where="gspo launch slurm", fix=fix)
+    return done.stdout.strip().partition(";")[0]

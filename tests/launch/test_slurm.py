@@ -1,0 +1,136 @@
+"""Jobs of a real Slurm: two nodes, which are this machine twice."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo import cli
+from gspo.launch.slurm import SlurmJob, slurm_script
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+SECONDS = 120
+CONFIG = """\
+ClusterName=gspo
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1
+ReturnToService=2
+SlurmctldPort={port}
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmctldLogFile={root}/slurmctld.log
+StateSaveLocation={root}/state
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmdSpoolDir={root}/spool.%n
+SlurmdLogFile={root}/slurmd.%n.log
+KillWait=5
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=1 RealMemory=1000 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory to work in, with a cluster of two nodes; skipped where there is no Slurm, or no right to start it."""
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        pytest.skip("Slurm is not installed (Debian: slurm-wlm)")
+    if os.geteuid() != 0:
+        pytest.skip("only root can start slurmd")
+    root, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
+    port = 20_000 + os.getpid() % 10_000
+    (root / "state").mkdir()
+    text = CONFIG.format(host=host, root=root, port=port, first=port + 1, last=port + 2)
+    (root / "slurm.conf").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(root / "slurm.conf"))
+        for name, value in (("HF_HUB_OFFLINE", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
+            patch.setenv(name, value)
+        patch.chdir(root)
+        daemons = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"n{number}"] for number in (1, 2))]
+        started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for words in daemons]
+        try:
+            _wait_until(lambda: _said("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == ["n1", "n2"])
+            yield root
+        finally:
+            for daemon in reversed(started):
+                daemon.terminate()
+            for daemon in started:
+                daemon.wait(SECONDS)
+
+
+def test_a_job_is_saved_at_its_time_limit_and_goes_on_in_the_queue(
+    slurm: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--nodes", "2", "--cpus-per-process", "1", "--save-seconds", "60", "--time", "00:10:00"]
+    keys = ["name=job", "steps=400", "checkpoint.every=2", "evaluation.num_queries=0"]
+    assert cli.main(["launch", "slurm", str(TINY), *keys, *options]) == 0
+    number = capfd.readouterr().out.split()[1].rstrip(";")
+    output, run = slurm / f"job-{number}.out", slurm / "runs/job"
+    _wait_until((run / "checkpoints/step_000002").exists)
+    assert "ranks" in (run / "checkpoints/step_000002/manifest.json").read_text()
+    assert (run / "checkpoints/step_000002/state_1.safetensors").exists()  # the second rank's
+    _said("scancel", "--batch", "--signal=USR1", number)  # what Slurm sends before the time limit
+    _wait_until(lambda: "Restarts=1" in _said("scontrol", "show", "job", number))
+    assert "saved: " in output.read_text()
+    _wait_until(lambda: "JobState=PENDING" in _said("scontrol", "show", "job", number))
+    _said("scontrol", "update", f"jobid={number}", "StartTime=now")  # else Slurm waits for two minutes
+    _wait_until(lambda: "resumed from runs/job/checkpoints/" in output.read_text())
+    _said("scancel", number)
+    _wait_until(lambda: not _said("squeue", "-h", "-j", number))
+
+
+def test_what_slurm_refuses_is_said(slurm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", "slurm", str(TINY), "--partition", "none"]) == 2
+    assert "sbatch refuses the job" in capfd.readouterr().err
+
+
+def test_without_slurm_the_script_can_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["launch", "slurm", str(TINY)]) == 2
+    assert "--print" in capfd.readouterr().err
+    assert cli.main(["launch", "slurm", str(TINY), "name=it's", "--gpus-per-node", "8", "--print"]) == 2  # no name
+    assert cli.main(["launch", "slurm", str(TINY), "--gpus-per-node", "8", "--option=--qos=high", "--print"]) == 0
+    shown = capfd.readouterr().out
+    assert "#SBATCH --gpus-per-node=8\n" in shown and "#SBATCH --qos=high\n" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_word_of_the_command_reaches_gspo_as_it_was_given(tmp_path: Path) -> None:
+    words = ["train", "a recipe.yaml", 'queries.system=it\'s "$HOME" `id`']
+    script = slurm_script(SlurmJob(), "run", words).replace(f"{sys.executable} -m gspo", "printf '\\''%s\\n'\\''")
+    stand_in = 'srun() { shift; "$@"; }; scontrol() { echo NodeAddr=here; }\n'
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    output = subprocess.check_output(["bash"], input=stand_in + script, env=environment, text=True)
+    assert output.splitlines() == words
+
+
+def _said(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+
+def _wait_until(is_so: object) -> None:
+    began = time.monotonic()
+    assert callable(is_so)
+    while not is_so():
+        assert time.monotonic() - began < SECONDS
+        time.sleep(0.2)
