@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gspo.errors import OtherRankError, RunError, Stopped, UserError, printable
+from gspo.errors import SILENT, OtherRankError, RunError, Stopped, UserError, printable
 
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
@@ -52,7 +52,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except UserError as error:
         text, code = f"error: {error}", 2
     except OtherRankError:
-        return 1
+        return SILENT
     except RunError as error:
         text, code = f"failed: {error}", 1
     except KeyboardInterrupt as error:  # Stopped: before the run had anything to save
@@ -337,6 +337,7 @@ def _parser() -> argparse.ArgumentParser:
         command: Callable[[Namespace], int | None],
         text: str,
         more: str = "",
+        *,
         places: Sequence[str] = (),
         **target: Any,
     ) -> Any:
@@ -352,8 +353,8 @@ def _parser() -> argparse.ArgumentParser:
             overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
         return added.add_argument
 
-    recipe = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
-    run = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
+    recipe: dict[str, Any] = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
+    run: dict[str, Any] = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
     shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
     option = add("init", _init, "write a recipe and a reward file for own data, with the reason of each value")
     text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
@@ -392,7 +393,12 @@ def _parser() -> argparse.ArgumentParser:
     option("--print", action="store_true", help="show the job's script, and submit nothing")
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
-    target = {"type": str, "nargs": "+", "metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
+    target: dict[str, Any] = {
+        "type": str,
+        "nargs": "+",
+        "metavar": "MODEL|RUN_DIR|key=value",
+        "help": "models, hub ids or runs; keys",
+    }
     option = add("eval", _eval, text, more, **target)
     option.__self__.set_defaults(overrides=[])
     named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))

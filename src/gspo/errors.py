@@ -45,6 +45,9 @@ class LostRankError(RunError):
     """One of the processes that train together has ended or is stuck: what they share can no longer be saved."""
 
 
+SILENT = 75  # the exit code of a rank that leaves it to another process to say why the run has ended
+
+
 class OtherRankError(RunError):
     """The run cannot go on, and another process that takes part in it says why: this one is silent."""
 

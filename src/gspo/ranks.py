@@ -35,7 +35,7 @@ class _Life:
 
     seconds: float  # of silence, after which a rank counts as lost
     arrivals: int = 0  # meetings that this process has come to
-    passes: int = 0  # through the model
+    exchanges: int = 0  # with the others
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)  # by rank: its last sign, and when it was new
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -104,6 +104,7 @@ def gathered(value: T) -> list[T]:
     """What every rank has given, in their order. It is pickled: ranks trust each other."""
     if num_ranks() == 1:
         return [value]
+    _life.exchanges += 1
     values: list[Any] = [None] * num_ranks()
     dist.all_gather_object(values, value)
     return values
@@ -113,14 +114,10 @@ def highest(value: int) -> int:
     """The highest number that any rank has given."""
     if num_ranks() == 1:
         return value
+    _life.exchanges += 1
     number = torch.tensor(value)
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return int(number)
-
-
-def before_pass() -> None:
-    """Count the passes through the model, by which a rank that falls behind is found. No collective."""
-    _life.passes += 1
 
 
 def meet() -> None:
@@ -253,7 +250,7 @@ def _give_signs(life: _Life) -> None:
     while not life.ended.wait(life.seconds / 20):
         number += 1
         try:
-            _store().set(f"sign/{rank()}", f"{number} {life.passes}")
+            _store().set(f"sign/{rank()}", f"{number} {life.exchanges}")
             for other in others:
                 sign = _store().get(f"sign/{other}").decode() if _store().check([f"sign/{other}"]) else ""
                 if other not in life.seen or life.seen[other][0] != sign:
@@ -265,7 +262,8 @@ def _give_signs(life: _Life) -> None:
 def _is_of_connection(error: BaseException) -> bool:
     """Whether it comes from torch.distributed, whose errors have no type of their own."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return isinstance(error, dist.DistError) or "/torch/distributed/" in last or bool(_OF_RANKS.search(str(error)))
+    is_collective = last.endswith("/torch/distributed/distributed_c10d.py")
+    return isinstance(error, dist.DistError) or is_collective or bool(_OF_RANKS.search(str(error)))
 
 
 def _loss(error: BaseException) -> RunError:
@@ -274,10 +272,10 @@ def _loss(error: BaseException) -> RunError:
     if silence and max(silence.values()) > _life.seconds / 4:
         other = max(silence, key=lambda own: silence[own])
         return _lost(other, f"has given no sign of life for {silence[other]:.0f} s")
-    passes = {other: int(sign.split()[1]) for other, (sign, _) in _life.seen.items() if sign}
-    behind = [other for other, number in passes.items() if number < _life.passes]
+    exchanges = {other: int(sign.split()[1]) for other, (sign, _) in _life.seen.items() if sign}
+    behind = [other for other, number in exchanges.items() if number < _life.exchanges]
     if behind and "imed out" in str(error):
-        counts = f"it has begun {passes[behind[0]]} passes through the model, rank {rank()} {_life.passes}"
+        counts = f"it has come to exchange {exchanges[behind[0]]} with them, rank {rank()} to {_life.exchanges}"
         return _lost(behind[0], f"has kept the others waiting for {_life.seconds:g} s: {counts}")
     if RENDEZVOUS in os.environ:  # whoever has started it says how it has ended
         return OtherRankError("another rank has ended")

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import FAMILIES
 from tests.samples import learner_of, updates
 
 from gspo.errors import UserError
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.head import Head, token_likelihood
-from gspo.model.parameters import freeze, matching
+from gspo.model.parameters import freeze, live_tensors, matching
 from gspo.model.policy import Policy
 from gspo.recipe.sections import OptimizerConfig
 
@@ -86,3 +87,12 @@ def test_capital_letters_and_brackets_mean_themselves_as_in_a_shell() -> None:
     assert matching(["layers.[0-9].Wq"], names, where="here") == {*names[:2]}
     with pytest.raises(UserError, match="matches no parameter"):
         matching(["*.WQ"], names, where="here")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_live_tensors_are_those_of_state_dict_in_its_order(family: str, new_policy: NewPolicy) -> None:
+    model: Any = new_policy(family).model
+    expected = model.state_dict()
+    found = dict(live_tensors(model))
+    assert list(found) == list(expected)
+    assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in expected.items())

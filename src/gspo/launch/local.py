@@ -12,7 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from gspo.errors import SILENT
+
 RENDEZVOUS = "GSPO_RENDEZVOUS"  # of the environment: the file by which the ranks find each other
+_FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.05  # that ranks have to end by themselves once one has failed, and once more
 
 
@@ -78,8 +81,13 @@ def _exit_code(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
     if failed is not None and (code := ranks[failed].returncode) < 0:
         name = signal.Signals(-code).name
         why = ": perhaps by the system, for want of memory" if name == "SIGKILL" else ""
-        print(f"failed: rank {failed} was ended by {name}{why}\n  fix: gspo resume goes on from the last checkpoint")
-    return ranks[0].returncode if ranks[0].returncode > 0 else int(failed is not None)
+        print(f"failed: rank {failed} was ended by {name}{why}{_FIX}")
+    elif failed is not None and all(process.returncode == SILENT for process in ranks):
+        print(f"failed: rank {failed} has lost the others, and then they have lost it{_FIX}")
+    codes = [
+        process.returncode for process in ranks if process.returncode not in (0, SILENT) and process.returncode > 0
+    ]
+    return codes[0] if codes else int(failed is not None)
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:

@@ -1,7 +1,7 @@
 """Parameters of a model: those that a recipe chooses by patterns of their names, and those that ranks share."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -50,6 +50,15 @@ def like(tensor: Tensor, shared: Tensor) -> Tensor:
     if not isinstance(shared, DTensor) or tensor.shape != shared.shape:
         return tensor
     return distribute_tensor(tensor, shared.device_mesh, shared.placements, src_data_rank=None)
+
+
+def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What state_dict has, in its order, as it is now: of a model that ranks hold whole, state_dict would share it."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        own = {**module._parameters, **module._buffers}
+        for name, tensor in own.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, tensor.detach()
 
 
 def whole(tensor: Tensor) -> Tensor:

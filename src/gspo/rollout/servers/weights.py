@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from gspo.errors import DivergedError, RunError
+from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.rollout.servers.api import ServerApi
 from gspo.rollout.servers.server import Server
@@ -39,7 +40,7 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
     """
     seen: set[tuple[int, torch.Size]] = set()
     layers: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in policy.model.state_dict().items():
+    for name, tensor in live_tensors(policy.model):
         place = (tensor.data_ptr(), tensor.shape)
         if tensor.numel() and place in seen:
             continue
@@ -51,6 +52,8 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
             for name, tensor in layer.items():
                 if not _is_finite(tensor):
                     raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
+            if policy.is_sharded:  # memory that a server or numpy has seen could not be freed to share it again
+                layer = {name: tensor.clone() for name, tensor in layer.items()}
             saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer))
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}

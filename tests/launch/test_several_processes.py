@@ -104,19 +104,17 @@ def test_a_signal_stops_all_processes_once_and_the_run_goes_on_bit_by_bit(
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda ranks: os.kill(ranks[1], signal.SIGKILL), "rank 1 was ended by SIGKILL"),
         (lambda ranks: os.kill(ranks[0], signal.SIGKILL), "rank 0 was ended by SIGKILL"),
         (lambda ranks: os.kill(ranks[1], signal.SIGSTOP), "rank 1 has given no sign of life"),
-        (lambda ranks: os.kill(ranks[0], signal.SIGSTOP), "rank 0 has given no sign of life"),
         (lambda ranks: _limit_files(ranks[1]), "state_1.safetensors, of rank 1: "),
     ],
-    ids=["killed 1", "killed 0", "stuck 1", "stuck 0", "full disk of 1"],
+    ids=["killed 0", "stuck 1", "full disk of 1"],
 )
 def test_all_end_with_one_message_where_a_rank_is_lost(
     harm: Callable[[dict[int, int]], None], said: str, home: Path, start: Start
 ) -> None:
     shutil.rmtree(home / "runs/harmed", ignore_errors=True)
-    keys = [*KEYS, "name=harmed", "steps=9999", "trainer.timeout_seconds=5", "cold_start.steps=0"]
+    keys = [*KEYS, "name=harmed", "steps=9999", "trainer.timeout_seconds=4", "cold_start.steps=0"]
     process = start("train", str(TINY), *keys, "--processes", "2")
     _wait_for(home / "runs/harmed/checkpoints/step_000002", process)
     ranks = _ranks_of(process.pid)
@@ -151,13 +149,6 @@ def test_torchrun_starts_a_run_with_a_value_model(home: Path, start: Start) -> N
     said = _ended(process)
     assert process.returncode == 0, said
     _assert_same(alone, _result(home / "runs/ppo-2"))
-
-
-def test_what_cannot_be_run_is_said_once(home: Path, start: Start) -> None:
-    process = start("train", str(TINY), "name=wrong", "rollout.stop_tokens=[no such token]", "--processes", "2")
-    said = _ended(process)
-    assert process.returncode == 2
-    assert said.count("error: ") == 1 and "rollout.stop_tokens" in said
 
 
 def _on_one(home: Path, name: str, *keys: str, resume: bool = False) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""What three ranks say to each other when something fails, written to files: a process of its own forks them."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.errors import Stopped
+from gspo.ranks import (
+    RENDEZVOUS,
+    from_first,
+    gathered,
+    highest,
+    is_of_all,
+    joined,
+    meet,
+    on_all,
+    rank,
+    stop_all,
+)
+
+
+def main() -> None:
+    """Run each job on three ranks, and write what each rank has come to."""
+    torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    for job in JOBS:
+        children = [_fork(job, own, directory) for own in range(3)]
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _fork(job: str, own: int, directory: Path) -> int:
+    if child := os.fork():
+        return child
+    os.environ |= {"RANK": str(own), "WORLD_SIZE": "3", RENDEZVOUS: f"file://{directory}/store {job}"}
+    result: Any
+    try:
+        with joined(seconds=2.0 if job in ("slow", "stuck") else 20.0):
+            result = JOBS[job]()
+    except BaseException as error:
+        result = [type(error).__name__, str(error), is_of_all(error)]
+    (directory / f"{job} {own}").write_text(json.dumps(result))
+    os._exit(0)
+
+
+def _fail(*ranks: int) -> Callable[[], str]:
+    def make() -> str:
+        if rank() in ranks:
+            raise ValueError(f"of rank {rank()}")
+        return f"made by {rank()}"
+
+    return make
+
+
+def _slow() -> Any:
+    """Waiting is no failure: rank 1 comes later than any collective would wait."""
+    if rank() == 1:
+        time.sleep(3.0)
+    meet()
+    return gathered(rank())
+
+
+def _stuck() -> Any:
+    """Rank 1 lives, and is not where the others are."""
+    for _ in range(3 if rank() == 1 else 4):
+        highest(0)
+    if rank() == 1:
+        time.sleep(5.0)
+    return None
+
+
+def _stopped() -> Any:
+    try:
+        stop_all(signal.SIGTERM if rank() == 2 else None)
+    except Stopped as stop:
+        return [int(stop.args[0]), is_of_all(stop)]
+    return None
+
+
+JOBS: dict[str, Callable[[], Any]] = {
+    "made": lambda: from_first(_fail()),
+    "first fails": lambda: from_first(_fail(0)),
+    "one fails": lambda: on_all(_fail(1)),
+    "all fail": lambda: on_all(_fail(0, 1, 2)),
+    "none fails": lambda: on_all(_fail()),
+    "stopped": _stopped,
+    "slow": _slow,
+    "stuck": _stuck,
+}
+
+
+if __name__ == "__main__":
+    main()
