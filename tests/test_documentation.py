@@ -166,7 +166,7 @@ def run_gspo(words: Sequence[str], directory: Path) -> int:
     if command == "init":  # where it has not been run yet
         shutil.rmtree("elsewhere", ignore_errors=True)
         return cli.main([*words, "--out", "elsewhere"])
-    if command == "resume":
+    if command == "launch":
         return cli.main(list(words))
     if command not in ("train", "check") or recipe_path.startswith("-"):
         with pytest.raises(SystemExit) as ended:
