@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from gspo.errors import LostRankError, OtherRankError, RunError, Stopped
+from gspo.errors import LostRankError, OtherRankError, RunError, Stopped, UserError
 
 T = TypeVar("T")
 RENDEZVOUS = "GSPO_RENDEZVOUS"  # of the environment: where the ranks find each other, if not as torchrun has it
@@ -70,15 +70,7 @@ def joined(seconds: float) -> Iterator[None]:
         with losses_named():
             yield
         return
-    own, place, start = int(os.environ["RANK"]), os.environ.get(RENDEZVOUS, "env://"), timedelta(seconds=_START_SECONDS)
-    store, own, size = next(rendezvous(place, own, size, timeout=start))
-    store.set(f"here/{own}", "")
-    store.wait([f"here/{other}" for other in range(size)], start)
-    backend = "gloo"
-    if torch.cuda.is_available():
-        backend = "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timedelta(seconds=seconds))
+    _join(size, seconds)
     _life.__init__(seconds=seconds)  # type: ignore[misc]
     threading.Thread(target=_give_signs, args=[_life], daemon=True, name="signs of life").start()
     try:
@@ -87,6 +79,29 @@ def joined(seconds: float) -> Iterator[None]:
         dist.destroy_process_group()  # not after an error: what others still wait for would hold it up
     finally:
         _life.ended.set()
+
+
+def _join(size: int, seconds: float) -> None:
+    """Find the other ranks; UserError where the environment does not say how, or has too few GPUs."""
+    place, start = os.environ.get(RENDEZVOUS, "env://"), timedelta(seconds=_START_SECONDS)
+    if not os.environ.get("RANK", "").isdecimal():
+        fix = "start it by --processes or torchrun, or unset WORLD_SIZE"
+        raise UserError(f"WORLD_SIZE is {size}, and there is no RANK", where="environment", fix=fix)
+    backend, local = "gloo", int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        if local >= torch.cuda.device_count():
+            what = f"this is process {local} of its host, counted from 0, which has {torch.cuda.device_count()} GPUs"
+            raise UserError(what, where="--processes", fix="start one process for each GPU")
+        torch.cuda.set_device(local)
+    try:
+        store, own, size = next(rendezvous(place, int(os.environ["RANK"]), size, timeout=start))
+        store.set(f"here/{own}", "")
+        store.wait([f"here/{other}" for other in range(size)], start)
+        dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timedelta(seconds=seconds))
+    except (RuntimeError, ValueError) as error:
+        what = f"the {size} ranks have not found each other: {error}"
+        raise RunError(f"{what}\n  fix: see that all of them start, and reach MASTER_ADDR and MASTER_PORT") from None
 
 
 @contextmanager

@@ -125,7 +125,8 @@ def _phases(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Pa
                 kept = f"{run.directory.best_model}, after step {best.step}"
                 run.display.note(f"best model: {kept}, with {best.metric} {best.value:g}")
             return run.directory.model
-    except Stopped:
+    except Stopped as stop:
+        run.interrupt.signal = stop.args[0]  # which may have come to another rank
         assert run.checkpointer is not None
         return run.checkpointer.path / "model"
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from signal import Signals
 from typing import Any
 
+from gspo.errors import RunError, Stopped
 from gspo.model.policy import Policy
 from gspo.model.sharding import unsharded
 from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
@@ -73,7 +75,7 @@ class EngineOfRanks:
     def _sample(
         self, asked: _Asked, check_stop: Callable[[], None], show_progress: ShowProgress
     ) -> list[Sequence[Group]]:
-        """What every rank has sampled. The first error of any is raised on rank 0, which tells it to all."""
+        """What every rank has sampled. Rank 0 raises its own error, or the first of another's, and tells it to all."""
         assert self._own is not None and asked.settings is not None and asked.key is not None
         groups: Sequence[Group] = ()
         failure: BaseException | None = None
@@ -87,16 +89,20 @@ class EngineOfRanks:
                     check_stop=check_stop,
                     show_progress=show_progress,
                 )
-        except Exception as error:
-            failure = error
-        except KeyboardInterrupt as error:  # Stopped: the others are to hear of it
+        except (Exception, KeyboardInterrupt) as error:  # Stopped is one of the latter
             failure = error
         meet()
-        results = gathered((groups, failure))
-        failures = [failure for _, failure in results if failure is not None]
-        if failures and rank() == 0:
-            raise failures[0]
-        return [groups for groups, _ in results]
+        signal = int(failure.args[0]) if isinstance(failure, Stopped) else None
+        results = gathered((groups, signal, failure and f"{type(failure).__name__}: {failure}"))
+        if rank() == 0:
+            if failure is not None:
+                raise failure
+            for own, (_, number, text) in enumerate(results):
+                if number is not None:
+                    raise Stopped(Signals(number))
+                if text is not None:
+                    raise RunError(f"rank {own} could not sample: {text}")
+        return [own for own, _, _ in results]
 
     def publish(self, policy: Policy, version: int) -> None:
         """Called by rank 0: have the present weights whole on every rank, for the engine to sample with."""

@@ -187,7 +187,7 @@ class Run:
         except RunError as failure:  # of an earlier one: this one may well be written
             note(str(failure))
         try:
-            if not isinstance(error, DivergedError):
+            if from_first(lambda: not isinstance(error, DivergedError)):
                 note(f"saved: {self.finish_phase()}" if checkpointer.is_whole else _NOT_WHOLE)
         except RunError as failure:
             if isinstance(error, Stopped):
