@@ -7,8 +7,8 @@ VLLM := .venv-vllm
 
 # Programs that a model has written want bubblewrap: apt install bubblewrap libseccomp2 (docs/sandbox.md).
 
-# A file's tests share a process, and its fixtures; up to four processes, one a core.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file's tests share a process, and its fixtures; one more process than cores, for many tests wait; at most four.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-all faults lint format docs bench soak study vllm install clean
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.machine import load, peak_memory, reset_peak_memory
 from gspo.learner.loss import Denominators
@@ -28,7 +27,7 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient
 from gspo.model.load import fit_tokenizer
 from gspo.model.policy import load_policy
-from gspo.model.sharding import shard
+from gspo.model.sharding import sharding_of
 from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig
 from gspo.types import Query, Sample
@@ -109,10 +108,9 @@ def _work(options: argparse.Namespace) -> None:
         "tie_word_embeddings": True,
     }
     recipe = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
-    policy = load_policy(recipe, fit_tokenizer(["0123456789"]), seed=0)
+    sharding = sharding_of("full", torch.device("cpu"), torch.float32)
+    policy = load_policy(recipe, fit_tokenizer(["0123456789"]), seed=0, sharding=sharding)
     parameters = policy.num_parameters
-    if number > 1:
-        policy = shard(policy, init_device_mesh("cpu", (number,)))
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=100)
     learner = Learner(policy=policy, optimizer=optimizer, actor=ActorConfig(gradient_noise=False), temperature=1.0)
     samples = _samples(options.responses, options.tokens)

@@ -61,6 +61,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 LONG_FILES = {"test_vllm_process.py", "test_servers.py", "test_vllm_experts.py", "test_engines_end_to_end.py"}
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests that start programs often wait for them."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a browser; the long files come first, then those of many tests."""
     sizes = Counter(item.path for item in items)

@@ -46,6 +46,9 @@ class LostRankError(RunError):
 
 
 SILENT = 75  # the exit code of a rank that leaves it to another process to say why the run has ended
+# Of the environment of a rank: it was started by gspo, and ends when its input does.
+HAS_LAUNCHER = "GSPO_HAS_LAUNCHER"
+RENDEZVOUS = "GSPO_RENDEZVOUS"  # of the environment of a rank: where it finds the others, if not as torchrun has it
 
 
 class OtherRankError(RunError):

@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from gspo.errors import LostRankError, OtherRankError, RunError, Stopped, UserError
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError
 
 T = TypeVar("T")
-RENDEZVOUS = "GSPO_RENDEZVOUS"  # of the environment: where the ranks find each other, if not as torchrun has it
 _START_SECONDS = 600.0  # within which all ranks have to be there
 _OF_RANKS = re.compile(
     "gloo|NCCL|TCPStore|FileStore|[Bb]roken pipe|pair closure|Connection (closed|reset)"
@@ -292,7 +291,7 @@ def _loss(error: BaseException) -> RunError:
     if behind and "imed out" in str(error):
         counts = f"it has come to exchange {exchanges[behind[0]]} with them, rank {rank()} to {_life.exchanges}"
         return _lost(behind[0], f"has kept the others waiting for {_life.seconds:g} s: {counts}")
-    if RENDEZVOUS in os.environ:  # whoever has started it says how it has ended
+    if HAS_LAUNCHER in os.environ:  # which says how it has ended
         return OtherRankError("another rank has ended")
     return LostRankError("another rank has ended, and says why") if rank() == 0 else OtherRankError("a rank has ended")
 

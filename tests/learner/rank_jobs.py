@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from tests.conftest import FAMILIES, SHAPE, TEXTS
 from tests.samples import query_of, sample_from
-from torch.distributed.device_mesh import init_device_mesh
 
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner, for_each_sample, places_of_ranks, split_tokens
@@ -26,8 +25,8 @@ from gspo.learner.update import accumulate_gradient
 from gspo.model.load import fit_tokenizer
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import whole
-from gspo.model.policy import Policy, checkpoint_gradients, load_policy, response_likelihood
-from gspo.model.sharding import shard, unsharded
+from gspo.model.policy import Policy, checkpoint_gradients, dtype_of, load_policy, response_likelihood
+from gspo.model.sharding import sharding_of, unsharded
 from gspo.ranks import gathered, rank
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
@@ -68,6 +67,8 @@ JOBS = {
 def main() -> None:
     """Do all jobs on 1, 2 and 4 ranks."""
     torch.set_num_threads(1)
+    for name, job in JOBS.items():
+        _save_model(job, Path(sys.argv[1]) / f"model of {name}")
     for number in RUNS:
         arguments = (number, Path(sys.argv[1]))
         torch.multiprocessing.start_processes(_rank, args=arguments, nprocs=number, start_method="fork")
@@ -79,23 +80,20 @@ def _rank(rank: int, number: int, directory: Path) -> None:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=number, timeout=seconds)
     for name in JOBS:
         for tokens, as_ranks in RUNS[number]:
-            result = _do(number, name, tokens, as_ranks)
+            result = _do(directory, number, name, tokens, as_ranks)
             if rank == 0:
                 torch.save(result, directory / f"{name} {number} {tokens}{' as 2' if as_ranks == 2 else ''}")
     if number > 1:
         dist.destroy_process_group()
 
 
-def _do(number: int, name: str, tokens: int, as_ranks: int) -> dict[str, Any]:
+def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> dict[str, Any]:
     """Add up the gradient of a mini-batch, and make a step; on one rank in as many parts as ranks would have."""
     job = JOBS[name]
     keys = {"micro_batch_tokens": tokens, "mini_batches": 1, "gradient_noise": False, **CLIP, **job.keys}
-    actor, policy = ActorConfig(**keys), _policy(job, number)
+    actor, policy = ActorConfig(**keys), _policy(directory / f"model of {name}", job)
     if actor.gradient_checkpointing:
         checkpoint_gradients(policy)
-    if number > 1:
-        dtype = torch.bfloat16 if job.is_bfloat16 else torch.float32
-        policy = shard(policy, init_device_mesh("cpu", (number,)), dtype=dtype)
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=3)
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=0.9)
     samples = _samples(len(policy.tokenizer))[: job.num_samples]
@@ -134,7 +132,7 @@ def _sampled(policy: Policy, number: int) -> list[list[int]]:
     """The tokens of responses to some queries, of which each rank decodes its own."""
     queries = [query_of([3 + n, 5, 4], n) for n in range(3)]
     settings = RolloutConfig(max_new_tokens=9, group_size=2)
-    with unsharded(policy):
+    with unsharded(policy.model):
         own = [
             EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=0, step=1))
             for query in queries[rank() :: number]
@@ -143,16 +141,20 @@ def _sampled(policy: Policy, number: int) -> list[list[int]]:
     return [ids for n in range(len(queries)) for ids in of_ranks[n % number][n // number]]
 
 
-def _policy(job: Job, number: int) -> Policy:
+def _save_model(job: Job, directory: Path) -> None:
     architecture = {"model_type": job.family, **SHAPE, **FAMILIES.get(job.family, {}), **job.changes}
-    dtype: Any = "bfloat16" if job.is_bfloat16 and number == 1 else "float32"
-    recipe = ModelConfig(architecture=architecture, tokenizer="fit", dtype=dtype, device="cpu")
-    policy = load_policy(recipe, fit_tokenizer(TEXTS), seed=0)
-    if job.is_bfloat16:  # the weights of both are those that bfloat16 has
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.copy_(parameter.bfloat16())
-    return policy
+    recipe = ModelConfig(architecture=architecture, tokenizer="fit", dtype=_dtype(job), device="cpu")
+    load_policy(recipe, fit_tokenizer(TEXTS), seed=0).save(directory)
+
+
+def _policy(directory: Path, job: Job) -> Policy:
+    recipe = ModelConfig(path=str(directory), dtype=_dtype(job), device="cpu")
+    sharding = sharding_of("full", torch.device("cpu"), dtype_of(recipe))
+    return load_policy(recipe, fit_tokenizer(TEXTS), seed=0, sharding=sharding)
+
+
+def _dtype(job: Job) -> Any:
+    return "bfloat16" if job.is_bfloat16 else "float32"
 
 
 def _samples(vocabulary: int) -> list[Sample]:

@@ -1,19 +1,24 @@
 """Several ranks train as one process does: the same gradient, step, weights and report, however the work is dealt."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.conftest import FAMILIES, SHAPE
 from tests.learner.rank_jobs import ALL, JOBS
+from torch.distributed.device_mesh import init_device_mesh
 
 from gspo.errors import UserError
 from gspo.learner.balance import shares
-from gspo.model.sharding import layers_of
+from gspo.model.policy import load_policy
+from gspo.model.sharding import Sharding
+from gspo.recipe.sections import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,10 +66,33 @@ def test_responses_are_those_of_one_process(name: str, done: Any) -> None:
     assert done(f"{name} 4 60")["sampled"] == done(f"{name} 2 60")["sampled"] == done(f"{name} 1 {ALL}")["sampled"]
 
 
-@pytest.mark.parametrize(("changes", "reason"), [({"supports_packing": False}, "packs"), ({"trunk": None}, "layers")])
-def test_models_that_ranks_cannot_run_alike_are_refused(changes: Any, reason: str, new_policy: Any) -> None:
-    with pytest.raises(UserError, match=reason):
-        layers_of(replace(new_policy(), **changes))
+@pytest.fixture
+def sharding() -> Iterator[Sharding]:
+    """Over a single rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Sharding(mesh=init_device_mesh("cpu", (1,)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("family", "reason"), [("gpt_oss", "packs"), ("opt", "layers")])
+def test_models_that_ranks_cannot_run_alike_are_refused(
+    family: str, reason: str, sharding: Sharding, fitted_tokenizer: Any
+) -> None:
+    architecture = {"model_type": family, **SHAPE, **FAMILIES.get(family, {"word_embed_proj_dim": 16, "ffn_dim": 8})}
+    recipe = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
+    with pytest.raises(UserError, match=f"cannot be sharded: .*{reason}"):
+        load_policy(recipe, fitted_tokenizer, seed=0, sharding=sharding)
+
+
+def test_weights_that_are_tied_but_differ_are_refused(
+    new_policy: Any, tmp_path: Path, sharding: Sharding, fitted_tokenizer: Any
+) -> None:
+    new_policy().save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    recipe = ModelConfig(path=str(tmp_path), device="cpu")
+    with pytest.raises(UserError, match=r"cannot be sharded: .*differ"):
+        load_policy(recipe, fitted_tokenizer, seed=0, sharding=sharding)
 
 
 def test_tied_weights_stay_tied(done: Any) -> None:

@@ -26,7 +26,7 @@ class Critic:
         self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        shard_beside(policy, self._head)
+        shard_beside(policy.model, self._head)
         self._parts = nn.ModuleDict({"head": self._head})
         if own is not None:
             own.model.load_state_dict(policy.model.state_dict())

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, did_you_mean
 from gspo.model.prove import one_line
+from gspo.model.sharding import Sharding, not_shardable, shard
 from gspo.recipe.sections import KlConfig, ModelConfig
 
 MAX_LAYERS = 10_000
@@ -37,18 +39,32 @@ def load_config(recipe: ModelConfig) -> Any:
     return config
 
 
-def load_model(recipe: ModelConfig, config: Any, *, dtype: torch.dtype, weights: Path | None) -> Any:
-    """The transformers model of a configuration, with weights of a directory or new ones; UserError for unfit ones."""
+def load_model(
+    recipe: ModelConfig, config: Any, *, dtype: torch.dtype, weights: Path | None, sharding: Sharding | None = None
+) -> Any:
+    """The transformers model of a configuration, with weights of a directory or new ones; UserError for unfit ones.
+
+    Of a sharded model each rank reads its own part of the weights. New ones it makes whole, and keeps its part.
+    """
     from transformers import AutoModelForCausalLM
 
     if path := str(weights or recipe.path or ""):
-        options = {"dtype": dtype, "trust_remote_code": recipe.trust_remote_code}
-        return _with_weights(path, config, own=bool(weights), **options, **({} if weights else _of_the_hub(recipe)))
+        options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": recipe.trust_remote_code}
+        options |= {"is_own": bool(weights), **({} if weights else _of_the_hub(recipe))}
+        if sharding is None:
+            return _with_weights(AutoModelForCausalLM, path, config, **options)
+        empty = empty_model(recipe, config)
+        model = _with_weights(_sharded_class(type(empty), sharding), path, config, **options)
+        if model.all_tied_weights_keys != empty.all_tied_weights_keys:
+            raise not_shardable(model, "config.json says that two of its weights are one, and in the files they differ")
+        return model
     with _faults_named("model.architecture", "no model can be made"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         for parameter in model.parameters():  # not buffers: rotary frequencies stay float32, as in a loaded model
             parameter.data = parameter.data.to(dtype)
         model(input_ids=torch.ones(1, 2, dtype=torch.long))  # numbers that do not fit raise only here
+    if sharding is not None:
+        shard(model, sharding)
     return model
 
 
@@ -217,12 +233,23 @@ def _made_config(architecture: dict[str, Any]) -> Any:
         return AutoConfig.for_model(**architecture)
 
 
-def _with_weights(path: str, config: Any, *, own: bool, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+def _sharded_class(kind: Any, sharding: Sharding) -> Any:
+    """A class of models like `kind` that are spread over ranks before transformers reads their weights."""
 
-    options |= {"config": config, "use_safetensors": True if own else None}
+    def make(model: Any, *arguments: Any, **options: Any) -> None:
+        kind.__init__(model, *arguments, **options)
+        for tied, source in model.all_tied_weights_keys.items():  # transformers does so only once it has read them
+            module, _, name = tied.rpartition(".")
+            setattr(model.get_submodule(module), name, model.get_parameter(source))
+        shard(model, sharding)
+
+    return type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__})
+
+
+def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options: Any) -> Any:
+    options |= {"config": config, "use_safetensors": True if is_own else None}
     with _faults_named(path):
-        model, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(path, output_loading_info=True, **options)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
@@ -231,10 +258,14 @@ def _with_weights(path: str, config: Any, *, own: bool, **options: Any) -> Any:
         fix = "correct config.json (the number of layers, the model_type), or remove these weights from the files"
         raise UserError(f"{problem}{', '.join(unused[:3])}", where=path, fix=fix)
     for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+        part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter.data
+        if not part.isfinite().all():
             raise UserError(f"weight {name} holds NaN or infinity", where=path, fix="use a copy that is whole")
         # A loaded weight lies in the file's pages, wherever its header ends, and kernels round by alignment.
-        parameter.data = parameter.data.clone()
+        if isinstance(parameter, DTensor):
+            parameter._local_tensor = part.clone()
+        else:
+            parameter.data = part.clone()
     return model
 
 

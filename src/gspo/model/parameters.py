@@ -3,12 +3,18 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo.errors import UserError, listed
 from gspo.ranks import rank
+
+
+def trunk_of(model: Any) -> Any:
+    """The module of a causal language model that maps token ids to hidden states."""
+    return model.base_model if model.base_model is not model else getattr(model, "model", model)
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> set[str]:

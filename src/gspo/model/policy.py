@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
 from gspo.model.packing import Pack, TokenSequence, pack, take
-from gspo.model.parameters import freeze, whole
+from gspo.model.parameters import freeze, trunk_of, whole
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
+from gspo.model.sharding import Sharding, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
-from gspo.ranks import rank
+from gspo.ranks import on_all, rank
 from gspo.recipe.sections import ModelConfig
 from gspo.types import Experts
 
@@ -39,7 +41,7 @@ class Policy:
     routing: Routing | None  # None: the model has no experts, or routers that cannot be replayed
     unknown_routers: str | None  # why the model's routers cannot be replayed
 
-    sharded_dtype: torch.dtype | None = None  # what a model that is spread over ranks (`shard`) computes in
+    sharding: Sharding | None = None  # how the model is spread over ranks
 
     @property
     def head(self) -> Head:
@@ -55,7 +57,7 @@ class Policy:
     @property
     def is_sharded(self) -> bool:
         """Whether the model is spread over ranks."""
-        return self.sharded_dtype is not None
+        return self.sharding is not None
 
     @property
     def max_positions(self) -> int | None:
@@ -96,7 +98,7 @@ class Policy:
         names = {place: name for name, place in places.items()}
         copies: dict[int | str, Tensor] = {}
         for place, name in names.items():
-            dtype = self.sharded_dtype if place in owners.values() else None
+            dtype = self.sharding.dtype if self.sharding and place in owners.values() else None
             tensor = whole(tensors[name] if dtype is None else tensors[name].to(dtype))
             if rank() == 0:
                 copies[place] = tensor.to("cpu", copy=True)
@@ -170,30 +172,34 @@ def load_policy(
     seed: int,
     stop_tokens: Sequence[str] = (),
     weights: Path | None = None,
-    dtype: torch.dtype | None = None,
+    sharding: Sharding | None = None,
 ) -> Policy:
     """Load (model.path) or initialise (model.architecture) the policy; UserError where that is impossible.
 
-    `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe. `dtype` replaces
-    model.dtype.
+    `weights` is a directory that `Policy.save` wrote; its weights replace those of the recipe. With `sharding` all
+    ranks have to call it.
     """
     device = device_of(recipe.device)
-    dtype = dtype or dtype_of(recipe)
     torch.manual_seed(seed)
     config = load_config(recipe)
     if recipe.architecture is not None:  # a new model has the tokenizer's tokens, unless its architecture names others
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
         for name, value in {"vocab_size": len(tokenizer), **special}.items():
             setattr(config, name, recipe.architecture.get(name, value))
-    model = load_model(recipe, config, dtype=dtype, weights=weights).to(device).eval()
+    dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
+    read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
+    model = (on_all(read) if sharding else read()).to(device).eval()
     freeze(model, recipe.frozen)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
-    trunk = model.base_model if model.base_model is not model else getattr(model, "model", model)
-    head = _proven_head(model, trunk)
-    supports_packing = enable_packing(model, trunk, head.weight.shape[1])
-    routing, unknown_routers = find_routing(model, trunk)
+    trunk = trunk_of(model)
+    with ready_to_try(model, sharding):
+        head = _proven_head(model, trunk)
+        supports_packing = enable_packing(model, trunk, head.weight.shape[1])
+        routing, unknown_routers = find_routing(model, trunk)
+    if sharding and not supports_packing:  # ranks would run the trunk in different numbers
+        raise not_shardable(model, "its attention does not understand packs")
     return Policy(
         model=model,
         tokenizer=tokenizer,
@@ -204,6 +210,7 @@ def load_policy(
         supports_packing=supports_packing,
         routing=routing,
         unknown_routers=unknown_routers,
+        sharding=sharding,
     )
 
 

@@ -1,11 +1,11 @@
-"""A policy whose parameters, gradients and moments are spread over ranks, by PyTorch's FSDP2 (`fully_shard`)."""
+"""A model whose parameters, gradients and moments are spread over ranks, by PyTorch's FSDP2 (`fully_shard`)."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,70 +13,91 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from gspo.errors import UserError
-from gspo.model.policy import Policy
+from gspo.model.parameters import trunk_of
 from gspo.ranks import num_ranks
 
 
-def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype = torch.float32) -> Policy:
-    """Spread the model, which is in float32, over the ranks of the mesh: a unit a layer, and one of all the rest.
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Over which ranks a model is spread, and what it computes in; what a rank keeps of it is in float32.
+
+    Example: Sharding(mesh=init_device_mesh("cpu", (2,)), dtype=torch.bfloat16)
+    """
+
+    mesh: DeviceMesh
+    dtype: torch.dtype = torch.float32
+
+
+def sharding_of(setting: str, device: torch.device, dtype: torch.dtype) -> Sharding | None:
+    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies).
+
+    None on one rank, which has the whole model to itself.
+    """
+    size = num_ranks()
+    if size == 1:
+        return None
+    if setting == "full":
+        return Sharding(mesh=init_device_mesh(device.type, (size,)), dtype=dtype)
+    within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if setting == "hybrid" else 1
+    names = ("copies", "shards")
+    return Sharding(mesh=init_device_mesh(device.type, (size // within, within), mesh_dim_names=names), dtype=dtype)
+
+
+def shard(model: Any, sharding: Sharding) -> None:
+    """Spread a model in float32, which may have no weights yet, over ranks: a unit a layer, and one of all the rest.
 
     What a rank has of a parameter is its float32 master. A pass gathers a unit's parameters in `dtype`, and adds its
     gradients up over the ranks in float32: a sum, since the loss is divided by what all ranks train on.
-    UserError as `layers_of` has it.
+    UserError where the layers are not found.
     """
-    model, layers = policy.model, layers_of(policy)
-    precision = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    for module in (*layers, model):
+    trunk = trunk_of(model)
+    layers = getattr(trunk, "layers", getattr(trunk, "h", None))
+    if layers is None:
+        raise not_shardable(model, "its layers are not found")
+    dtype = None if sharding.dtype == torch.float32 else sharding.dtype
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for module in [*layers, model]:
         # The whole model, too, is sharded again after each pass: an optimiser may be made at any time.
-        fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # neither of these reaches the modules within
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no product with a factor
-            module.set_gradient_divide_factor(1.0)
+        _add_up(fully_shard(module, mesh=sharding.mesh, mp_policy=precision, reshard_after_forward=True))
     model.compute = MethodType(_compute, model)
     register_fsdp_forward_method(model, "compute")
-    with torch.no_grad():
-        model.compute(tuple)  # FSDP2 wants the whole model to run before any layer does by itself
-    for parameter in model.parameters():
-        parameter.computed_in = dtype  # its optimiser saves it as a master where that is not float32
-    return replace(policy, sharded_dtype=dtype)
 
 
-def mesh_of(sharding: str, device: torch.device) -> DeviceMesh:
-    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies)."""
-    size = num_ranks()
-    if sharding == "full":
-        return init_device_mesh(device.type, (size,))
-    within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if sharding == "hybrid" else 1
-    return init_device_mesh(device.type, (size // within, within), mesh_dim_names=("copies", "shards"))
+def shard_beside(model: nn.Module, other: nn.Module) -> None:
+    """Spread a small module in float32 that is trained beside a model, if that is sharded, over the same ranks."""
+    if isinstance(model, FSDPModule):
+        _add_up(fully_shard(other, mesh=cast(Any, next(model.parameters())).device_mesh))
 
 
-def shard_beside(policy: Policy, module: nn.Module) -> None:
-    """Spread a small module in float32 that is trained beside the policy, if that is sharded, over the same ranks."""
-    if policy.is_sharded:
-        unit = fully_shard(module, mesh=next(policy.model.parameters()).device_mesh)
-        unit.set_force_sum_reduction_for_comms(True)
-        unit.set_gradient_divide_factor(1.0)
-
-
-def layers_of(policy: Policy) -> Any:
-    """The layers of a model that can be sharded.
-
-    UserError where they are not found, or where the attention does not understand packs: ranks would then run the trunk
-    in different numbers.
-    """
-    layers = getattr(policy.trunk, "layers", getattr(policy.trunk, "h", None))
-    if layers is None or not policy.supports_packing:
-        reason = "its layers are not found" if layers is None else "its attention does not understand packs"
-        what = f"{type(policy.model).__name__} cannot be sharded: {reason}"
-        raise UserError(what, where="model.path", fix="train it on one process")
-    return layers
+def not_shardable(model: Any, reason: str) -> UserError:
+    """The error of a model that ranks cannot share."""
+    name = type(model).__name__.removeprefix("FSDP")
+    return UserError(f"{name} cannot be sharded: {reason}", where="model.path", fix="train it on one process")
 
 
 @contextmanager
-def unsharded(policy: Policy) -> Iterator[None]:
+def ready_to_try(model: Any, sharding: Sharding | None) -> Iterator[None]:
+    """Hold what lies outside of the layers on every rank, so that parts of a loaded model can be run by themselves."""
+    if sharding is None:
+        yield
+        return
+    with torch.no_grad():
+        model.compute(tuple)  # FSDP2 wants the whole model to run before any layer does by itself
+    for parameter in model.parameters():
+        parameter.computed_in = sharding.dtype  # its optimiser saves it as a master where that is not float32
+    with _held([model]):
+        yield
+
+
+@contextmanager
+def unsharded(model: nn.Module) -> Iterator[None]:
     """Hold the whole model on every rank, for passes such as decoding's that the ranks make in numbers of their own."""
-    units = [module for module in policy.model.modules() if isinstance(module, FSDPModule)]
+    with _held([module for module in model.modules() if isinstance(module, FSDPModule)]):
+        yield
+
+
+@contextmanager
+def _held(units: list[Any]) -> Iterator[None]:
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
@@ -86,6 +107,11 @@ def unsharded(policy: Policy) -> Iterator[None]:
         for unit in units:
             unit.reshard()
             unit.set_reshard_after_forward(True, recurse=False)
+
+
+def _add_up(unit: Any) -> None:
+    unit.set_force_sum_reduction_for_comms(True)  # gloo has no product with a factor
+    unit.set_gradient_divide_factor(1.0)
 
 
 def _compute(model: Any, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ class EngineOfRanks:
         def make_own() -> None:
             self._own = make()
 
-        with unsharded(policy):
+        with unsharded(policy.model):
             make_own() if is_embedded else from_first(make_own)
             self._description: Mapping[str, str] = self._own.describe() if self._own else {}
         self._is_embedded = is_embedded
@@ -114,7 +114,7 @@ class EngineOfRanks:
 
     def _hold(self, version: int) -> None:
         self._held.close()
-        self._held.enter_context(unsharded(self._policy))
+        self._held.enter_context(unsharded(self._policy.model))
         if self._is_embedded:
             assert self._own is not None
             self._own.publish(self._policy, version)

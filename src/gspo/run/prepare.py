@@ -8,8 +8,6 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
 from gspo.evaluation.sets import GivenRows, SetRows, make_sets, read_sets
@@ -20,7 +18,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
-from gspo.model.sharding import mesh_of, shard
+from gspo.model.sharding import sharding_of
 from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
 from gspo.queries.source import (
@@ -31,7 +29,7 @@ from gspo.queries.source import (
     render_rows,
     source_notes,
 )
-from gspo.ranks import from_first, num_ranks, on_all
+from gspo.ranks import from_first
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
@@ -209,17 +207,13 @@ def prepare(
     inputs = _inputs_of_first(recipe, saved=saved, say=say, **options)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
-    policy, reference, value_trunk = on_all(lambda: _load_models(recipe, inputs.tokenizer, saved))
+    policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
     check_stop()
     if policy.routing is None:
         refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
     if recipe.actor.gradient_checkpointing:
         for trained in filter(None, (policy, value_trunk)):
             checkpoint_gradients(trained)
-    if num_ranks() > 1:
-        mesh, dtype = mesh_of(recipe.trainer.sharding, policy.device), dtype_of(recipe.model)
-        policy = shard(policy, mesh, dtype=dtype)
-        reference, value_trunk = (own and shard(own, mesh, dtype=dtype) for own in (reference, value_trunk))
     return Prepared(
         **vars(inputs),
         policy=policy,
@@ -261,8 +255,8 @@ def _load_models(
     """
     model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
     load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
-    if num_ranks() > 1:  # what ranks share are float32 masters
-        load.keywords["dtype"] = torch.float32
+    device, dtype = device_of(model.device), dtype_of(model)
+    load.keywords["sharding"] = sharding_of(recipe.trainer.sharding, device, dtype)
     weights = None if saved is None else saved.path / "model"
     policy, reference, value_trunk = load(model, weights=weights), None, None
     if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities

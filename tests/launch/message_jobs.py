@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from gspo.errors import Stopped
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, Stopped
 from gspo.ranks import (
-    RENDEZVOUS,
     from_first,
     gathered,
     highest,
@@ -39,7 +38,7 @@ def main() -> None:
 def _fork(job: str, own: int, directory: Path) -> int:
     if child := os.fork():
         return child
-    os.environ |= {"RANK": str(own), "WORLD_SIZE": "3", RENDEZVOUS: f"file://{directory}/store {job}"}
+    os.environ |= {"RANK": str(own), "WORLD_SIZE": "3", RENDEZVOUS: f"file://{directory}/store {job}", HAS_LAUNCHER: ""}
     result: Any
     try:
         with joined(seconds=2.0 if job in ("slow", "stuck") else 20.0):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-JOBS = Path(__file__).with_name("rank_jobs.py")
+JOBS = Path(__file__).with_name("message_jobs.py")
 
 
 @pytest.fixture(scope="module")

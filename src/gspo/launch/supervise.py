@@ -1,0 +1,91 @@
+"""The ranks of a run, wherever they were started: told of signals, and ended together."""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from gspo.errors import SILENT
+
+FIX = "\n  fix: gspo resume goes on from the last checkpoint"
+_END_SECONDS, _POLL_SECONDS = 5.0, 0.05  # that ranks have to end by themselves once one has failed, and once more
+
+
+class RankProcess(Protocol):
+    """A rank's process, of this machine or another. Its methods are those of subprocess.Popen."""
+
+    returncode: int | None  # of a signal's number, below zero; None while it runs
+
+    def poll(self) -> int | None:
+        """See whether it has ended; its exit code."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+
+    def wait(self) -> int:
+        """Wait until it has ended; its exit code."""
+
+    def how_ended(self) -> str:
+        """Why it has no exit code of its own, where that is so."""
+
+
+def run_ranks(ranks: Sequence[RankProcess]) -> int:
+    """The exit code of a run, once all of its ranks have ended.
+
+    The first signal goes on to every rank, and the second ends them at once. Where a rank fails, all end.
+    """
+    try:
+        with _signals_for(ranks):
+            return _exit_code(ranks)
+    finally:
+        for process in ranks:
+            _signal(process, signal.SIGKILL)
+        for process in ranks:
+            process.wait()
+
+
+def _exit_code(ranks: Sequence[RankProcess]) -> int:
+    failed: int | None = None
+    since, told = 0.0, 0
+    while None in [process.poll() for process in ranks]:
+        time.sleep(_POLL_SECONDS)
+        if failed is None:
+            failed = next((own for own, process in enumerate(ranks) if process.returncode), None)
+            since = time.monotonic()
+        elif time.monotonic() - since > _END_SECONDS * (told + 1):
+            for process in ranks:
+                _signal(process, signal.SIGKILL if told else signal.SIGTERM)
+            told += 1
+    codes = [process.returncode or 0 for process in ranks]
+    if failed is not None and codes[failed] < 0:
+        print(f"failed: rank {failed} {ranks[failed].how_ended()}{FIX}")
+    elif failed is not None and all(code == SILENT for code in codes):
+        print(f"failed: rank {failed} has lost the others, and then they have lost it{FIX}")
+    return next((code for code in codes if code > 0 and code != SILENT), int(any(codes)))
+
+
+def _signal(process: RankProcess, number: int) -> None:
+    if process.poll() is None:
+        process.send_signal(number)
+
+
+@contextmanager
+def _signals_for(ranks: Sequence[RankProcess]) -> Iterator[None]:
+    """Hand the first signal on to all ranks; the second ends them."""
+    count = 0
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        for process in ranks:
+            _signal(process, number if count == 1 else signal.SIGKILL)
+
+    numbers = [own for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(own) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hand_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
