@@ -151,13 +151,20 @@ def _cell(text: str) -> str:
 
 def _commands() -> Iterator[str]:
     program = _parser()
+    yield from _arguments([action for action in program._actions if not isinstance(action, argparse._SubParsersAction)])
+    yield from _commands_of(program)
+
+
+def _commands_of(program: argparse.ArgumentParser) -> Iterator[str]:
     (commands,) = [action for action in program._actions if isinstance(action, argparse._SubParsersAction)]
-    yield from _arguments([action for action in program._actions if action is not commands])
-    for name, parser in commands.choices.items():
+    for parser in commands.choices.values():
         text, actions = parser.description or "", [*_shown_actions(parser._actions)]
-        yield f"\n## gspo {name}\n\n{text[:1].upper()}{text[1:]}.\n\n"
-        yield f"```text\ngspo {name} {' '.join(map(_usage, actions))}\n```\n"
-        yield from _arguments(actions)
+        yield f"\n## {parser.prog}\n\n{text[:1].upper()}{text[1:]}.\n\n"
+        if isinstance(actions[0], argparse._SubParsersAction):
+            yield from _commands_of(parser)
+        else:
+            yield f"```text\n{parser.prog} {' '.join(map(_usage, actions))}\n```\n"
+            yield from _arguments(actions)
 
 
 def _shown_actions(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:

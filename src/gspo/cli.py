@@ -208,13 +208,38 @@ def _write_report(run: Path, note: Callable[[str], object]) -> Path | None:
         return None
 
 
-def _launch(options: Namespace) -> None:
+def _launch_local(options: Namespace) -> int:
+    from gspo.launch.local import run_processes
+    from gspo.launch.supervise import with_restarts
+
+    _loaded(options)
+    number = options.processes or 1
+    return with_restarts(lambda: run_processes(_resumable(options), number), options.max_failures, _note)
+
+
+def _launch_ray(options: Namespace) -> int:
+    from gspo.launch.ray import RayJob, run_on_ray
+
+    _loaded(options)
+    return run_on_ray(_resumable(options), _job(RayJob, options), _note)
+
+
+def _resumable(options: Namespace) -> list[str]:
+    """The arguments of a run that goes on from its checkpoint, if it has one."""
+    return ["train", options.target, *options.overrides, "--resume"]
+
+
+def _job(kind: Any, options: Namespace) -> Any:
+    """What is asked of a cluster: the options that are given."""
+    given = {name: getattr(options, name) for name in kind.__dataclass_fields__}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def _launch_slurm(options: Namespace) -> None:
     from gspo.launch.slurm import SlurmJob, slurm_script, submit
 
     recipe = _loaded(options)  # here, for a mistake is to show before the job has waited for its turn
-    given = {name: getattr(options, name) for name in SlurmJob.__dataclass_fields__}
-    job = SlurmJob(**{name: value for name, value in given.items() if value is not None})
-    script = slurm_script(job, recipe.name, ["train", options.target, *options.overrides, "--resume"])
+    script = slurm_script(_job(SlurmJob, options), recipe.name, _resumable(options))
     if options.print:
         print(script, end="")
     else:
@@ -338,19 +363,18 @@ def _parser() -> argparse.ArgumentParser:
         text: str,
         more: str = "",
         *,
-        places: Sequence[str] = (),
+        within: Any = commands,
         **target: Any,
     ) -> Any:
-        added = commands.add_parser(name, help=text, description=text + more)
-        if places:
-            added.add_argument("place", choices=places, help="where to")
+        added = within.add_parser(name, help=text, description=text + more)
+        name = added.prog.partition(" ")[2]
         added.set_defaults(command=command, command_name=name, overrides=None)
         if target:
             added.add_argument("target", **target)
         if target and not target.get("type"):
             about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"
             overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
-            overrides.completer = _keys  # type: ignore[attr-defined]  # what argcomplete looks for
+            overrides.completer = _keys  # what argcomplete looks for
         return added.add_argument
 
     recipe: dict[str, Any] = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
@@ -377,8 +401,24 @@ def _parser() -> argparse.ArgumentParser:
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
     option = add("resume", _resume, "continue a run that ended early", **run)
     option("--processes", type=_num_processes, metavar="N", help=processes)
-    text = "put a run into a cluster's queue; before its time is over it is saved, and goes to the queue again"
-    option = add("launch", _launch, text, places=("slurm",), **recipe)
+    text = "run a recipe on a cluster, and again from its checkpoint where that fails"
+    launchers = commands.add_parser("launch", help=text, description=text).add_subparsers(
+        required=True, metavar="local|ray|slurm"
+    )
+    failures = "after which the run starts again from its newest checkpoint; by default 3"
+    option = add("local", _launch_local, "on this machine", within=launchers, **recipe)
+    option("--processes", type=_num_processes, metavar="N", help=processes)
+    option("--max-failures", type=int, default=3, metavar="N", help=failures)
+    option = add("ray", _launch_ray, "on the nodes of a Ray cluster", within=launchers, **recipe)
+    option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
+    option("--gpus-per-process", type=int, metavar="N", help="GPUs of each rank: 1, where there are any; by default 0")
+    option("--cpus-per-process", type=int, metavar="N", help="cores of each rank; by default 1")
+    text = "the cluster, such as auto or HOST:6379; by default a new one of this machine alone"
+    option("--address", metavar="ADDRESS", help=text)
+    option("--max-failures", type=int, metavar="N", help=failures)
+    option("--wait-seconds", type=int, metavar="N", help="for the cluster to have all that; by default 600")
+    text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
+    option = add("slurm", _launch_slurm, text, within=launchers, **recipe)
     option("--nodes", type=int, metavar="N", help="hosts; by default 1")
     option("--processes-per-node", type=int, metavar="N", help="ranks on each host: one for each GPU; by default 1")
     option("--gpus-per-node", type=int, metavar="N", help="GPUs of each host")

@@ -17,6 +17,8 @@ from gspo.launch.supervise import run_ranks
 class LocalRank(subprocess.Popen[bytes]):
     """A rank of a run, as a process of this machine: it ends when this one does."""
 
+    is_lost = False
+
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **options: Any) -> None:
         """Run gspo with these arguments, and these variables beside this process's own."""
         own = {name: str(value) for name, value in environment.items()}

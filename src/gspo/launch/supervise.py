@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from gspo.errors import SILENT
 
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
+_SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.05  # that ranks have to end by themselves once one has failed, and once more
 
 
@@ -27,8 +28,23 @@ class RankProcess(Protocol):
     def wait(self) -> int:
         """Wait until it has ended; its exit code."""
 
+    is_lost: bool  # it cannot be reached any more, and counts as ended
+
     def how_ended(self) -> str:
         """Why it has no exit code of its own, where that is so."""
+
+
+def with_restarts(run: Callable[[], int], max_failures: int, say: Callable[[str], object]) -> int:
+    """The exit code of a run that is made again where it fails: it has to go on from what is saved.
+
+    Wrong input and signals end it at once.
+    """
+    for number in range(max_failures):
+        code = run()
+        if code in (0, 2) or code > _SIGNALLED:
+            return code
+        say(f"starting again from the newest checkpoint, after failure {number + 1} of {max_failures} at most")
+    return run()
 
 
 def run_ranks(ranks: Sequence[RankProcess]) -> int:
@@ -47,23 +63,23 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
 
 
 def _exit_code(ranks: Sequence[RankProcess]) -> int:
-    failed: int | None = None
+    failed: dict[int, bool] = {}  # by the rank: whether it has ended by itself
     since, told = 0.0, 0
     while None in [process.poll() for process in ranks]:
         time.sleep(_POLL_SECONDS)
-        if failed is None:
-            failed = next((own for own, process in enumerate(ranks) if process.returncode), None)
-            since = time.monotonic()
-        elif time.monotonic() - since > _END_SECONDS * (told + 1):
+        since = since if failed else time.monotonic()
+        failed |= {own: not told for own, process in enumerate(ranks) if process.returncode and own not in failed}
+        if failed and time.monotonic() - since > _END_SECONDS * (told + 1):
             for process in ranks:
                 _signal(process, signal.SIGKILL if told else signal.SIGTERM)
             told += 1
     codes = [process.returncode or 0 for process in ranks]
-    if failed is not None and codes[failed] < 0:
-        print(f"failed: rank {failed} {ranks[failed].how_ended()}{FIX}")
-    elif failed is not None and all(code == SILENT for code in codes):
-        print(f"failed: rank {failed} has lost the others, and then they have lost it{FIX}")
-    return next((code for code in codes if code > 0 and code != SILENT), int(any(codes)))
+    causes = [own for own, code in enumerate(codes) if code and (failed.get(own, not told) or ranks[own].is_lost)]
+    if ended := [own for own in causes if codes[own] < 0]:
+        print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")
+    elif causes and all(code == SILENT for code in codes):
+        print(f"failed: rank {causes[0]} has lost the others, and then they have lost it{FIX}")
+    return next((codes[own] for own in causes if codes[own] > 0 and codes[own] != SILENT), int(any(codes)))
 
 
 def _signal(process: RankProcess, number: int) -> None:

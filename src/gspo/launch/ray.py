@@ -1,0 +1,227 @@
+"""The ranks of a run on the nodes of a Ray cluster, which places them; they talk to each other as everywhere."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gspo.errors import UserError
+from gspo.launch.local import LocalRank
+from gspo.launch.supervise import run_ranks, with_restarts
+
+_WHERE = "gspo launch ray"
+_LOST_SECONDS = 10.0  # that a killed rank has to be gone
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayJob:
+    """What a run asks Ray for.
+
+    Example: RayJob(processes=16, gpus_per_process=1, address="auto") has a GPU for each of 16 ranks.
+    """
+
+    processes: int = 1
+    gpus_per_process: int = 0
+    cpus_per_process: int = 1
+    address: str | None = None  # None: a cluster of this machine alone, which ends with the run
+    max_failures: int = 3  # after which the run starts again from its newest checkpoint
+    wait_seconds: int = 600  # for the cluster to have what is asked for
+
+
+def run_on_ray(arguments: Sequence[str], job: RayJob, say: Callable[[str], object]) -> int:
+    """Run gspo with these arguments as ranks on a Ray cluster, again where they fail; the exit code.
+
+    UserError where there is no Ray, no such cluster, or where it does not have what the job asks for in time.
+    """
+    with _connected(job):
+
+        def run() -> int:
+            with _placed(job, say) as hosts:
+                return run_ranks(_started(arguments, hosts, job))
+
+        return with_restarts(run, job.max_failures, say)
+
+
+class _Host:
+    """On a node, as an actor of Ray: runs one rank, as a process of its own."""
+
+    def place(self) -> tuple[str, str, int]:
+        """The node, its address, and a port of it that nothing listens on now."""
+        import ray
+
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), listener.getsockname()[1]
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, Any], directory: str) -> None:
+        """Start the rank."""
+        options: dict[str, Any] = {"cwd": directory, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._rank, self._output = LocalRank(arguments, environment, **options), bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def poll(self) -> tuple[int | None, str, bytes]:
+        """Its exit code, how it has ended where that is below zero, and what it has written since it was asked last."""
+        code = self._rank.poll()
+        if code is not None:
+            self._reader.join(1.0)
+        output = bytes(self._output)
+        del self._output[: len(output)]
+        return code, self._rank.how_ended() if code is not None and code < 0 else "", output
+
+    def send_signal(self, number: int) -> None:
+        """Send it to the rank."""
+        self._rank.send_signal(number)
+
+    def _read(self) -> None:
+        assert self._rank.stdout is not None
+        while part := os.read(self._rank.stdout.fileno(), 2**16):
+            self._output += part
+
+
+class _RayRank:
+    """A rank on a node of Ray's, with the methods of a process."""
+
+    def __init__(self, host: Any, address: str) -> None:
+        self.returncode: int | None = None
+        self.is_lost = False
+        self._host, self._address, self._how, self._asked = host, address, "", None
+
+    def poll(self) -> int | None:
+        """Write what the rank has written; its exit code, which is below zero where its node is gone."""
+        import ray
+
+        if self.returncode is not None:
+            return self.returncode
+        self._asked = self._asked or self._host.poll.remote()
+        if ray.wait([self._asked], timeout=0)[0]:
+            try:
+                self.returncode, self._how, output = ray.get(self._asked)
+                sys.stdout.buffer.write(output)
+                sys.stdout.buffer.flush()
+            except ray.exceptions.RayError as error:
+                self._lose(type(error).__name__)
+            self._asked = None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it to the rank."""
+        self._host.send_signal.remote(number)
+
+    def wait(self) -> int:
+        """Wait until it has ended, or for some seconds where its node does not answer."""
+        began = time.monotonic()
+        while self.poll() is None:
+            if time.monotonic() - began > _LOST_SECONDS:
+                self._lose("no answer")
+            time.sleep(0.05)
+        assert self.returncode is not None
+        return self.returncode
+
+    def how_ended(self) -> str:
+        """Which signal has ended it, or that its node is gone."""
+        return self._how
+
+    def _lose(self, why: str) -> None:
+        self.is_lost, self.returncode = True, -signal.SIGHUP
+        self._how = f"is lost, with its place on the node {self._address} ({why})"
+
+
+@contextmanager
+def _connected(job: RayJob) -> Iterator[None]:
+    """To the cluster that the job names, or to a new one."""
+    # Whoever reaches a cluster without a token can run anything on it.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("Ray is not installed", where=_WHERE, fix="pip install 'gspo[ray]'") from None
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    directory = tempfile.TemporaryDirectory(prefix="gspo-ray-")  # which nobody else may read
+    if job.address is None:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        cores = max(len(os.sched_getaffinity(0)), job.processes * job.cpus_per_process)
+        options |= {
+            "num_cpus": cores,
+            "include_dashboard": False,
+            "object_store_memory": 100 * 2**20,
+            "_temp_dir": directory.name,
+        }
+    try:
+        if ":" in (job.address or "").removeprefix("ray://"):  # Ray would try for minutes
+            host, _, port = str(job.address).removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        ray.init(address=job.address or "local", **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        fix = "see that it runs (ray status), and that RAY_AUTH_TOKEN or ~/.ray/auth_token has its token"
+        what = f"no such cluster: {str(error).partition(chr(10))[0]}"
+        raise UserError(what, where=f"{_WHERE} --address {job.address}", fix=fix) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        directory.cleanup()
+
+
+@contextmanager
+def _placed(job: RayJob, say: Callable[[str], object]) -> Iterator[list[tuple[Any, str, str, int]]]:
+    """An actor for each rank, with its node, address and a port; those of a node follow each other."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundle = {"CPU": job.cpus_per_process} | ({"GPU": job.gpus_per_process} if job.gpus_per_process else {})
+    group = placement_group([bundle] * job.processes, strategy="PACK")
+    try:
+        if not group.wait(5):
+            say(f"waiting for the cluster to have {job.processes} times {bundle}; now it has {_free()}")
+        if not group.wait(job.wait_seconds):
+            what = f"it has not had {job.processes} times {bundle} within {job.wait_seconds} s, but {_free()}"
+            raise UserError(what, where=_WHERE, fix="ask for less, or add nodes; --wait-seconds says how long to wait")
+        kind = ray.remote(num_cpus=job.cpus_per_process, num_gpus=job.gpus_per_process, max_restarts=0)(_Host)
+        places = [PlacementGroupSchedulingStrategy(group, number) for number in range(job.processes)]
+        actors = [kind.options(scheduling_strategy=place).remote() for place in places]
+        found = ray.get([actor.place.remote() for actor in actors])
+        yield sorted(((actor, *own) for actor, own in zip(actors, found, strict=True)), key=lambda own: own[1])
+    finally:
+        remove_placement_group(group)  # with its actors, and what they have started
+
+
+def _free() -> str:
+    import ray
+
+    free = ray.available_resources()
+    return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU free"
+
+
+def _started(arguments: Sequence[str], hosts: Sequence[tuple[Any, str, str, int]], job: RayJob) -> list[_RayRank]:
+    """Start the ranks: the first of them is where all meet."""
+    import ray
+
+    _, _, address, port = hosts[0]
+    nodes, is_one_machine = [node for _, node, _, _ in hosts], len({own for _, _, own, _ in hosts}) == 1
+    shared: dict[str, Any] = {"WORLD_SIZE": len(hosts), "OMP_NUM_THREADS": job.cpus_per_process, "MASTER_PORT": port}
+    shared["MASTER_ADDR"] = "127.0.0.1" if is_one_machine else address
+    if is_one_machine:
+        shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    started = []
+    for own, (actor, node, _, _) in enumerate(hosts):
+        # Ray shows a rank the GPUs that are its own, and no others.
+        local = 0 if job.gpus_per_process else nodes[:own].count(node)
+        environment = {**shared, "RANK": own, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": nodes.count(node)}
+        started.append(actor.start.remote(arguments, environment, str(Path.cwd())))
+    ray.get(started)
+    return [_RayRank(actor, address) for actor, _, address, _ in hosts]

@@ -1,0 +1,140 @@
+"""Runs on a real Ray cluster of two nodes, which are this machine twice."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'gspo[ray]')")
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
+SECONDS = 300
+KEYS = ["name=job", "evaluation.num_queries=0", "checkpoint.every=2"]
+
+
+class Cluster:
+    """A cluster that wants a token; each of its nodes has a core."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{listener.getsockname()[1]}"
+        port = self.address.partition(":")[2]
+        self._directory = directory
+        self.nodes = [
+            self.start("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(directory))
+        ]
+
+    def start(self, *options: str) -> "subprocess.Popen[bytes]":
+        """A node of its own, until its process ends."""
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus", "1", *options]
+        command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
+        with (self._directory / "output").open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    def add_node(self) -> None:
+        """One more node."""
+        self.nodes.append(self.start("--address", self.address))
+
+    def lose_node(self) -> None:
+        """The last one is gone, with all that runs there."""
+        node = self.nodes.pop()
+        for process in (*psutil.Process(node.pid).children(recursive=True), node):
+            process.kill()
+        node.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of two nodes."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="gspo-ray-") as directory:
+        names = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64, "RAY_USAGE_STATS_ENABLED": "0"}
+        for name, value in {**names, "HF_HUB_OFFLINE": "1"}.items():
+            patch.setenv(name, value)
+        started = Cluster(Path(directory))
+        started.add_node()
+        yield started
+        while started.nodes:
+            started.lose_node()
+
+
+def test_a_run_goes_on_when_a_node_is_lost_and_another_comes(
+    cluster: Cluster, tmp_path: Path, launch: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    run = launch("steps=400", "--processes", "2", "--address", cluster.address)
+    _wait_until((tmp_path / "runs/job/checkpoints/step_000002").exists, run)
+    assert "ranks" in (tmp_path / "runs/job/checkpoints/step_000002/manifest.json").read_text()
+    cluster.lose_node()
+    cluster.add_node()
+    output = tmp_path / "output"
+    _wait_until(lambda: "resumed from runs/job/checkpoints/" in output.read_text(), run)
+    said = output.read_text()
+    assert re.search(r"failed: rank \d is lost, with its place on the node", said)
+    assert said.count("failed: ") == 1 and "starting again from the newest checkpoint, after failure 1 of 3" in said
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(SECONDS) == 128 + signal.SIGTERM
+    assert output.read_text().count("saved: runs/job/checkpoints/") == 1
+    _wait_until(lambda: not _ranks(tmp_path), run)
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "reason"),
+    [
+        (["--address", "ADDRESS"], "6" * 64, "no such cluster"),
+        (["--address", "127.0.0.1:1"], "5" * 64, "no such cluster"),
+        (["--address", "ADDRESS", "--gpus-per-process", "1", "--wait-seconds", "1"], "5" * 64, "0 GPU free"),
+    ],
+)
+def test_what_ray_cannot_give_is_said(
+    options: list[str],
+    token: str,
+    reason: str,
+    cluster: Cluster,
+    tmp_path: Path,
+    launch: Callable[..., "subprocess.Popen[str]"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    run = launch(*[cluster.address if option == "ADDRESS" else option for option in options])
+    assert run.wait(SECONDS) == 2
+    assert reason in (tmp_path / "output").read_text()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `gspo launch ray` in a directory of its own, and ends it with the test."""
+    started = []
+
+    def start(*options: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "gspo", "launch", "ray", str(TINY), *KEYS, *options]
+        with (tmp_path / "output").open("w") as output:
+            run = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output, text=True)
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        run.kill()
+        run.wait()
+
+
+def _ranks(directory: Path) -> list[str]:
+    """The processes that work in a directory."""
+    return [str(own) for own in psutil.process_iter(["cwd"]) if own.info["cwd"] == str(directory)]
+
+
+def _wait_until(is_so: Callable[[], object], run: "subprocess.Popen[str]") -> None:
+    began = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - began < SECONDS and run.poll() in (None, 128 + signal.SIGTERM)
+        time.sleep(0.2)

@@ -1,0 +1,59 @@
+"""What becomes of a run whose ranks end in different ways, and when it is started again."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gspo.errors import SILENT
+from gspo.launch.local import LocalRank
+from gspo.launch.supervise import run_ranks, with_restarts
+
+
+class _Program(LocalRank):
+    """Any program, in place of a rank."""
+
+    def __init__(self, code: str) -> None:
+        subprocess.Popen.__init__(self, [sys.executable, "-c", code])
+
+
+WAITS, FAILS, ENDS = "import time; time.sleep(60)", "import sys; sys.exit(1)", "pass"
+SAYS_NOTHING, KILLED = f"import sys; sys.exit({SILENT})", "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("programs", "code", "said"),
+    [
+        ((ENDS, ENDS), 0, ""),
+        ((FAILS, SAYS_NOTHING), 1, ""),
+        ((SAYS_NOTHING, FAILS), 1, ""),
+        ((SAYS_NOTHING, KILLED), 1, "rank 1 was ended by SIGKILL"),
+        ((KILLED, WAITS), 1, "rank 0 was ended by SIGKILL"),
+        ((SAYS_NOTHING, SAYS_NOTHING), 1, "has lost the others"),
+    ],
+)
+def test_one_rank_is_named(
+    programs: tuple[str, ...],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gspo.launch.supervise._END_SECONDS", 0.5)
+    ranks = [_Program(program) for program in programs]
+    assert run_ranks(ranks) == code
+    assert all(rank.returncode is not None for rank in ranks)
+    output = capsys.readouterr().out
+    assert said in output and output.count("failed") == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends_with", "runs"),
+    [([1, 1, 0], 0, 3), ([1, 1, 1, 1, 0], 1, 4), ([2, 0], 2, 1), ([1, 143, 0], 143, 2), ([0, 1], 0, 1)],
+)
+def test_failures_are_tried_again_but_wrong_input_and_signals_are_not(
+    codes: list[int], ends_with: int, runs: int
+) -> None:
+    said, left = list[str](), iter(codes)
+    assert with_restarts(lambda: next(left), 3, said.append) == ends_with
+    assert len(said) == runs - 1
