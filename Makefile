@@ -7,19 +7,20 @@ VLLM := .venv-vllm
 
 # Programs that a model has written want bubblewrap: apt install bubblewrap libseccomp2 (docs/sandbox.md).
 
-# A file's tests share a process, and its fixtures; one more process than cores, for many tests wait; at most four.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file's tests share a process, and its fixtures; up to four processes, one a core.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-all faults lint format docs bench soak study vllm install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix and the browser (about 3 minutes on 2 cores)
-	$(PYTEST) -m "not browser" --ignore=tests/faults $(ARGS)
+test: $(INSTALLED)  ## what to run before each commit: all but the fault matrix, the launchers and the browser (about 3 minutes on 2 cores)
+	$(PYTEST) -m "not browser" --ignore=tests/faults --ignore=tests/launch $(ARGS)
 
-faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged (about 4 minutes on 2 cores)
+faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
 	$(PYTEST) --dist load tests/faults $(ARGS)
+	$(PYTEST) tests/launch $(ARGS)
 
 test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 12 minutes on 2 cores, with `make vllm`)
 	SHAPES=all $(PYTEST) $(ARGS)
@@ -54,12 +55,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "gspo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
 	$(PYTHON) -m venv $(PEER)
-	$(PEER)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
+	$(PEER)/bin/pip install --quiet --no-compile --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
 	touch $@
 
 # vLLM wants an environment of its own. This is its build for CPUs; docs/engines.md says what to install for a GPU.

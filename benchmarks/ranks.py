@@ -2,8 +2,9 @@
 
     python -m benchmarks.ranks [--turns 5] [--responses 32] [--tokens 128]
 
-The update is the gradient of a mini-batch and an optimiser step. Gives the seconds, their ratio, and how much memory a
-process needs above what it has when its libraries are loaded.
+The update is the gradient of a mini-batch and an optimiser step. Gives the seconds, their ratio, how much memory a
+process needs above what it has when its libraries are loaded, to load the model from files and to train it, and what
+the ranks send each other in an update: the bytes over the loopback interface, in sizes of the model.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,10 +52,12 @@ def main() -> None:
     print(
         f"{load()}; medians of {options.turns} turns; responses of {options.tokens} tokens, {options.responses} a step"
     )
-    print("| parameters | 1 process, s | 2 ranks, s | times as fast | memory of 1, MiB | of each of 2, MiB |")
-    print("|---|---|---|---|---|---|")
+    print("| parameters | 1 process, s | 2 ranks, s | times as fast | sent, models |")
+    print("|---|---|---|---|---|")
+    memory = []
     for size in SIZES:
         with tempfile.TemporaryDirectory() as place:
+            _save_model(size, Path(place))
             ways = [_start(options, size, 1, place), _start(options, size, 2, place)]
             told: list[list[dict[str, Any]]] = [[], []]
             for _ in range(options.turns + 1):
@@ -65,8 +69,37 @@ def main() -> None:
         ratios = [first / second for first, second in zip(one, two, strict=True)]
         times = f"{statistics.median(one):.2f} | {statistics.median(two):.2f}"
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-        memory = f"{told[0][-1]['bytes'] / 2**20:.0f} | {told[1][-1]['bytes'] / 2**20:.0f}"
-        print(f"| {told[0][0]['parameters']:,} | {times} | {ratio} | {memory} |", flush=True)
+        sent = statistics.median(turn["sent"] for turn in told[1][1:])
+        print(f"| {told[0][0]['parameters']:,} | {times} | {ratio} | {sent:.2f} |", flush=True)
+        own = [turns[-1][name] / 2**20 for name in ("loaded", "bytes") for turns in told]
+        memory.append((told[0][0]["parameters"], *own))
+    print("\n| parameters, MiB | to load: 1 process, MiB | each of 2 | to train: 1 process | each of 2 |")
+    print("|---|---|---|---|---|")
+    for parameters, *own in memory:
+        print(f"| {parameters * 4 / 2**20:.0f} | {' | '.join(f'{number:.0f}' for number in own)} |")
+
+
+def _save_model(size: str, place: Path) -> None:
+    width, layers = SIZES[size]
+    architecture: dict[str, Any] = {
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": width // 64,
+        "head_dim": 32,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+    }
+    recipe = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
+    load_policy(recipe, fit_tokenizer(["0123456789"]), seed=0).save(place / "model")
+
+
+def _sent() -> int:
+    """The bytes that have gone over the loopback interface."""
+    (line,) = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
+    return int(line.partition(":")[2].split()[0])
 
 
 def _start(options: argparse.Namespace, size: str, number: int, place: str) -> list["subprocess.Popen[str]"]:
@@ -94,34 +127,23 @@ def _work(options: argparse.Namespace) -> None:
     if number > 1:
         store, own = f"file://{os.environ['STORE']}", int(os.environ["RANK"])
         dist.init_process_group("gloo", init_method=store, rank=own, world_size=number, timeout=timedelta(minutes=5))
+    recipe = ModelConfig(path=str(Path(os.environ["STORE"]).with_name("model")), device="cpu")
+    tokenizer, sharding = fit_tokenizer(["0123456789"]), sharding_of("full", torch.device("cpu"), torch.float32)
     before = reset_peak_memory()
-    width, layers = SIZES[options.work]
-    architecture: dict[str, Any] = {
-        "model_type": "qwen3",
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // 32,
-        "num_key_value_heads": width // 64,
-        "head_dim": 32,
-        "vocab_size": VOCABULARY,
-        "tie_word_embeddings": True,
-    }
-    recipe = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
-    sharding = sharding_of("full", torch.device("cpu"), torch.float32)
-    policy = load_policy(recipe, fit_tokenizer(["0123456789"]), seed=0, sharding=sharding)
-    parameters = policy.num_parameters
+    policy = load_policy(recipe, tokenizer, seed=0, sharding=sharding)
+    loaded, parameters = peak_memory() - before, policy.num_parameters
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=100)
     learner = Learner(policy=policy, optimizer=optimizer, actor=ActorConfig(gradient_noise=False), temperature=1.0)
     samples = _samples(options.responses, options.tokens)
     for _ in sys.stdin:
         gathered(None)
-        started = time.perf_counter()
+        started, sent = time.perf_counter(), _sent()
         accumulate_gradient(learner, samples, Denominators(num_sequences=len(samples)), 0)
         optimizer.step()
         gathered(None)
-        seconds = time.perf_counter() - started
-        print(json.dumps({"seconds": seconds, "bytes": peak_memory() - before, "parameters": parameters}), flush=True)
+        seconds, models = time.perf_counter() - started, (_sent() - sent) / (4 * parameters)
+        said: dict[str, float] = {"seconds": seconds, "sent": models, "loaded": loaded, "bytes": peak_memory() - before}
+        print(json.dumps({**said, "parameters": parameters}), flush=True)
 
 
 def _samples(number: int, num_tokens: int) -> list[Sample]:

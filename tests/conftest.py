@@ -57,19 +57,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-# Few tests, and minutes each: last, one process would work on them while the others have nothing to do.
-LONG_FILES = {"test_vllm_process.py", "test_servers.py", "test_vllm_experts.py", "test_engines_end_to_end.py"}
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests that start programs often wait for them."""
-    return len(os.sched_getaffinity(0)) + 1
+# Few tests, and minutes each: last, one process would work on them while the others have nothing to do. Those that
+# compute and those that wait take turns.
+LONG_FILES = (
+    "test_vllm_process.py",
+    "test_ray.py",
+    "test_slurm.py",
+    "test_servers.py",
+    "test_several_processes.py",
+    "test_vllm_experts.py",
+    "test_engines_end_to_end.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a browser; the long files come first, then those of many tests."""
     sizes = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name not in LONG_FILES, -sizes[item.path]))
+    order = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: (order.get(item.path.name, len(order)), -sizes[item.path]))
     for item in items:
         if item.path.name.startswith("test_browser_"):
             item.add_marker("browser")

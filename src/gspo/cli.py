@@ -120,7 +120,7 @@ def _train(options: Namespace) -> int:
         recipe = renamed(recipe, _note)
     elif not options.resume and not _is_rank():
         check_place(recipe, overwrite=options.overwrite)
-    if options.processes is not None:
+    if (options.processes or 1) > 1:
         flags = [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
         place = [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir))}"] if options.new else []
         return run_processes(["train", options.target, *options.overrides, *place, *flags], options.processes)
@@ -171,7 +171,7 @@ def _resume(options: Namespace) -> int:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
         raise UserError("this run took its queries or its reward from Python", where=str(directory), fix=fix)
-    if options.processes is not None:
+    if (options.processes or 1) > 1:
         from gspo.launch.local import run_processes
 
         return run_processes(["resume", str(directory), *options.overrides], options.processes)

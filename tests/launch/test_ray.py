@@ -61,6 +61,10 @@ def cluster() -> Iterator[Cluster]:
         for name, value in {**names, "HF_HUB_OFFLINE": "1"}.items():
             patch.setenv(name, value)
         started = Cluster(Path(directory))
+        began, (host, port) = time.monotonic(), started.address.split(":")
+        while socket.socket().connect_ex((host, int(port))):
+            assert time.monotonic() - began < SECONDS
+            time.sleep(0.2)
         started.add_node()
         yield started
         while started.nodes:

@@ -13,14 +13,13 @@ from gspo.learner.balance import cost, shares
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.model import packing
-from gspo.model.packing import TokenSequence
+from gspo.model.packing import EMPTY, TokenSequence
 from gspo.model.policy import Policy
 from gspo.ranks import gathered, highest, num_ranks, rank
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 
 T = TypeVar("T")
-EMPTY = TokenSequence(prompt_ids=(0,), response_ids=torch.tensor([0]))  # of a pass that only keeps step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,9 +9,8 @@ import torch
 
 from gspo.errors import UserError
 from gspo.learner.balance import shares
-from gspo.learner.micro_batching import EMPTY
 from gspo.learner.optimizer import Optimizer
-from gspo.model.packing import TokenSequence, micro_batches
+from gspo.model.packing import EMPTY, TokenSequence, micro_batches
 from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.row import Row
 from gspo.ranks import gathered, highest, num_ranks, rank

@@ -9,7 +9,6 @@ import torch
 
 from gspo.learner.loss import Denominators, Loss, denominators_of, micro_batch_loss, with_stats
 from gspo.learner.micro_batching import (
-    EMPTY,
     Learner,
     micro_batches,
     mini_batches,
@@ -19,6 +18,7 @@ from gspo.learner.micro_batching import (
 )
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
 from gspo.learner.volatility import Activation, activation, watched_experts
+from gspo.model.packing import EMPTY
 from gspo.model.policy import response_likelihood
 from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig

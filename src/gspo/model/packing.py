@@ -38,6 +38,9 @@ class TokenSequence:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
+EMPTY = TokenSequence(prompt_ids=(0,), response_ids=torch.tensor([0]))  # of a pass that only keeps step with others'
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """R rows, each of which attends to itself and to a prefix that all share. In the pack the rows follow the prefix.

@@ -59,12 +59,12 @@ def like(tensor: Tensor, shared: Tensor) -> Tensor:
 
 
 def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What state_dict has, in its order, as it is now: of a model that ranks hold whole, state_dict would share it."""
+    """What state_dict has, in its order, as it is now: of layers that ranks hold whole, state_dict would share them."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         own = {**module._parameters, **module._buffers}
         for name, tensor in own.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, tensor.detach()
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

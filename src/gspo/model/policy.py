@@ -1,6 +1,7 @@
 """The policy: a causal language model, its tokenizer and head, and the likelihoods that it gives to responses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,11 @@ from torch import Tensor
 from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
-from gspo.model.packing import Pack, TokenSequence, pack, take
+from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
 from gspo.model.parameters import freeze, trunk_of, whole
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
-from gspo.model.sharding import Sharding, not_shardable, ready_to_try
+from gspo.model.sharding import Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.ranks import on_all, rank
 from gspo.recipe.sections import ModelConfig
@@ -42,6 +43,8 @@ class Policy:
     unknown_routers: str | None  # why the model's routers cannot be replayed
 
     sharding: Sharding | None = None  # how the model is spread over ranks
+    # Where rank 0 acts alone: has the others take part (`take_part`) in what it does next with a model that they share.
+    call_others: Callable[[str | None], None] | None = None
 
     @property
     def head(self) -> Head:
@@ -53,6 +56,12 @@ class Policy:
     def architecture(self) -> str:
         """The name of the model's class in transformers."""
         return type(self.model).__name__.removeprefix("FSDP")  # which makes a class of its own
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        dtype: torch.dtype = self.sharding.dtype if self.sharding else self.model.get_output_embeddings().weight.dtype
+        return dtype
 
     @property
     def is_sharded(self) -> bool:
@@ -83,9 +92,30 @@ class Policy:
         """What `compute` makes of the trunk and the head: within the model's own forward pass where it is sharded."""
         if not self.is_sharded:
             return compute()
+        if self.call_others is not None:
+            self.call_others(None)
         outputs: tuple[Any, ...] = self.model.compute(compute)
         # A gradient that is asked of a copy does not set off the model's own backward pass.
         return tuple(own.clone() if isinstance(own, Tensor) and own.requires_grad else own for own in outputs)
+
+    @contextmanager
+    def gathered(self, layer: str) -> Iterator[None]:
+        """Have the tensors of a layer whole, or those outside of layers, where ranks share the model."""
+        if not self.is_sharded:
+            yield
+            return
+        if self.call_others is not None:
+            self.call_others(layer)
+        with gathered(self.model, layer):
+            yield
+
+    def take_part(self, layer: str | None) -> None:
+        """What the other ranks do where rank 0, alone, gathers a layer, or makes a forward pass without gradients."""
+        if layer is not None:
+            with self.gathered(layer):
+                return
+        with torch.no_grad():
+            response_likelihood(self, [EMPTY])
 
     def weights(self) -> dict[str, Tensor]:
         """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied.

@@ -97,6 +97,14 @@ def unsharded(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def gathered(model: nn.Module, name: str) -> Iterator[None]:
+    """Hold the layer of this name on every rank; of another name, what lies outside of layers."""
+    module = dict(model.named_modules()).get(name)
+    with _held([module if isinstance(module, FSDPModule) else model]):
+        yield
+
+
+@contextmanager
 def _held(units: list[Any]) -> Iterator[None]:
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)

@@ -16,34 +16,48 @@ from gspo.types import Group, Query, ShowProgress
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What all ranks are to sample; without queries: hold the whole model, and note its version."""
+class _Queries:
+    """What all ranks are to sample."""
 
-    queries: Sequence[Query] = ()
-    settings: RolloutConfig | None = None
-    key: SamplingKey | None = None
-    record_experts: bool = False
-    version: int = 0
+    queries: Sequence[Query]
+    settings: RolloutConfig
+    key: SamplingKey
+    record_experts: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Version:
+    """Of the weights that all ranks are to hold whole, for their engines to sample with."""
+
+    number: int
 
 
 class EngineOfRanks:
-    """Samples with the weights of a model that ranks share: from `publish` to `release` each of them has it whole.
+    """Samples with the weights of a model that ranks share.
 
-    An embedded engine samples on every rank, each for its share of the queries; servers are rank 0's.
+    An embedded engine samples on every rank, each for its share of the queries: from `publish` to `release` each of
+    them has the whole model. Servers are rank 0's, which gathers the weights for them layer by layer.
     """
 
-    def __init__(self, policy: Policy, make: Callable[[], Engine], *, is_embedded: bool, check_stop: Any) -> None:
+    def __init__(
+        self, policy: Policy, make: Callable[[Policy], Engine], *, is_embedded: bool, check_stop: Callable[[], None]
+    ) -> None:
         """`make` makes the engine: on every rank where it is embedded."""
         self._policy, self._check_stop, self._held = policy, check_stop, ExitStack()
         self._own: Engine | None = None
-
-        def make_own() -> None:
-            self._own = make()
-
-        with unsharded(policy.model):
-            make_own() if is_embedded else from_first(make_own)
-            self._description: Mapping[str, str] = self._own.describe() if self._own else {}
         self._is_embedded = is_embedded
+        if is_embedded:
+            with unsharded(policy.model):
+                self._own = make(policy)
+        else:
+            self._policy = replace(policy, call_others=ask_others) if rank() == 0 else policy
+            from_first(self._start_servers(make), self.help_with)
+
+    def _start_servers(self, make: Callable[[Policy], Engine]) -> Callable[[], None]:
+        def start() -> None:
+            self._own = make(self._policy)
+
+        return start
 
     def sample(
         self,
@@ -56,27 +70,30 @@ class EngineOfRanks:
         show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """Called by rank 0: a group for each query, in their order, as Engine has it."""
-        asked: dict[str, Any] = {"queries": queries, "settings": settings, "key": key, "record_experts": record_experts}
+        options: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
         if not self._is_embedded:
             assert self._own is not None
-            return self._own.sample(**asked, check_stop=check_stop, show_progress=show_progress)
-        ask_others(_Asked(**asked))
-        shares = self._sample(_Asked(**asked), check_stop, show_progress)
+            return self._own.sample(queries, settings, key, record_experts=record_experts, **options)
+        asked = _Queries(queries=queries, settings=settings, key=key, record_experts=record_experts)
+        ask_others(asked)
+        shares = self._sample(asked, **options)
         found = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
         return tuple(_about(group, query) for group, query in zip(found, queries, strict=True))
 
-    def help_with(self, asked: _Asked) -> None:
+    def help_with(self, asked: _Queries | _Version | str | None) -> None:
         """What the other ranks do when rank 0 samples or publishes."""
-        if asked.settings is None:
-            self._hold(asked.version)
-        else:
+        if isinstance(asked, _Queries):
             self._sample(asked, self._check_stop, lambda *_: None)
+        elif isinstance(asked, _Version):
+            self._hold(asked)
+        else:
+            self._policy.take_part(asked)
 
     def _sample(
-        self, asked: _Asked, check_stop: Callable[[], None], show_progress: ShowProgress
+        self, asked: _Queries, check_stop: Callable[[], None], show_progress: ShowProgress
     ) -> list[Sequence[Group]]:
         """What every rank has sampled. Rank 0 raises its own error, or the first of another's, and tells it to all."""
-        assert self._own is not None and asked.settings is not None and asked.key is not None
+        assert self._own is not None
         groups: Sequence[Group] = ()
         failure: BaseException | None = None
         try:
@@ -105,27 +122,27 @@ class EngineOfRanks:
         return [own for own, _, _ in results]
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Called by rank 0: have the present weights whole on every rank, for the engine to sample with."""
-        ask_others(_Asked(version=version))
-        self._hold(version)
-        if not self._is_embedded:
-            assert self._own is not None
-            self._own.publish(policy, version)
-
-    def _hold(self, version: int) -> None:
-        self._held.close()
-        self._held.enter_context(unsharded(self._policy.model))
+        """Called by rank 0: have the engine sample with the present weights."""
         if self._is_embedded:
+            ask_others(_Version(number=version))
+            self._hold(_Version(number=version))
+        else:
             assert self._own is not None
             self._own.publish(self._policy, version)
+
+    def _hold(self, version: _Version) -> None:
+        assert self._own is not None
+        self._held.close()
+        self._held.enter_context(unsharded(self._policy.model))
+        self._own.publish(self._policy, version.number)
 
     def release(self) -> None:
         """Share the model among the ranks again: before it is trained."""
         self._held.close()
 
     def describe(self) -> Mapping[str, str]:
-        """The engine's own description, as it was made."""
-        return self._description
+        """The engine's own description."""
+        return self._own.describe() if self._own else {}
 
     def take_metrics(self) -> Mapping[str, float]:
         """The engine's own."""

@@ -82,7 +82,8 @@ def memory_of(
         shards = 1 if recipe.trainer.sharding == "none" else num_ranks
         held, update = ({part: size / shards for part, size in parts.items()} for parts in (held, update))
         update["a layer, gathered"] = (width + 4) * _largest_units(model)
-        whole = {"weights, gathered": width * sum(p.numel() for p in model.parameters())}
+        if recipe.rollout.engine == "embedded":  # servers hold the weights that they sample with themselves
+            whole = {"weights, gathered": width * sum(p.numel() for p in model.parameters())}
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
         "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),

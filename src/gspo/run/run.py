@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
@@ -217,8 +216,11 @@ def open_run(
         with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
-            make = partial(make_engine, recipe, parts.policy, longest_sequence=longest, **options)
-            engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make()
+
+            def make(policy: Policy) -> Engine:
+                return make_engine(recipe, policy, longest_sequence=longest, **options)
+
+            engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make(parts.policy)
         stack.enter_context(closing(engine))
         directory = reopened or stack.enter_context(closing(_created(recipe, overwrite=overwrite)))
         stack.callback(display.stop)
@@ -270,7 +272,7 @@ def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
 
 
 def _of_ranks(
-    recipe: Recipe, policy: Policy, make: Callable[[], Engine], check_stop: Callable[[], None]
+    recipe: Recipe, policy: Policy, make: Callable[[Policy], Engine], check_stop: Callable[[], None]
 ) -> EngineOfRanks:
     return EngineOfRanks(policy, make, is_embedded=recipe.rollout.engine == "embedded", check_stop=check_stop)
 

@@ -226,7 +226,7 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     if rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, max_rows=max_rows, experts=experts)
-    dtype = str(policy.head.weight.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
+    dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)
     fleet = Fleet(api, policy, probe, settings, dtype=dtype, max_length=max_length, **options)

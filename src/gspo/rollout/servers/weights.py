@@ -38,27 +38,33 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
     Of tied tensors there is the first. Scrambled ones are of the same shapes, and no policy's: a server with any of
     them in place of the true ones computes something else.
     """
-    seen: set[tuple[int, torch.Size]] = set()
-    layers: dict[str, dict[str, Tensor]] = {}
+    seen: set[int] = set()
+    layers: dict[str, list[str]] = {}
     for name, tensor in live_tensors(policy.model):
-        place = (tensor.data_ptr(), tensor.shape)
-        if tensor.numel() and place in seen:
-            continue
-        seen.add(place)
-        match = _FIRST_NUMBER.match(name)
-        layers.setdefault(match[1] if match else name, {})[name] = tensor
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            match = _FIRST_NUMBER.match(name)
+            layers.setdefault(match[1] if match else name, []).append(name)
     with torch.no_grad():
-        for layer in layers.values():
+        for place, names in layers.items():
+            with policy.gathered(place):
+                layer = {name: _tensor(policy.model, name) for name in names}
+                if policy.is_sharded:  # memory that a server or numpy has seen could not be freed to share it again
+                    layer = {name: tensor.clone() for name, tensor in layer.items()}
             for name, tensor in layer.items():
                 if not _is_finite(tensor):
                     raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
-            if policy.is_sharded:  # memory that a server or numpy has seen could not be freed to share it again
-                layer = {name: tensor.clone() for name, tensor in layer.items()}
             saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer))
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
             saved.clear()  # no two layers are held at a time
+
+
+def _tensor(model: Any, name: str) -> Tensor:
+    module, _, own = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(module), own)
+    return tensor.detach()
 
 
 def _is_finite(tensor: Tensor) -> bool:
