@@ -34,7 +34,7 @@ from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig
 from gspo.types import Query, Sample
 
-SIZES = {"1M": (128, 4), "50M": (640, 7)}  # hidden size and layers
+SIZES = {"1M": (128, 4), "50M": (640, 7), "250M": (768, 28)}  # hidden size and layers
 GROUP, PROMPT, VOCABULARY = 8, 64, 8_000
 
 
@@ -54,29 +54,46 @@ def main() -> None:
     )
     print("| parameters | 1 process, s | 2 ranks, s | times as fast | sent, models |")
     print("|---|---|---|---|---|")
-    memory = []
-    for size in SIZES:
-        with tempfile.TemporaryDirectory() as place:
-            _save_model(size, Path(place))
-            ways = [_start(options, size, 1, place), _start(options, size, 2, place)]
-            told: list[list[dict[str, Any]]] = [[], []]
-            for _ in range(options.turns + 1):
-                for own, processes in zip(told, ways, strict=True):
-                    own.append(_turn(processes))
-            for process in (process for processes in ways for process in processes):
-                process.communicate()
-        one, two = ([turn["seconds"] for turn in own[1:]] for own in told)  # the first warms up
-        ratios = [first / second for first, second in zip(one, two, strict=True)]
-        times = f"{statistics.median(one):.2f} | {statistics.median(two):.2f}"
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-        sent = statistics.median(turn["sent"] for turn in told[1][1:])
-        print(f"| {told[0][0]['parameters']:,} | {times} | {ratio} | {sent:.2f} |", flush=True)
-        own = [turns[-1][name] / 2**20 for name in ("loaded", "bytes") for turns in told]
-        memory.append((told[0][0]["parameters"], *own))
-    print("\n| parameters, MiB | to load: 1 process, MiB | each of 2 | to train: 1 process | each of 2 |")
-    print("|---|---|---|---|---|")
-    for parameters, *own in memory:
-        print(f"| {parameters * 4 / 2**20:.0f} | {' | '.join(f'{number:.0f}' for number in own)} |")
+    for size in ("1M", "50M"):
+        _compare(options, size)
+    print("\n| processes | each loads, MiB | each trains, MiB |")
+    print("|---|---|---|")
+    for number in (1, 2, 4):
+        _measure_memory(options, "250M", number)
+
+
+def _compare(options: argparse.Namespace, size: str) -> None:
+    """One process and two ranks, which take turns."""
+    with tempfile.TemporaryDirectory() as place:
+        _save_model(size, Path(place))
+        ways = [_start(options, size, 1, place), _start(options, size, 2, place)]
+        told: list[list[dict[str, Any]]] = [[], []]
+        for _ in range(options.turns + 1):
+            for own, processes in zip(told, ways, strict=True):
+                own.append(_turn(processes))
+        for process in (process for processes in ways for process in processes):
+            process.communicate()
+    one, two = ([turn["seconds"] for turn in own[1:]] for own in told)  # the first warms up
+    ratios = [first / second for first, second in zip(one, two, strict=True)]
+    times = f"{statistics.median(one):.2f} | {statistics.median(two):.2f}"
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+    sent = statistics.median(turn["sent"] for turn in told[1][1:])
+    print(f"| {told[0][0]['parameters']:,} | {times} | {ratio} | {sent:.2f} |", flush=True)
+
+
+def _measure_memory(options: argparse.Namespace, size: str, number: int) -> None:
+    """What each process has at most above its libraries, of a model of many layers."""
+    with tempfile.TemporaryDirectory() as place:
+        _save_model(size, Path(place))
+        # What is freed is not to be counted: glibc would keep it.
+        processes = _start(options, size, number, place, MALLOC_MMAP_THRESHOLD_=str(2**20))
+        told = [_turn(processes) for _ in range(2)][-1]  # moments are there from the second update on
+        for process in processes:
+            process.communicate()
+    if number == 1:
+        model = 4 * told["parameters"] / 2**20
+        print(f"| {told['parameters']:,} parameters | {model:.0f} | {4 * model:.0f} |")
+    print(f"| {number} | {told['loaded'] / 2**20:.0f} | {told['bytes'] / 2**20:.0f} |", flush=True)
 
 
 def _save_model(size: str, place: Path) -> None:
@@ -102,12 +119,17 @@ def _sent() -> int:
     return int(line.partition(":")[2].split()[0])
 
 
-def _start(options: argparse.Namespace, size: str, number: int, place: str) -> list["subprocess.Popen[str]"]:
+def _start(
+    options: argparse.Namespace, size: str, number: int, place: str, **environment: str
+) -> list["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "benchmarks.ranks", "--work", size, "--responses", str(options.responses)]
     command += ["--tokens", str(options.tokens)]
-    own = {"OMP_NUM_THREADS": str(2 // number), "WORLD_SIZE": str(number), "STORE": f"{place}/{number}"}
+    own = {"OMP_NUM_THREADS": str(max(1, 2 // number)), "WORLD_SIZE": str(number), "STORE": f"{place}/{number}"}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(command, env={**os.environ, **own, "RANK": str(n)}, **pipes) for n in range(number)]
+    return [
+        subprocess.Popen(command, env={**os.environ, **environment, **own, "RANK": str(n)}, **pipes)
+        for n in range(number)
+    ]
 
 
 def _turn(processes: list["subprocess.Popen[str]"]) -> dict[str, Any]:
