@@ -67,11 +67,16 @@ JOBS = {
 def main() -> None:
     """Do all jobs on 1, 2 and 4 ranks."""
     torch.set_num_threads(1)
-    for name, job in JOBS.items():
-        _save_model(job, Path(sys.argv[1]) / f"model of {name}")
+    # This process computes nothing: torch's threads do not survive a fork.
+    torch.multiprocessing.start_processes(_save_models, args=(Path(sys.argv[1]),), nprocs=1, start_method="fork")
     for number in RUNS:
         arguments = (number, Path(sys.argv[1]))
         torch.multiprocessing.start_processes(_rank, args=arguments, nprocs=number, start_method="fork")
+
+
+def _save_models(_: int, directory: Path) -> None:
+    for name, job in JOBS.items():
+        _save_model(job, directory / f"model of {name}")
 
 
 def _rank(rank: int, number: int, directory: Path) -> None:
