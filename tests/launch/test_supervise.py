@@ -1,7 +1,12 @@
 """What becomes of a run whose ranks end in different ways, and when it is started again."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -13,8 +18,8 @@ from gspo.launch.supervise import run_ranks, with_restarts
 class _Program(LocalRank):
     """Any program, in place of a rank."""
 
-    def __init__(self, code: str) -> None:
-        subprocess.Popen.__init__(self, [sys.executable, "-c", code])
+    def __init__(self, code: str, **options: Any) -> None:
+        subprocess.Popen.__init__(self, [sys.executable, "-c", code], **options)
 
 
 WAITS, FAILS, ENDS = "import time; time.sleep(60)", "import sys; sys.exit(1)", "pass"
@@ -45,6 +50,21 @@ def test_one_rank_is_named(
     assert all(rank.returncode is not None for rank in ranks)
     output = capsys.readouterr().out
     assert said in output and output.count("failed") == bool(said)
+
+
+def test_a_second_signal_ends_all_at_once_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); time.sleep(60)"
+    rank = _Program(stubborn, stdout=subprocess.PIPE)
+    assert rank.stdout is not None and rank.stdout.readline()
+
+    def interrupt() -> None:
+        for _ in range(2):
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    assert run_ranks([rank]) == 128 + signal.SIGTERM
+    assert "ended at once by SIGTERM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,11 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
 
     The first signal goes on to every rank, and the second ends them at once. Where a rank fails, all end.
     """
+    received: list[signal.Signals] = []
     try:
-        with _signals_for(ranks):
-            return _exit_code(ranks)
+        with _signals_for(ranks, received):
+            code = _exit_code(ranks, received)
+        return _SIGNALLED + received[0] if code and received else code
     finally:
         for process in ranks:
             _signal(process, signal.SIGKILL)
@@ -62,7 +64,7 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
             process.wait()
 
 
-def _exit_code(ranks: Sequence[RankProcess]) -> int:
+def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> int:
     failed: dict[int, bool] = {}  # by the rank: whether it has ended by itself
     since, told = 0.0, 0
     while None in [process.poll() for process in ranks]:
@@ -75,7 +77,9 @@ def _exit_code(ranks: Sequence[RankProcess]) -> int:
             told += 1
     codes = [process.returncode or 0 for process in ranks]
     causes = [own for own, code in enumerate(codes) if code and (failed.get(own, not told) or ranks[own].is_lost)]
-    if ended := [own for own in causes if codes[own] < 0]:
+    if len(received) > 1:
+        print(f"ended at once by {received[1].name}{FIX}")
+    elif ended := [own for own in causes if codes[own] < 0]:
         print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")
     elif causes and all(code == SILENT for code in codes):
         print(f"failed: rank {causes[0]} has lost the others, and then they have lost it{FIX}")
@@ -88,15 +92,13 @@ def _signal(process: RankProcess, number: int) -> None:
 
 
 @contextmanager
-def _signals_for(ranks: Sequence[RankProcess]) -> Iterator[None]:
+def _signals_for(ranks: Sequence[RankProcess], received: list[signal.Signals]) -> Iterator[None]:
     """Hand the first signal on to all ranks; the second ends them."""
-    count = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
+        received.append(signal.Signals(number))
         for process in ranks:
-            _signal(process, number if count == 1 else signal.SIGKILL)
+            _signal(process, number if len(received) == 1 else signal.SIGKILL)
 
     numbers = [own for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(own) != signal.SIG_IGN]
     before = {number: signal.signal(number, hand_on) for number in numbers}
