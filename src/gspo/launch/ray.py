@@ -45,10 +45,15 @@ def run_on_ray(arguments: Sequence[str], job: RayJob, say: Callable[[str], objec
     UserError where there is no Ray, no such cluster, or where it does not have what the job asks for in time.
     """
     with _connected(job):
+        from ray.exceptions import RayError
 
         def run() -> int:
-            with _placed(job, say) as hosts:
-                return run_ranks(_started(arguments, hosts, job))
+            try:
+                with _placed(job, say) as hosts:
+                    return run_ranks(_started(arguments, hosts, job))
+            except RayError as error:  # a node has been lost before its ranks have started
+                say(f"failed: the ranks could not be started: {type(error).__name__}: {error}")
+                return 1
 
         return with_restarts(run, job.max_failures, say)
 
