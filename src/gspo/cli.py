@@ -220,8 +220,8 @@ def _launch_local(options: Namespace) -> int:
 def _launch_ray(options: Namespace) -> int:
     from gspo.launch.ray import RayJob, run_on_ray
 
-    _loaded(options)
-    return run_on_ray(_resumable(options), _job(RayJob, options), _note)
+    recipe = _loaded(options)
+    return run_on_ray(_resumable(options), _job(RayJob, options), recipe.cluster, _note)
 
 
 def _resumable(options: Namespace) -> list[str]:

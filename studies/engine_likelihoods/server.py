@@ -38,7 +38,9 @@ def vllm_servers(
         urls, processes = dict[str, str](), list[ServerProcess]()
         for dtype in dtypes:
             port = free_port()
-            command = api.command(model=folder, port=port, max_length=longest, dtype=dtype, kind="cpu")
+            command = api.command(
+                model=folder, address="127.0.0.1", port=port, max_length=longest, dtype=dtype, kind="cpu"
+            )
             environment = {**api.environment(key), "OMP_NUM_THREADS": "1"}
             processes.append(ServerProcess(command, environment, logs / f"vllm_{dtype}.log"))
             stack.callback(processes[-1].end)

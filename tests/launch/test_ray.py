@@ -90,6 +90,55 @@ def test_a_run_goes_on_when_a_node_is_lost_and_another_comes(
     _wait_until(lambda: not _ranks(tmp_path), run)
 
 
+# What rank 0 does: it starts a server on the node that is not the head, ends it, and starts another.
+SERVER = """
+import sys
+from pathlib import Path
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from gspo.rollout.servers.ray_host import HostActor, RayHost
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+head = "node:__internal_head__"
+(node,) = (own["NodeID"] for own in ray.nodes() if own["Alive"] and head not in own["Resources"])
+where = NodeAffinitySchedulingStrategy(node, soft=False)
+host = RayHost(ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=where).remote(), "another")
+port = host.free_port()
+command = [sys.executable, "-u", "-m", "http.server", "--bind", host.address, str(port)]
+for _ in range(2):
+    server = host.start(command, {"OWN": "value"}, Path("log").absolute())
+    while "Serving" not in server.said():
+        assert not server.has_ended(0.1), server.said()
+    print(host.address, port, flush=True)
+    sys.stdin.readline()
+    server.end()
+    print(server.has_ended(), server.said(), flush=True)
+try:
+    host.start(command, {}, Path("log").absolute())
+except Exception as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_server_runs_where_ray_has_placed_it_and_is_lost_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    def tell() -> str:
+        assert rank.stdin is not None and rank.stdout is not None
+        print(file=rank.stdin, flush=True)
+        return rank.stdout.readline()
+
+    command = [sys.executable, "-c", SERVER, cluster.address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as rank:  # type: ignore[call-overload]
+        assert rank.stdout is not None
+        address, port = rank.stdout.readline().split()
+        socket.create_connection((address, int(port)), SECONDS).close()
+        assert "True" in tell() and rank.stdout.readline().split() == [address, port]
+        cluster.lose_node()
+        lost = f"a server's host {address} is lost"
+        assert lost in tell() and lost in rank.stdout.readline()
+    assert socket.socket().connect_ex((address, int(port)))
+    cluster.add_node()
+
+
 @pytest.mark.parametrize(
     ("options", "token", "reason"),
     [

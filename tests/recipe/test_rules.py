@@ -116,6 +116,10 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             ["python, devices and options are theirs"],
         ),
         ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1", "http://a:1"]}}}, ["names a server twice"]),
+        ({"cluster": {"engines": 1}}, ["cluster.engines places servers, and rollout.engine is embedded"]),
+        ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1"]}}, "cluster": {"engines": 1}}, ["give one of the two"]),
+        ({"rollout": {**VLLM, "vllm": {"devices": ["0"]}}, "cluster": {"engines": 1}}, ["leave out rollout.vllm.dev"]),
+        ({"rollout": {**VLLM, "vllm": {"weights": "ipc"}}, "cluster": {"engines": 1}}, ["ipc stays within"]),
         ({"actor": {"mini_batches": 5}}, ["actor.mini_batches (5) must divide rollout.queries_per_step (64)"]),
     ],
 )

@@ -18,6 +18,8 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.launch.local import LocalRank
 from gspo.launch.supervise import run_ranks, with_restarts
+from gspo.recipe.sections import ClusterConfig
+from gspo.rollout.servers.ray_host import HOSTS, NAMESPACE, HostActor
 
 _WHERE = "gspo launch ray"
 _LOST_SECONDS = 10.0  # that a killed rank has to be gone
@@ -39,18 +41,19 @@ class RayJob:
     wait_seconds: int = 600  # for the cluster to have what is asked for
 
 
-def run_on_ray(arguments: Sequence[str], job: RayJob, say: Callable[[str], object]) -> int:
+def run_on_ray(arguments: Sequence[str], job: RayJob, cluster: ClusterConfig, say: Callable[[str], object]) -> int:
     """Run gspo with these arguments as ranks on a Ray cluster, again where they fail; the exit code.
 
-    UserError where there is no Ray, no such cluster, or where it does not have what the job asks for in time.
+    `cluster` says which servers are placed beside them. UserError where there is no Ray, no such cluster, or where it
+    does not have in time what is asked for.
     """
-    with _connected(job):
+    with _connected(job, cluster):
         from ray.exceptions import RayError
 
         def run() -> int:
             try:
-                with _placed(job, say) as hosts:
-                    return run_ranks(_started(arguments, hosts, job))
+                with _placed(job, cluster, say) as (hosts, servers):
+                    return run_ranks(_started(arguments, hosts, servers, job))
             except RayError as error:  # a node has been lost before its ranks have started
                 say(f"failed: the ranks could not be started: {type(error).__name__}: {error}")
                 return 1
@@ -144,7 +147,7 @@ class _RayRank:
 
 
 @contextmanager
-def _connected(job: RayJob) -> Iterator[None]:
+def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[None]:
     """To the cluster that the job names, or to a new one."""
     # Whoever reaches a cluster without a token can run anything on it.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -158,9 +161,9 @@ def _connected(job: RayJob) -> Iterator[None]:
     directory = tempfile.TemporaryDirectory(prefix="gspo-ray-")  # which nobody else may read
     if job.address is None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        cores = max(len(os.sched_getaffinity(0)), job.processes * job.cpus_per_process)
+        asked = job.processes * job.cpus_per_process + cluster.engines * cluster.cpus_per_engine
         options |= {
-            "num_cpus": cores,
+            "num_cpus": max(len(os.sched_getaffinity(0)), asked),
             "include_dashboard": False,
             "object_store_memory": 100 * 2**20,
             "_temp_dir": directory.name,
@@ -169,7 +172,7 @@ def _connected(job: RayJob) -> Iterator[None]:
         if ":" in (job.address or "").removeprefix("ray://"):  # Ray would try for minutes
             host, _, port = str(job.address).removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        ray.init(address=job.address or "local", **options)
+        ray.init(address=job.address or "local", namespace=NAMESPACE, **options)
     except (OSError, ValueError, RuntimeError) as error:
         fix = "see that it runs (ray status), and that RAY_AUTH_TOKEN or ~/.ray/auth_token has its token"
         what = f"no such cluster: {str(error).partition(chr(10))[0]}"
@@ -182,27 +185,56 @@ def _connected(job: RayJob) -> Iterator[None]:
 
 
 @contextmanager
-def _placed(job: RayJob, say: Callable[[str], object]) -> Iterator[list[tuple[Any, str, str, int]]]:
-    """An actor for each rank, with its node, address and a port; those of a node follow each other."""
+def _placed(
+    job: RayJob, cluster: ClusterConfig, say: Callable[[str], object]
+) -> Iterator[tuple[list[tuple[Any, str, str, int]], list[str]]]:
+    """An actor for each rank, with its node, address and a port, and the names of the actors that start servers.
+
+    The ranks of a node follow each other.
+    """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    bundle = {"CPU": job.cpus_per_process} | ({"GPU": job.gpus_per_process} if job.gpus_per_process else {})
-    group = placement_group([bundle] * job.processes, strategy="PACK")
+    ranks = [_Asked(cpus=job.cpus_per_process, gpus=job.gpus_per_process)] * job.processes
+    servers = [_Asked(cpus=cluster.cpus_per_engine, gpus=cluster.gpus_per_engine)] * cluster.engines
+    asked = " and ".join(f"{len(own)} times {own[0]}" for own in (ranks, servers) if own)
+    group = placement_group([own.bundle() for own in (*ranks, *servers)], strategy="PACK")
+
+    def actor(kind: type, place: int, **options: Any) -> Any:
+        own, where = (*ranks, *servers)[place], PlacementGroupSchedulingStrategy(group, place)
+        options |= {"num_cpus": own.cpus, "num_gpus": own.gpus, "max_restarts": 0, "scheduling_strategy": where}
+        return ray.remote(kind).options(**options).remote()
+
     try:
         if not group.wait(5):
-            say(f"waiting for the cluster to have {job.processes} times {bundle}; now it has {_free()}")
+            say(f"waiting for the cluster to have {asked}; now it has {_free()}")
         if not group.wait(job.wait_seconds):
-            what = f"it has not had {job.processes} times {bundle} within {job.wait_seconds} s, but {_free()}"
+            what = f"it has not had {asked} within {job.wait_seconds} s, but {_free()}"
             raise UserError(what, where=_WHERE, fix="ask for less, or add nodes; --wait-seconds says how long to wait")
-        kind = ray.remote(num_cpus=job.cpus_per_process, num_gpus=job.gpus_per_process, max_restarts=0)(_Host)
-        places = [PlacementGroupSchedulingStrategy(group, number) for number in range(job.processes)]
-        actors = [kind.options(scheduling_strategy=place).remote() for place in places]
-        found = ray.get([actor.place.remote() for actor in actors])
-        yield sorted(((actor, *own) for actor, own in zip(actors, found, strict=True)), key=lambda own: own[1])
+        actors = [actor(_Host, place) for place in range(len(ranks))]
+        found = ray.get([own.place.remote() for own in actors])
+        names = [f"gspo-{secrets.token_hex(8)}" for _ in servers]
+        held = [actor(HostActor, len(ranks) + own, name=name) for own, name in enumerate(names)]
+        ray.get([own.address.remote() for own in held])  # they are there; one without a handle would end
+        yield sorted(((own, *at) for own, at in zip(actors, found, strict=True)), key=lambda own: own[1]), names
     finally:
         remove_placement_group(group)  # with its actors, and what they have started
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Of the cluster, for an actor."""
+
+    cpus: int
+    gpus: int
+
+    def bundle(self) -> dict[str, int]:
+        """As Ray has it."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def __str__(self) -> str:
+        return f"{self.cpus} CPU and {self.gpus} GPU"
 
 
 def _free() -> str:
@@ -212,7 +244,9 @@ def _free() -> str:
     return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU free"
 
 
-def _started(arguments: Sequence[str], hosts: Sequence[tuple[Any, str, str, int]], job: RayJob) -> list[_RayRank]:
+def _started(
+    arguments: Sequence[str], hosts: Sequence[tuple[Any, str, str, int]], servers: Sequence[str], job: RayJob
+) -> list[_RayRank]:
     """Start the ranks: the first of them is where all meet."""
     import ray
 
@@ -222,6 +256,8 @@ def _started(arguments: Sequence[str], hosts: Sequence[tuple[Any, str, str, int]
     shared["MASTER_ADDR"] = "127.0.0.1" if is_one_machine else address
     if is_one_machine:
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if servers:
+        shared[HOSTS] = " ".join((ray.get_runtime_context().gcs_address, *servers))
     started = []
     for own, (actor, node, _, _) in enumerate(hosts):
         # Ray shows a rank the GPUs that are its own, and no others.

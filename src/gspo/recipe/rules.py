@@ -68,9 +68,11 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
 
 
 def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
-    rollout, actor, name = recipe.rollout, recipe.actor, recipe.rollout.engine
+    rollout, actor, name, engines = recipe.rollout, recipe.actor, recipe.rollout.engine, recipe.cluster.engines
     if name == "embedded":
-        return {}
+        return {
+            "cluster.engines places servers, and rollout.engine is embedded; set vllm, or cluster.engines: 0": engines
+        }
     server: ServerConfig = getattr(rollout, name)
     shaping = ", ".join(rollout.shaping)
     return {
@@ -93,6 +95,13 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
         f"""rollout.{name}.urls names servers that run already: python, devices and options are theirs; leave them out
         (where a saved recipe has them: python=null, devices=[], options={{}})
         """: server.urls and (server.devices or server.options or server.python),
+        f"""cluster.engines places servers; rollout.{name}.urls names servers that run already: give one of the two
+        """: engines and server.urls,
+        f"""cluster.engines: Ray gives a server its GPUs, cluster.gpus_per_engine; leave out rollout.{name}.devices
+        """: engines and server.devices,
+        f"""cluster.engines: Ray gives a server GPUs of its own, and rollout.{name}.weights: ipc stays within the
+        trainer's; set nccl, or files with a weights_dir that all hosts share
+        """: engines and server.weights == "ipc",
         f"""rollout.{name}.urls names a server twice
         """: len({*server.urls}) < len(server.urls),
     }
@@ -288,6 +297,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
+        ("cluster.gpus_per_engine cluster.cpus_per_engine", "cluster.engines"): recipe.cluster.engines,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,

@@ -482,6 +482,14 @@ class TrainerConfig(Section):
     )
 
 
+class ClusterConfig(Section):
+    """What `gspo launch ray` places beside the ranks."""
+
+    engines: Natural = key(0, "Servers of `rollout.engine`, where Ray has room; 0: they start on the host of rank 0.")
+    gpus_per_engine: Natural = key(0, "The GPUs that each of them gets.")
+    cpus_per_engine: Positive = key(1, "The cores that each of them gets.")
+
+
 class ReportConfig(Section):
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = key(
         (), "The [trackers](../guides/tracking.md) that get the numbers and some samples."
@@ -514,3 +522,4 @@ class RecipeKeys(Section):
     hook_errors: Literal["end", "warn"] = key("end", "An error of a hook ends the run, or is shown once as a warning.")
     report: ReportConfig = ReportConfig()
     trainer: TrainerConfig = TrainerConfig()
+    cluster: ClusterConfig = ClusterConfig()

@@ -87,7 +87,8 @@ def engine_summary(recipe: Recipe) -> str:
     if name == "embedded":
         return "embedded, in the trainer's process"
     server: ServerConfig = getattr(recipe.rollout, name)
-    started = f"{max(1, len(server.devices))} to be started by {server.python or 'the interpreter that runs gspo'}"
+    number = recipe.cluster.engines or max(1, len(server.devices))
+    started = f"{number} to be started by {server.python or 'the interpreter that runs gspo'}"
     return f"{name}: {', '.join(server.urls) or started}; it is proven to have the weights when the run starts"
 
 

@@ -16,7 +16,7 @@ _OF_A_RUN = re.compile(
     r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
     r"|(cold_start_)?checkpoints|(set_aside|damaged|unfinished|replaced)_.*|best_model|events\.out\.tfevents\..*"
 )
-_ENGINE_LOG = re.compile(r"(vllm|sglang)_\d+\.log")  # which an engine writes before there is anything else
+_OF_AN_ENGINE = re.compile(r"(vllm|sglang)_(\d+\.log|model)")  # which it writes before there is anything else
 _SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".py")  # of models, and of responses
 
 
@@ -47,10 +47,10 @@ def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
 def empty(path: Path) -> None:
     """Remove the run in a directory whose lock is held; the recipe last, for a kill in between leaves a run.
 
-    The log of an engine stays: that of the new run writes on in it.
+    What an engine has written stays: that of the new run writes there, too.
     """
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "recipe.yaml"):
-        if entry.name != "lock" and not _ENGINE_LOG.fullmatch(entry.name):
+        if entry.name != "lock" and not _OF_AN_ENGINE.fullmatch(entry.name):
             clear(entry)
 
 
@@ -62,7 +62,7 @@ def is_free(path: Path) -> bool:
 
 
 def _is_a_beginning(name: str) -> bool:
-    return name == "lock" or bool(_ENGINE_LOG.fullmatch(name)) or is_unfinished(name, "recipe.yaml")
+    return name == "lock" or bool(_OF_AN_ENGINE.fullmatch(name)) or is_unfinished(name, "recipe.yaml")
 
 
 def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
@@ -82,7 +82,7 @@ def _check_replaceable(recipe: Recipe) -> None:
         fix = "wait for it or end it, or give this run another name: --new"
         raise UserError("a process is writing to this directory: it is not overwritten", where=where, fix=fix)
     names = [entry.name for entry in path.iterdir()]
-    others = [name for name in names if not (_OF_A_RUN.fullmatch(name) or _ENGINE_LOG.fullmatch(name))]
+    others = [name for name in names if not (_OF_A_RUN.fullmatch(name) or _OF_AN_ENGINE.fullmatch(name))]
     inner = (
         file for folder in ("model", "best_model", "rollouts", "evaluation") for file in (path / folder).rglob("*")
     )

@@ -14,7 +14,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.engine import ServerEngine, server_engine
-from gspo.rollout.servers.process import ServerProcess
+from gspo.rollout.servers.process import Process, ThisHost
 from gspo.rollout.servers.requests import new_client, run_watched
 from gspo.rollout.servers.server import start_server
 from gspo.rollout.servers.vllm import VllmApi
@@ -47,7 +47,7 @@ class RunningServer:
     """A server with no policy's weights, as somebody else has started it."""
 
     url: str
-    process: ServerProcess
+    process: Process
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
-    server = start_server(api, number=0, device=None, directory=directory, key=KEY, **options)
+    server = start_server(api, ThisHost(), number=0, directory=directory, key=KEY, **options)
     assert server.process is not None
 
     async def wait() -> None:

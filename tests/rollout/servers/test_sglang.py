@@ -148,7 +148,9 @@ def test_responses_end_at_the_policys_tokens_or_at_none() -> None:
     ends = api().sample(ASKED, "run-3").body["sampling_params"]
     assert (ends["stop_token_ids"], ends["ignore_eos"]) == ([2, 9], False)  # true, it would ignore both
     assert api().sample(replace(ASKED, stop_ids=()), "run-3").body["sampling_params"]["ignore_eos"]
-    command = api().command(model=Path("/model"), port=1, max_length=9, dtype="float32", kind="cuda")
+    command = api().command(
+        model=Path("/model"), address="127.0.0.1", port=1, max_length=9, dtype="float32", kind="cuda"
+    )
     assert json.loads(command[command.index("--json-model-override-args") + 1]) == {"eos_token_id": None}
 
 
@@ -292,7 +294,9 @@ def test_missing_experts_are_refused() -> None:  # SGLang leaves them out in sil
 
 
 def test_the_command_line_is_of_sglangs_options() -> None:
-    command = api((1, 2)).command(model=Path("/model"), port=4321, max_length=40, dtype="bfloat16", kind="cuda")
+    command = api((1, 2)).command(
+        model=Path("/model"), address="127.0.0.1", port=4321, max_length=40, dtype="bfloat16", kind="cuda"
+    )
     arguments = " ".join(command[3:])
     given = dict(re.findall(r"--([\w-]+)(?: (?!--)(.*?))?(?= --|$)", arguments))
     options = RECORDED["options"]
@@ -313,7 +317,7 @@ def test_the_command_line_is_of_sglangs_options() -> None:
 
 def test_further_options_come_last_and_false_ones_are_left_out() -> None:
     own = api(mem_fraction_static=0.5, disable_radix_cache=False, tp_size=2, cuda_graph_bs=[1, 2], dtype="float16")
-    command = own.command(model=Path("/model"), port=1, max_length=9, dtype="float32", kind="cuda")
+    command = own.command(model=Path("/model"), address="127.0.0.1", port=1, max_length=9, dtype="float32", kind="cuda")
     text = " ".join(command)
     assert "--mem-fraction-static 0.5" in text and "--tp-size 2" in text and "--cuda-graph-bs 1 2" in text
     assert "--dtype float16" in text and "float32" not in text
@@ -339,7 +343,9 @@ if __name__ == "__main__":
 def test_the_key_reaches_sglang_and_stands_in_no_command_line(tmp_path: Path) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "launch_server.py").write_text(LAUNCHED)
-    command = api().command(model=Path("/model"), port=1, max_length=9, dtype="float32", kind="cuda")
+    command = api().command(
+        model=Path("/model"), address="127.0.0.1", port=1, max_length=9, dtype="float32", kind="cuda"
+    )
     environment = {**api().environment("secret"), "PYTHONPATH": str(tmp_path)}
     assert command[0] == sys.executable and "secret" not in " ".join(command)
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout

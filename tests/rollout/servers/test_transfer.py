@@ -211,8 +211,8 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     monkeypatch.setattr(vllm_sender.importlib.util, "find_spec", lambda _: object() if has_vllm else None)
     config = ServerConfig.model_validate(settings)
     if problem is None:
-        check_transfer(name, config, torch.device(device))
+        check_transfer(name, config, torch.device(device), on_cluster=False)
         return
     with pytest.raises(UserError, match=problem) as raised:
-        check_transfer(name, config, torch.device(device))
+        check_transfer(name, config, torch.device(device), on_cluster=False)
     assert raised.value.where == f"rollout.{name}.weights"

@@ -20,6 +20,7 @@ from gspo.errors import UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers import process as one_process
 from gspo.rollout.servers import server as one_server
 from gspo.rollout.servers.engine import ServerEngine
 from gspo.types import Group, Query
@@ -173,7 +174,7 @@ def second_call(act: Callable[[], object]) -> Callable[[], None]:
 def pid_of(engine: ServerEngine, number: int) -> int:
     """Of the supervisor of a server."""
     process = engine._fleet.servers[number].process
-    assert process is not None
+    assert isinstance(process, one_process.ServerProcess)
     return process._supervisor.pid
 
 
@@ -183,7 +184,7 @@ def test_a_server_that_cannot_start_ends_the_run_with_its_own_words_and_leaves_n
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr(one_server, "free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(one_process, "free_port", lambda _: taken.getsockname()[1])
         with pytest.raises(UserError, match=r"it has ended while it started\n(.|\n)*Address already in use"):
             engine_of(new_policy(**SHAPE), tmp_path)
     monkeypatch.undo()

@@ -61,7 +61,7 @@ class ServerApi(Protocol):
 
     name: str
 
-    def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+    def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration, whatever its weights, on a device of that kind."""
         ...
 

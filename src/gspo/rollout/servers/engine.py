@@ -22,6 +22,7 @@ from gspo.rollout.segments import text_and_segments
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.fleet import Fleet
 from gspo.rollout.servers.probe import LENGTH, Probe
+from gspo.rollout.servers.process import LOOPBACK, Host, ThisHost
 from gspo.rollout.servers.requests import NoAnswerError, RefusedError
 from gspo.rollout.servers.server import Server
 from gspo.rollout.servers.settings import check_experts, check_settings
@@ -229,8 +230,27 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)
-    fleet = Fleet(api, policy, probe, settings, dtype=dtype, max_length=max_length, **options)
+    hosts = _hosts(recipe, settings)
+    fleet = Fleet(api, policy, probe, settings, hosts, dtype=dtype, max_length=max_length, **options)
     return ServerEngine(api, policy, fleet, request_seconds=settings.request_seconds, returns_experts=returns_experts)
+
+
+def _hosts(recipe: Recipe, settings: ServerConfig) -> list[Host]:
+    """Where the run's own servers are started, one on each."""
+    if settings.urls:
+        return []
+    if not recipe.cluster.engines:
+        return [ThisHost(devices=devices) for devices in settings.devices or (None,)]
+    from gspo.rollout.servers.ray_host import ray_hosts
+
+    hosts = ray_hosts(recipe.cluster.engines)
+    if settings.weights == "memory" and any(host.address != LOOPBACK for host in hosts):
+        where, fix = (
+            f"rollout.{recipe.rollout.engine}.weights",
+            "set files, with a weights_dir that all hosts share, or nccl",
+        )
+        raise UserError("memory is this machine's, and Ray has placed a server on another", where=where, fix=fix)
+    return [*hosts]
 
 
 def check_servers(recipe: Recipe, *, device: torch.device, longest_sequence: int) -> None:
@@ -238,6 +258,6 @@ def check_servers(recipe: Recipe, *, device: torch.device, longest_sequence: int
     name = recipe.rollout.engine
     refused = {"vllm": VLLM_REFUSED, "sglang": SGLANG_REFUSED}[name]
     check_settings(name, getattr(recipe.rollout, name), refused, longest=longest_sequence)
-    check_transfer(name, getattr(recipe.rollout, name), device)
+    check_transfer(name, getattr(recipe.rollout, name), device, on_cluster=recipe.cluster.engines > 0)
     if recipe.actor.routing_replay == "engine":
         check_experts(name, device)

@@ -3,11 +3,10 @@
 import asyncio
 import os
 import secrets
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
 from gspo.rollout.servers.probe import Gap, Probe
+from gspo.rollout.servers.process import Host
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
 from gspo.rollout.servers.server import HEALTH, Server, start_server
 from gspo.rollout.servers.vllm_sender import BACKENDS
@@ -42,6 +42,7 @@ class Fleet:
         policy: Policy,
         probe: Probe,
         settings: ServerConfig,
+        hosts: Sequence[Host],
         *,
         dtype: str,
         max_length: int,
@@ -49,7 +50,8 @@ class Fleet:
         check_stop: Callable[[], None],
         say: Callable[[str], object],
     ) -> None:
-        self._api, self._policy, self._probe, self._settings = api, policy, probe, settings
+        """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
+        self._api, self._hosts, self._policy, self._probe, self._settings = api, hosts, policy, probe, settings
         self._dtype, self._max_length, self._directory, self._check_stop = dtype, max_length, directory, check_stop
         self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
@@ -58,20 +60,19 @@ class Fleet:
             raise UserError(
                 "it is not ASCII, which a header of HTTP must be", where=KEY_VARIABLE, fix="set another key"
             )
-        self._folders = ExitStack()
         self.version = -1  # none is published yet
         self.counts: Counter[str] = Counter()  # since they were taken last
         self.publish_seconds = 0.0
         self.gap: Gap | None = None  # of the last proof
         self.servers: list[Server] = []
         try:
-            self._model = Path(self._folders.enter_context(tempfile.TemporaryDirectory(prefix="gspo-")))
-            policy.model.config.architectures = [policy.architecture]
-            policy.model.config.save_pretrained(self._model)
-            say(f"{'looking for' if settings.urls else 'starting'} {api.name}")
+            say(f"{'starting' if hosts else 'looking for'} {api.name}")
+            if hosts:
+                policy.model.config.architectures = [policy.architecture]
+                policy.model.config.save_pretrained(self._directory / f"{api.name}_model")
             for url in settings.urls:
                 self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, self._key)))
-            for number in range(0 if settings.urls else max(1, len(settings.devices))):
+            for number in range(len(hosts)):
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
             self._make_ready(self.servers, seconds=seconds)
@@ -153,17 +154,15 @@ class Fleet:
         """End the servers that this run has started."""
         for server in self.servers:
             server.end()
-        self._folders.close()
 
     def _start(self, number: int) -> Server:
-        devices = self._settings.devices
         return start_server(
             self._api,
+            self._hosts[number],
             number=number,
-            device=devices[number] if devices else None,
             directory=self._directory,
             key=self._key,
-            model=self._model,
+            model=(self._directory / f"{self._api.name}_model").absolute(),
             max_length=self._max_length,
             dtype=self._dtype,
             kind=self._policy.device.type,

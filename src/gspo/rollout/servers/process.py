@@ -1,4 +1,4 @@
-"""A server that this run has started: its port, its log, and its end."""
+"""A server that this run has started: its host and port, its log, and its end."""
 
 import os
 import re
@@ -6,13 +6,56 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from gspo.errors import RunError
 from gspo.rollout.servers.in_server import gspo_supervise
 
 _NUM_LINES = 4  # of each kind, in a message
 _LINE = 400  # characters
 _ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+LOOPBACK = "127.0.0.1"
+
+
+class LostHostError(RunError):
+    """The host of a server is gone, and no other can be had while the run goes on."""
+
+
+class Process(Protocol):
+    """A server's process, on any host."""
+
+    log: Path
+
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has, or does within the seconds."""
+        ...
+
+    def said(self) -> str:
+        """What it has written to its log: the lines that name an error, and the last ones."""
+        ...
+
+    def end(self) -> None:
+        """End it, with all it has started; a second call does nothing."""
+        ...
+
+
+class Host(Protocol):
+    """Where a server is started: this machine, or another of a cluster."""
+
+    @property
+    def address(self) -> str:
+        """By which the trainer reaches the server."""
+        ...
+
+    def free_port(self) -> int:
+        """A port of that address that nothing listens on now."""
+        ...
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Process:
+        """Start a command that ends with this run."""
+        ...
 
 
 class ServerProcess:
@@ -55,9 +98,29 @@ class ServerProcess:
         self._supervisor.wait()
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens on now."""
+@dataclass(frozen=True, kw_only=True)
+class ThisHost:
+    """This machine, and the GPUs of it that a server gets.
+
+    Example: ThisHost(devices="0,1")
+    """
+
+    devices: str | None = None  # all
+    address: str = LOOPBACK
+
+    def free_port(self) -> int:
+        """A port of the loopback interface that nothing listens on now."""
+        return free_port(self.address)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> ServerProcess:
+        """Start a command that ends with this process."""
+        shown = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
+        return ServerProcess(command, {**environment, **shown}, log)
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """A port of this machine's address that nothing listens on now."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((address, 0))
         port: int = listener.getsockname()[1]
         return port

@@ -11,7 +11,7 @@ import httpx
 
 from gspo.errors import UserError
 from gspo.rollout.servers.api import Request, ServerApi
-from gspo.rollout.servers.process import ServerProcess, free_port
+from gspo.rollout.servers.process import Host, Process
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError
 
 _POLL_SECONDS = 0.25
@@ -32,7 +32,7 @@ class Server:
     name: str
     api: ServerApi
     address: Address
-    process: ServerProcess | None = None  # None: somebody else's
+    process: Process | None = None  # None: somebody else's
     problem: str = ""  # why it must be looked after before it is asked again
     about: Mapping[str, str] = field(default_factory=dict)  # its version and dtype
     label: str = ""  # of the policy's weights that it was given last
@@ -94,13 +94,9 @@ class Server:
         return f"\n  {self.process.log}:\n    {self.process.said()}"
 
 
-def start_server(
-    api: ServerApi, *, number: int, device: str | None, directory: Path, key: str, **options: Any
-) -> Server:
+def start_server(api: ServerApi, host: Host, *, number: int, directory: Path, key: str, **options: Any) -> Server:
     """Start a server in a process of its own, on a free port; it is not ready yet. Options are those of api.command."""
-    port, environment = free_port(), dict(api.environment(key))
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = device
-    process = ServerProcess(api.command(port=port, **options), environment, directory / f"{api.name}_{number}.log")
-    address = Address(f"http://127.0.0.1:{port}", key)
+    port, log = host.free_port(), (directory / f"{api.name}_{number}.log").absolute()
+    process = host.start(api.command(address=host.address, port=port, **options), api.environment(key), log)
+    address = Address(f"http://{host.address}:{port}", key)
     return Server(name=f"{api.name} server {number}", api=api, address=address, process=process)

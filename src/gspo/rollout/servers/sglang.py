@@ -35,7 +35,7 @@ REFUSED_OPTIONS = {
     "enable_return_routed_experts": "actor.routing_replay: engine sets it",
 }
 # Below level warning SGLang logs all its options, the key among them. A model's own end tokens would end responses too.
-_FIXED = {"host": "127.0.0.1", "load_format": "dummy", "skip_tokenizer_init": True, "log_level": "warning"}
+_FIXED = {"load_format": "dummy", "skip_tokenizer_init": True, "log_level": "warning"}
 _FIXED |= {"json_model_override_args": {"eos_token_id": None}}
 
 
@@ -48,9 +48,9 @@ class SglangApi:
         """`experts`: the model's layers and its experts a token, where responses come with their experts."""
         self._settings, self._max_rows, self._experts = settings, max_rows, experts
 
-    def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+    def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
-        own = {"model_path": str(model), "port": port, "device": kind, "dtype": dtype}
+        own = {"model_path": str(model), "host": address, "port": port, "device": kind, "dtype": dtype}
         own |= {"context_length": max_length + _SLACK, "max_running_requests": self._max_rows}
         own |= {"enable_return_routed_experts": self._experts is not None}
         options = {**_FIXED, **own, **self._settings.options}

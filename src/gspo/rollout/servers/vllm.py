@@ -47,12 +47,12 @@ class VllmApi:
         self._min_rows = group_size  # of one request
         self._is_transferred = settings.weights in ("ipc", "nccl")
 
-    def command(self, *, model: Path, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+    def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
         options: dict[str, Any] = {
             "model": str(model),
             "served_model_name": "policy",
-            "host": "127.0.0.1",
+            "host": address,
             "port": port,
             "dtype": dtype,
             "load_format": "dummy",

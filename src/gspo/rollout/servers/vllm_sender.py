@@ -22,8 +22,11 @@ BACKENDS = ("ipc", "nccl")
 _CHUNK = 2**28  # bytes that travel at once; a larger tensor travels alone
 
 
-def check_transfer(name: str, settings: ServerConfig, device: torch.device) -> None:
-    """UserError where weights cannot get to the engine of this name from a trainer on this device as they should."""
+def check_transfer(name: str, settings: ServerConfig, device: torch.device, *, on_cluster: bool) -> None:
+    """UserError where weights cannot get to the engine of this name from a trainer on this device as they should.
+
+    `on_cluster`: it is not the settings that say where servers run, but the section `cluster`.
+    """
     way, gpus = settings.weights, {gpu.strip() for entry in settings.devices for gpu in entry.split(",")}
     problems = {
         "vLLM alone takes them so": name != "vllm",
@@ -31,7 +34,7 @@ def check_transfer(name: str, settings: ServerConfig, device: torch.device) -> N
         "vLLM is not in the trainer's own environment": importlib.util.find_spec("vllm") is None,
         "they stay within the trainer's GPU, and `devices` names several": way == "ipc" and len(gpus) > 1,
         "they go to other GPUs than the trainer's, and `devices` names none": way == "nccl"
-        and not (gpus or settings.urls),
+        and not (gpus or settings.urls or on_cluster),
     }
     if problem := next((text for text, is_so in problems.items() if way in BACKENDS and is_so), None):
         fix = "docs/engines.md says what it takes; `weights: memory` needs nothing of it"
