@@ -19,6 +19,7 @@ ROOMS = ["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout", "gspo.e
 ALWAYS = os.environ.get("SHAPES") == "all"
 _switch = {"on": ALWAYS}
 _jaxtyped = jaxtyping.jaxtyped
+_inner: set[Any] = set()  # the code of functions within functions that have been made
 
 
 def install() -> None:
@@ -42,8 +43,12 @@ def _switched(*, typechecker: Any) -> Callable[[Any], Any]:
 
     def decorate(plain: Any) -> Any:
         if not isinstance(plain, type):
-            is_inner = "<locals>" in plain.__qualname__  # its check would be made anew at each call of the outer one
-            return plain if is_inner and not ALWAYS else _either(plain, lambda: check(plain))
+            if "<locals>" not in plain.__qualname__:
+                return _either(plain, lambda: check(plain))
+            # Made anew at each call of the outer function, its check would be, too: the first one of a process has it.
+            is_first = plain.__code__ not in _inner
+            _inner.add(plain.__code__)
+            return check(plain) if ALWAYS and is_first else plain
         if is_dataclass(plain):
             _switch_init(plain, check)
         return plain

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.faults.laboratory import Laboratory, differing
+from tests.faults.laboratory import Laboratory, Server, differing
 
 Unbroken = Callable[..., dict[str, Any]]
 COLD = 3  # optimiser steps before the first of GSPO, which has two a step
+SHORT = ("steps=2", "checkpoint.keep=1", "evaluation.num_queries=0")
 PARTS = 16  # that the operations of a save are shared out to
 
 
@@ -61,14 +62,20 @@ def test_a_run_saved_at_every_safe_point_and_killed_again_and_again_goes_on_bit_
         assert any("_update_1: " in said for said in places), places  # taken up between two mini-batches
 
 
+@pytest.fixture(scope="module")
+def operations(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Each write, sync and rename of an unbroken run."""
+    laboratory = Laboratory(server, tmp_path_factory.mktemp("operations"))
+    log = laboratory.home / "operations"
+    assert laboratory.train(*SHORT, fault=("kill_in_save", {"operation": -1, "path": str(log)})) == 0, laboratory.said
+    return log.read_text().splitlines()
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_run_killed_at_any_write_sync_or_rename_of_a_save_goes_on_from_the_one_before(
-    part: int, laboratory: Laboratory, unbroken: Unbroken
+    part: int, laboratory: Laboratory, unbroken: Unbroken, operations: list[str]
 ) -> None:
-    short = ("steps=2", "checkpoint.keep=1", "evaluation.num_queries=0")
-    expected, log = unbroken(*short), laboratory.home / "operations"
-    assert laboratory.train(*short, fault=("kill_in_save", {"operation": -1, "path": str(log)})) == 0, laboratory.said
-    operations = log.read_text().splitlines()
+    expected = unbroken(*SHORT)
     kinds = {name.split()[1] for name in operations}
     assert {"write_text", "save_file", "write_bytes", "model", "sync", "move_into_place", "remove"} <= kinds
     first_of_second = operations.index("after move_into_place unfinished_step_000001") + 2  # its folder is synced too
@@ -77,7 +84,7 @@ def test_a_run_killed_at_any_write_sync_or_rename_of_a_save_goes_on_from_the_one
     for operation in numbers[part::PARTS]:
         again = laboratory.beside(f"kill_{operation}")
         fault = ("kill_in_save", {"operation": operation, "path": str(again.home / "operations")})
-        assert again.train(*short, fault=fault) == -9, operations[operation]
+        assert again.train(*SHORT, fault=fault) == -9, operations[operation]
         assert again.resume() == 0, (operations[operation], again.said)
         assert "resumed from run/c" in again.said, operations[operation]
         assert not differing(again.result(), expected), operations[operation]

@@ -187,7 +187,7 @@ def place(contest: Contest, attempts: Attempts, *, procedure: Procedure = "mende
 
 
 def rating_of_rank(ratings: Float[np.ndarray, "N"], rank: float) -> float:
-    """The R with 1 + Σ_i 1/(1 + 10^((R − R_i)/400)) = rank (2501.01257), by bisection.
+    """The R with 1 + Σ_i 1/(1 + 10^((R − R_i)/400)) = rank (2501.01257), by ever finer grids.
 
     Infinite for a rank that no finite R explains: 1 or less, N + 1 or more.
     """
@@ -196,9 +196,10 @@ def rating_of_rank(ratings: Float[np.ndarray, "N"], rank: float) -> float:
     values, counts = np.unique(ratings, return_counts=True)
     low, high = -10_000.0, 10_000.0
     while high - low > 1e-6:
-        middle = (low + high) / 2
-        expected = 1 + _expected_before(np.array([middle]), values, counts)[0]
-        low, high = (low, middle) if expected < rank else (middle, high)
+        grid = np.linspace(low, high, 65)
+        expected = 1 + _expected_before(grid, values, counts)  # the higher R, the fewer are before
+        above = min(max(int(np.sum(expected >= rank)), 1), len(grid) - 1)
+        low, high = float(grid[above - 1]), float(grid[above])
     return (low + high) / 2
 
 

@@ -29,8 +29,8 @@ LONG = RolloutConfig(max_new_tokens=300, group_size=8, logit_bias={f"id:{token}"
 KEY = SamplingKey(seed=0, step=1)
 SECONDS = 10.0  # after which nothing may be left
 START_SECONDS = 300.0
-# A trainer with two servers, which samples until it is killed; it says when they sample, and before that only starts.
-# Each server has a process for its worker and memory that they share, as a server of several GPUs has.
+# A trainer with a server, which samples until it is killed; it says when that samples, and before that only starts.
+# The server has a process for its worker and memory that they share, as a server of several GPUs has.
 TRAINER = """
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ architecture = {"model_type": "qwen3", **SMALL, **SHAPE}
 model = ModelConfig(architecture=architecture, tokenizer="fit", device="cpu")
 policy = load_policy(model, fit_tokenizer(TEXTS), seed=0)
 options = {"distributed_executor_backend": "mp"}
-engine = engine_of(policy, Path(sys.argv[1]), longest_prompt=300, devices=("0", "1"), options=options)
+engine = engine_of(policy, Path(sys.argv[1]), longest_prompt=300, options=options)
 engine.publish(policy, 0)
 queries = [query_of([4, 5, 6], number) for number in range(8)]
 while True:
@@ -91,12 +91,12 @@ def family(supervisor: psutil.Process) -> list[psutil.Process]:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that has begun to start its two servers."""
+    """A process that has begun to start its server."""
     vllm_python()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", TRAINER, str(tmp_path)]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    wait_until(lambda: len(supervisors(process.pid)) == 2, process)
+    wait_until(lambda: len(supervisors(process.pid)) == 1, process)
     yield process
     process.kill()
     process.wait()
@@ -109,27 +109,31 @@ def wait_until(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> N
         time.sleep(0.05)
 
 
-def test_servers_that_are_starting_end_with_their_trainer(trainer: "subprocess.Popen[str]") -> None:
-    first, second = supervisors(trainer.pid)
-    wait_until(lambda: bool(first.children() and second.children()), trainer)
+@pytest.mark.parametrize("with_supervisor", [False, True])
+def test_a_server_that_is_starting_ends_with_its_trainer(
+    trainer: "subprocess.Popen[str]", with_supervisor: bool
+) -> None:
+    (supervisor,) = supervisors(trainer.pid)
+    wait_until(lambda: bool(supervisor.children()), trainer)
     time.sleep(3)  # before any worker watches for itself
-    processes = family(first) + family(second)
-    assert len(processes) >= 4
-    for pid in (trainer.pid, first.pid):
+    processes = family(supervisor)
+    assert len(processes) >= 2
+    for pid in (trainer.pid, supervisor.pid)[: 1 + with_supervisor]:
         os.kill(pid, signal.SIGKILL)
     assert_gone(processes, set())
 
 
-def test_servers_in_mid_request_end_with_their_trainer_and_with_their_supervisor(
+def test_a_server_in_mid_request_ends_also_where_its_supervisor_is_killed_with_the_trainer(
     trainer: "subprocess.Popen[str]",
 ) -> None:
+    """Where the trainer alone is killed tests/faults/test_servers.py has the test."""
     assert trainer.stdout is not None
     assert [trainer.stdout.readline() for _ in range(3)] == ["sampling\n"] * 3
-    first, second = supervisors(trainer.pid)
-    processes = family(first) + family(second)
+    (supervisor,) = supervisors(trainer.pid)
+    processes = family(supervisor)
     memory = shared_memory_of(processes)
-    assert len(processes) >= 8 and len(memory) >= 2
-    for pid in (trainer.pid, first.pid):
+    assert len(processes) >= 4 and memory
+    for pid in (trainer.pid, supervisor.pid):
         os.kill(pid, signal.SIGKILL)
     assert_gone(processes, memory)
 

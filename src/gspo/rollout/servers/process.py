@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gspo.errors import RunError
 from gspo.rollout.servers.in_server import gspo_supervise
@@ -23,6 +23,7 @@ class LostHostError(RunError):
     """The host of a server is gone, and no other can be had while the run goes on."""
 
 
+@runtime_checkable
 class Process(Protocol):
     """A server's process, on any host."""
 
@@ -41,6 +42,7 @@ class Process(Protocol):
         ...
 
 
+@runtime_checkable
 class Host(Protocol):
     """Where a server is started: this machine, or another of a cluster."""
 
