@@ -28,6 +28,7 @@ SAFE = {
     "hooks",
     "hook_errors",
     "trainer.timeout_seconds",
+    *("cluster.engines", "cluster.gpus_per_engine", "cluster.cpus_per_engine"),
     "report.trackers",
     "report.project",
     "report.rollouts",
