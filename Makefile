@@ -22,7 +22,7 @@ faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs,
 	$(PYTEST) --dist load tests/faults $(ARGS)
 	$(PYTEST) tests/launch $(ARGS)
 
-test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 12 minutes on 2 cores, with `make vllm`)
+test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 16 minutes on 2 cores, with `make vllm`)
 	SHAPES=all $(PYTEST) $(ARGS)
 
 lint: $(INSTALLED)  ## style, formatting and types
