@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, named_stop_ids
+from gspo.model.policy import device_of
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
@@ -86,6 +89,9 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
     if sequences < num_ranks:
         yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
+    gpus = torch.cuda.device_count()
+    if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
+        yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"
     if recipe.rollout.engine == "embedded" and queries % num_ranks:
         yield f"note        {queries} queries a step are no multiple of {num_ranks} processes: some sample one more"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from signal import Signals
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ class _Life:
 
 
 _life = _Life(seconds=60.0)
+_joined = count()  # of this process's joins: the same on all ranks
 
 
 def num_ranks() -> int:
@@ -95,6 +97,7 @@ def _join(size: int, seconds: float) -> None:
         torch.cuda.set_device(local)
     try:
         store, own, size = next(rendezvous(place, int(os.environ["RANK"]), size, timeout=start))
+        store = dist.PrefixStore(f"joined {next(_joined)}", store)  # torchrun's outlives one call of `train`
         store.set(f"here/{own}", "")
         store.wait([f"here/{other}" for other in range(size)], start)
         dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timedelta(seconds=seconds))
@@ -200,10 +203,14 @@ def tell(key: str, text: str) -> None:
     _store().set(key, text)
 
 
-def told(key: str) -> str:
-    """What a rank says under a key, once it does; from any thread. No collective."""
+def told(key: str, by: int) -> str:
+    """What a rank says under a key, once it does, as long as it is alive; from any thread. No collective.
+
+    Of other ranks than 0, only rank 0 knows whether they are.
+    """
     while not _store().check([key]):
         time.sleep(0.02)
+        _check_alive(by)
     return str(_store().get(key).decode())
 
 
@@ -214,7 +221,7 @@ def _made(make: Callable[[], T]) -> T:
         kind, content = ("stopped", int(error.args[0])) if isinstance(error, Stopped) else ("failed", str(error))
         if not isinstance(error, LostRankError):
             _tell(kind, content)
-        _of_all(error)
+            _of_all(error)
         raise
     _tell("made", made)
     return made
@@ -249,8 +256,12 @@ def _meet(others: Iterable[int]) -> None:
         while not _has_come(other):
             time.sleep(pause)
             pause = min(0.05, 1.5 * pause)
-            if other in _life.seen and time.monotonic() - _life.seen[other][1] > _life.seconds:
-                raise _lost(other, f"has given no sign of life for {_life.seconds:g} s")
+            _check_alive(other)
+
+
+def _check_alive(other: int) -> None:
+    if other in _life.seen and time.monotonic() - _life.seen[other][1] > _life.seconds:
+        raise _lost(other, f"has given no sign of life for {_life.seconds:g} s")
 
 
 def _has_come(other: int) -> bool:
@@ -293,7 +304,8 @@ def _loss(error: BaseException) -> RunError:
         return _lost(behind[0], f"has kept the others waiting for {_life.seconds:g} s: {counts}")
     if HAS_LAUNCHER in os.environ:  # which says how it has ended
         return OtherRankError("another rank has ended")
-    return LostRankError("another rank has ended, and says why") if rank() == 0 else OtherRankError("a rank has ended")
+    what = "another rank does not answer: it has ended, and says why, or is stuck"
+    return LostRankError(what) if rank() == 0 else OtherRankError(what)
 
 
 def _lost(other: int, how: str) -> RunError:

@@ -102,8 +102,9 @@ def train(
                 display.note(f"note: {sentence}", style="yellow")
             recorder = Recorder(run)
             model = _phases(run, recorder, announce)
+            lines = from_first(lambda: recorder.lines)
         return Outcome(
-            metrics=recorder.lines,
+            metrics=lines,
             model=model,
             diagnoses=run.progress.diagnoses,
             signal=run.stopped_by,

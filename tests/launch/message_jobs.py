@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, Stopped
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped
 from gspo.ranks import (
     from_first,
     gathered,
@@ -22,6 +22,7 @@ from gspo.ranks import (
     on_all,
     rank,
     stop_all,
+    told,
 )
 
 
@@ -41,7 +42,7 @@ def _fork(job: str, own: int, directory: Path) -> int:
     os.environ |= {"RANK": str(own), "WORLD_SIZE": "3", RENDEZVOUS: f"file://{directory}/store {job}", HAS_LAUNCHER: ""}
     result: Any
     try:
-        with joined(seconds=2.0 if job in ("slow", "stuck") else 20.0):
+        with joined(seconds=2.0 if job in ("slow", "stuck", "silent", "loses one") else 20.0):
             result = JOBS[job]()
     except BaseException as error:
         result = [type(error).__name__, str(error), is_of_all(error)]
@@ -83,6 +84,18 @@ def _stopped() -> Any:
     return None
 
 
+def _silent() -> Any:
+    """Rank 1 is gone before it has said what rank 0 waits for."""
+    if rank() == 1:
+        time.sleep(0.5)
+        os._exit(0)
+    return told("word", by=1) if rank() == 0 else None
+
+
+def _lose_one() -> None:
+    raise LostRankError("rank 2 is gone")
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     "made": lambda: from_first(_fail()),
     "first fails": lambda: from_first(_fail(0)),
@@ -92,6 +105,8 @@ JOBS: dict[str, Callable[[], Any]] = {
     "stopped": _stopped,
     "slow": _slow,
     "stuck": _stuck,
+    "silent": _silent,
+    "loses one": lambda: from_first(_lose_one),
 }
 
 

@@ -16,7 +16,12 @@ def came_to(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """By the name of a job: what each of three ranks came to."""
     directory = tmp_path_factory.mktemp("ranks")
     subprocess.run([sys.executable, str(JOBS), str(directory)], check=True, timeout=120)
-    return lambda job: [json.loads((directory / f"{job} {own}").read_text()) for own in range(3)]
+
+    def read(job: str) -> list[Any]:
+        paths = [directory / f"{job} {own}" for own in range(3)]
+        return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+    return read
 
 
 def test_all_get_what_rank_0_has_made(came_to: Any) -> None:
@@ -53,3 +58,15 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_by_one(came_to: Any) -> N
     assert "rank 1 has kept the others waiting" in first[1]
     assert "it has come to exchange 3 with them, rank 0 to 4" in first[1]
     assert other[0] == "OtherRankError"
+
+
+def test_what_a_rank_that_is_gone_would_have_said_is_not_waited_for(came_to: Any) -> None:
+    first, gone, _ = came_to("silent")
+    assert gone is None
+    assert first[0] == "LostRankError" and "rank 1 has given no sign of life" in first[1]
+
+
+def test_ranks_of_which_one_is_lost_do_nothing_together_any_more(came_to: Any) -> None:
+    """Not even tell each other so: each comes upon it by itself."""
+    assert came_to("loses one")[0] == ["LostRankError", "rank 2 is gone", False]
+    assert all("rank 0 has given no sign of life" in said for _, said, _ in came_to("loses one")[1:])

@@ -1,6 +1,8 @@
 """Runs on a real Ray cluster of two nodes, which are this machine twice."""
 
+import json
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -42,8 +44,9 @@ class Cluster:
             return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
     def add_node(self) -> None:
-        """One more node."""
-        self.nodes.append(self.start("--address", self.address))
+        """One more node, with a resource that no other has, for Ray takes seconds to see that one is lost."""
+        self.newest = f"node_{secrets.token_hex(4)}"
+        self.nodes.append(self.start("--address", self.address, "--resources", json.dumps({self.newest: 1})))
 
     def lose_node(self) -> None:
         """The last one is gone, with all that runs there."""
@@ -76,7 +79,7 @@ def test_a_run_goes_on_when_a_node_is_lost_and_another_comes(
 ) -> None:
     run = launch("steps=400", "--processes", "2", "--address", cluster.address)
     _wait_until((tmp_path / "runs/job/checkpoints/step_000002").exists, run)
-    assert "ranks" in (tmp_path / "runs/job/checkpoints/step_000002/manifest.json").read_text()
+    assert (tmp_path / "runs/job/checkpoints/step_000002/state_1.safetensors").exists()  # the second rank's
     cluster.lose_node()
     cluster.add_node()
     output = tmp_path / "output"
@@ -95,46 +98,49 @@ SERVER = """
 import sys
 from pathlib import Path
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gspo.rollout.servers.ray_host import HostActor, RayHost
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-head = "node:__internal_head__"
-(node,) = (own["NodeID"] for own in ray.nodes() if own["Alive"] and head not in own["Resources"])
-where = NodeAffinitySchedulingStrategy(node, soft=False)
-host = RayHost(ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=where).remote(), "another")
+actor = ray.remote(HostActor).options(num_cpus=0, resources={sys.argv[2]: 1}).remote()
+host = RayHost(actor, "another")
 port = host.free_port()
 command = [sys.executable, "-u", "-m", "http.server", "--bind", host.address, str(port)]
 for _ in range(2):
     server = host.start(command, {"OWN": "value"}, Path("log").absolute())
     while "Serving" not in server.said():
         assert not server.has_ended(0.1), server.said()
-    print(host.address, port, flush=True)
+    print("own", host.address, port, flush=True)
     sys.stdin.readline()
     server.end()
-    print(server.has_ended(), server.said(), flush=True)
+    print("own", server.has_ended(), server.said(), flush=True)
 try:
     host.start(command, {}, Path("log").absolute())
 except Exception as error:
-    print(error, flush=True)
+    print("own", error, flush=True)
 """
 
 
 def test_a_server_runs_where_ray_has_placed_it_and_is_lost_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
-    def tell() -> str:
-        assert rank.stdin is not None and rank.stdout is not None
-        print(file=rank.stdin, flush=True)
-        return rank.stdout.readline()
+    def heard() -> list[str]:
+        assert rank.stdout is not None
+        said = [""]
+        while said[0] != "own":  # what Ray says comes in between
+            said = rank.stdout.readline().split(" ")
+            assert said != [""], "it has ended"
+        return " ".join(said[1:]).split()
 
-    command = [sys.executable, "-c", SERVER, cluster.address]
+    def tell() -> str:
+        print(file=rank.stdin, flush=True)
+        return " ".join(heard())
+
+    command = [sys.executable, "-c", SERVER, cluster.address, cluster.newest]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as rank:  # type: ignore[call-overload]
-        assert rank.stdout is not None
-        address, port = rank.stdout.readline().split()
+        address, port = heard()
         socket.create_connection((address, int(port)), SECONDS).close()
-        assert "True" in tell() and rank.stdout.readline().split() == [address, port]
+        assert "True" in tell() and heard() == [address, port]
         cluster.lose_node()
         lost = f"a server's host {address} is lost"
-        assert lost in tell() and lost in rank.stdout.readline()
+        assert lost in tell() and lost in " ".join(heard())
     assert socket.socket().connect_ex((address, int(port)))
     cluster.add_node()
 
@@ -161,6 +167,16 @@ def test_what_ray_cannot_give_is_said(
     assert run.wait(SECONDS) == 2
     assert reason in (tmp_path / "output").read_text()
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_signal_ends_the_wait_for_room(
+    cluster: Cluster, tmp_path: Path, launch: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    run = launch("--address", cluster.address, "--processes", "3")
+    _wait_until(lambda: "waiting for the cluster to have 3 times" in (tmp_path / "output").read_text(), run)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(SECONDS) == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in (tmp_path / "output").read_text()
 
 
 @pytest.fixture

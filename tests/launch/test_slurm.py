@@ -84,7 +84,6 @@ def test_a_job_is_saved_at_its_time_limit_and_goes_on_in_the_queue(
     number = capfd.readouterr().out.split()[1].rstrip(";")
     output, run = slurm / f"job-{number}.out", slurm / "runs/job"
     _wait_until((run / "checkpoints/step_000002").exists)
-    assert "ranks" in (run / "checkpoints/step_000002/manifest.json").read_text()
     assert (run / "checkpoints/step_000002/state_1.safetensors").exists()  # the second rank's
     _said("scancel", "--batch", "--signal=USR1", number)  # what Slurm sends before the time limit
     _wait_until(lambda: "Restarts=1" in _said("scontrol", "show", "job", number))

@@ -19,6 +19,7 @@ class _Program(LocalRank):
 
 
 WAITS, FAILS, ENDS = "import time; time.sleep(60)", "import sys; sys.exit(1)", "pass"
+STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 SAYS_NOTHING, KILLED = f"import sys; sys.exit({SILENT})", "import os; os.kill(os.getpid(), 9)"
 
 
@@ -31,6 +32,7 @@ SAYS_NOTHING, KILLED = f"import sys; sys.exit({SILENT})", "import os; os.kill(os
         ((SAYS_NOTHING, KILLED), 1, "rank 1 was ended by SIGKILL"),
         ((KILLED, WAITS), 1, "rank 0 was ended by SIGKILL"),
         ((SAYS_NOTHING, SAYS_NOTHING), 1, "has lost the others"),
+        ((SAYS_NOTHING, STUCK), 1, "rank 1 has kept the others waiting"),
     ],
 )
 def test_one_rank_is_named(

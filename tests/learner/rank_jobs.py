@@ -102,7 +102,7 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
     optimizer = Optimizer(policy.model, OptimizerConfig(lr=1e-3), total_steps=3)
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=0.9)
     samples = _samples(len(policy.tokenizer))[: job.num_samples]
-    parts = places_of_ranks(learner, samples, as_ranks)
+    parts = places_of_ranks(learner, samples, range(len(samples)), as_ranks)
 
     def own(sequences: Sequence[TokenSequence]) -> list[torch.Tensor]:
         return split_tokens(response_likelihood(policy, sequences, temperature=0.9).logprobs, sequences)

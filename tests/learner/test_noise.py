@@ -1,6 +1,7 @@
 """Signal and noise of a gradient: unbiased, of halves that make up the whole, and without changing it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from tests.samples import Step, advantages_of, changed, learner_of, query_of, sample_of, updates
 
 from gspo.learner.forward_passes import compute_old_logprobs
-from gspo.learner.micro_batching import micro_batches, split_point, trained_samples
+from gspo.learner.micro_batching import micro_batches, slowest_over_mean, split_point, trained_samples
 from gspo.learner.optimizer import Optimizer, StepReport, gradient_noise
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ActorConfig
@@ -102,6 +103,22 @@ def test_the_first_half_is_the_gradient_of_its_own_groups_and_the_whole_is_not_c
     expected = gradient_noise([half.wholes[0]], [plain.wholes[0]], 5 / 11)
     assert report.noise is not None
     assert (report.noise.signal, report.noise.noise) == pytest.approx((expected.signal, expected.noise), rel=1e-3)
+
+
+def test_ranks_share_each_half_for_none_begins_the_second_before_all_have_ended_the_first(
+    new_policy: NewPolicy, actor_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dealt as a whole, the two long groups would be each a half and a rank's own: the ranks would work in turn."""
+    policy = new_policy()
+    samples = [sample_of(query_of([number]), [1] * size) for number, size in enumerate((60, 60, 3, 3)) for _ in (1, 2)]
+    samples = [replace(sample, advantage=1.0) for sample in [*samples[:2], *samples[4:], *samples[2:4]]]
+    learner, module = learner_of(policy, actor_of(gradient_noise=True)), "gspo.learner.micro_batching"
+    monkeypatch.setattr(f"{module}.num_ranks", lambda: 2)
+    for own in (0, 1):
+        monkeypatch.setattr(f"{module}.rank", lambda own=own: own)
+        halves = [[len(samples[place].token_ids) for place in part] for part, _ in micro_batches(learner, samples)]
+        assert [sum(half) for half in halves] == [63, 63]
+    assert slowest_over_mean(learner, samples) == pytest.approx(1.0)
 
 
 def test_of_a_single_group_nothing_is_measured(new_policy: NewPolicy, batch_of: Any, actor_of: Any) -> None:

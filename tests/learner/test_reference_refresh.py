@@ -1,6 +1,7 @@
 """A reference that follows the policy: by which formula, when, and into what precision."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,16 @@ def test_a_refresh_mixes_the_weights_by_the_equation(weight: float, dtype: str, 
         torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance / 4)
         assert found.dtype == getattr(torch, dtype) and (weight < 1 or torch.equal(found, after[name]))
     assert all(torch.equal(own, after[name]) for name, own in weights(policy).items())
+
+
+def test_masters_that_ranks_hold_are_rounded_as_one_process_would(new_policy: NewPolicy) -> None:
+    policy, reference = new_policy(seed=1), new_policy(seed=2)
+    before, after = ({name: own.bfloat16() for name, own in weights(p).items()} for p in (reference, policy))
+    object.__setattr__(reference, "sharding", SimpleNamespace(dtype=torch.bfloat16))
+    refreshed(reference, policy, refresh_steps=1, refresh_weight=0.6).step(1)
+    for name, found in reference.model.named_parameters():
+        expected = torch.lerp(before[name].float(), after[name].float(), 0.6).bfloat16()
+        assert torch.equal(found, expected.float())
 
 
 def test_tied_weights_are_mixed_once(new_policy: NewPolicy) -> None:

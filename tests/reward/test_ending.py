@@ -143,7 +143,10 @@ def test_an_exception_from_a_signal_leaves_no_call_running_and_the_processes_usa
     """
 
     def terminate(number: int, frame: Any) -> None:
-        raise Terminated
+        if frame.f_code.co_filename.endswith("_weakrefset.py"):  # where Python drops exceptions: a moment later
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+        else:
+            raise Terminated
 
     function = named(source, concurrent_calls=2)
     score(groups(["a"]), [function])

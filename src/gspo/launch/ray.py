@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from gspo.errors import UserError
+from gspo.errors import RENDEZVOUS, Stopped, UserError
 from gspo.launch.local import LocalRank
 from gspo.launch.supervise import run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig
@@ -47,13 +48,13 @@ def run_on_ray(arguments: Sequence[str], job: RayJob, cluster: ClusterConfig, sa
     `cluster` says which servers are placed beside them. UserError where there is no Ray, no such cluster, or where it
     does not have in time what is asked for.
     """
-    with _connected(job, cluster):
+    with _connected(job, cluster) as directory:
         from ray.exceptions import RayError
 
         def run() -> int:
             try:
                 with _placed(job, cluster, say) as (hosts, servers):
-                    return run_ranks(_started(arguments, hosts, servers, job))
+                    return run_ranks(_started(arguments, hosts, servers, job, directory))
             except RayError as error:  # a node has been lost before its ranks have started
                 say(f"failed: the ranks could not be started: {type(error).__name__}: {error}")
                 return 1
@@ -147,8 +148,8 @@ class _RayRank:
 
 
 @contextmanager
-def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[None]:
-    """To the cluster that the job names, or to a new one."""
+def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[Path]:
+    """To the cluster that the job names, or to a new one; yields a directory that nobody else may read."""
     # Whoever reaches a cluster without a token can run anything on it.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -158,7 +159,7 @@ def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[None]:
     except ImportError:
         raise UserError("Ray is not installed", where=_WHERE, fix="pip install 'gspo[ray]'") from None
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    directory = tempfile.TemporaryDirectory(prefix="gspo-ray-")  # which nobody else may read
+    directory = tempfile.TemporaryDirectory(prefix="gspo-ray-")
     if job.address is None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         asked = job.processes * job.cpus_per_process + cluster.engines * cluster.cpus_per_engine
@@ -178,10 +179,15 @@ def _connected(job: RayJob, cluster: ClusterConfig) -> Iterator[None]:
         what = f"no such cluster: {str(error).partition(chr(10))[0]}"
         raise UserError(what, where=f"{_WHERE} --address {job.address}", fix=fix) from None
     try:
-        yield
+        signal.signal(signal.SIGTERM, _stop)  # where Ray has put its own, which ends the program as if nothing were
+        yield Path(directory.name)
     finally:
         ray.shutdown()
         directory.cleanup()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(signal.Signals(number))
 
 
 @contextmanager
@@ -207,9 +213,9 @@ def _placed(
         return ray.remote(kind).options(**options).remote()
 
     try:
-        if not group.wait(5):
+        if not _is_there(group, 5):
             say(f"waiting for the cluster to have {asked}; now it has {_free()}")
-        if not group.wait(job.wait_seconds):
+        if not _is_there(group, job.wait_seconds):
             what = f"it has not had {asked} within {job.wait_seconds} s, but {_free()}"
             raise UserError(what, where=_WHERE, fix="ask for less, or add nodes; --wait-seconds says how long to wait")
         actors = [actor(_Host, place) for place in range(len(ranks))]
@@ -220,6 +226,15 @@ def _placed(
         yield sorted(((own, *at) for own, at in zip(actors, found, strict=True)), key=lambda own: own[1]), names
     finally:
         remove_placement_group(group)  # with its actors, and what they have started
+
+
+def _is_there(group: Any, seconds: float) -> bool:
+    """Wait so long for what is asked of the cluster: a second at a time, within which Ray would hear no signal."""
+    began = time.monotonic()
+    while not group.wait(1):
+        if time.monotonic() - began > seconds:
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +260,13 @@ def _free() -> str:
 
 
 def _started(
-    arguments: Sequence[str], hosts: Sequence[tuple[Any, str, str, int]], servers: Sequence[str], job: RayJob
+    arguments: Sequence[str],
+    hosts: Sequence[tuple[Any, str, str, int]],
+    servers: Sequence[str],
+    job: RayJob,
+    directory: Path,
 ) -> list[_RayRank]:
-    """Start the ranks: the first of them is where all meet."""
+    """Start the ranks: the first of them is where all meet, on this machine in a file of the directory."""
     import ray
 
     _, _, address, port = hosts[0]
@@ -256,6 +275,8 @@ def _started(
     shared["MASTER_ADDR"] = "127.0.0.1" if is_one_machine else address
     if is_one_machine:
         shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if job.address is None:  # the port of a host would be open to others, too
+        shared[RENDEZVOUS] = f"file://{directory}/{secrets.token_hex(8)}"
     if servers:
         shared[HOSTS] = " ".join((ray.get_runtime_context().gcs_address, *servers))
     started = []

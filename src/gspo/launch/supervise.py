@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
 
-from gspo.errors import SILENT
+from gspo.errors import SILENT, listed
 
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
@@ -54,7 +54,7 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
     """
     received: list[signal.Signals] = []
     try:
-        with _signals_for(ranks, received):
+        with _collected_signals(received):
             code = _exit_code(ranks, received)
         return _SIGNALLED + received[0] if code and received else code
     finally:
@@ -66,9 +66,13 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
 
 def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> int:
     failed: dict[int, bool] = {}  # by the rank: whether it has ended by itself
-    since, told = 0.0, 0
+    since, told, handed = 0.0, 0, 0
     while None in [process.poll() for process in ranks]:
         time.sleep(_POLL_SECONDS)
+        for number in received[handed:]:
+            for process in ranks:
+                _signal(process, signal.SIGKILL if handed else number)
+            handed += 1
         since = since if failed else time.monotonic()
         failed |= {own: not told for own, process in enumerate(ranks) if process.returncode and own not in failed}
         if failed and time.monotonic() - since > _END_SECONDS * (told + 1):
@@ -81,8 +85,10 @@ def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals])
         print(f"ended at once by {received[1].name}{FIX}")
     elif ended := [own for own in causes if codes[own] < 0]:
         print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")
-    elif causes and all(code == SILENT for code in codes):
-        print(f"failed: rank {causes[0]} has lost the others, and then they have lost it{FIX}")
+    elif causes and all(codes[own] == SILENT for own in causes):
+        stuck = listed([f"rank {own}" for own, code in enumerate(codes) if code == -signal.SIGKILL])
+        lost = f"rank {causes[0]} has lost the others, and then they have lost it"
+        print(f"failed: {f'{stuck} has kept the others waiting, and had to be killed' if stuck else lost}{FIX}")
     return next((codes[own] for own in causes if codes[own] > 0 and codes[own] != SILENT), int(any(codes)))
 
 
@@ -92,16 +98,14 @@ def _signal(process: RankProcess, number: int) -> None:
 
 
 @contextmanager
-def _signals_for(ranks: Sequence[RankProcess], received: list[signal.Signals]) -> Iterator[None]:
-    """Hand the first signal on to all ranks; the second ends them."""
+def _collected_signals(received: list[signal.Signals]) -> Iterator[None]:
+    """Collect signals: what asks after ranks may be in the middle of that, and sends them on afterwards."""
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def collect(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
-        for process in ranks:
-            _signal(process, number if len(received) == 1 else signal.SIGKILL)
 
     numbers = [own for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(own) != signal.SIG_IGN]
-    before = {number: signal.signal(number, hand_on) for number in numbers}
+    before = {number: signal.signal(number, collect) for number in numbers}
     try:
         yield
     finally:

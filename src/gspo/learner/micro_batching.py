@@ -71,29 +71,33 @@ def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple
     Together the ranks have all samples. Halves are cut at `split_point` where the gradient's noise is measured. In each
     of them every rank has as many passes as the others: empty ones follow its own.
     """
-    split, own = split_point(samples) if learner.actor.gradient_noise else 0, [*range(len(samples))]
-    if num_ranks() > 1:
-        own = places_of_ranks(learner, samples, num_ranks())[rank()]
-    for is_second in (False, True):
-        half = [place for place in own if (place >= split) == is_second]
-        sequences = [token_sequence(samples[place], learner.actor) for place in half]
+    for is_second, half in enumerate(_halves(learner, samples)):
+        own = places_of_ranks(learner, samples, half, num_ranks())[rank()]
+        sequences = [token_sequence(samples[place], learner.actor) for place in own]
         width = learner.policy.shared_hidden_size
         cuts = packing.micro_batches(sequences, learner.actor.micro_batch_tokens, hidden_size=width)
         for number in range(highest(len(cuts))):
-            yield [half[index] for index in cuts[number]] if number < len(cuts) else [], is_second
+            yield [own[index] for index in cuts[number]] if number < len(cuts) else [], bool(is_second)
 
 
-def places_of_ranks(learner: Learner, samples: Sequence[Sample], number: int) -> list[list[int]]:
-    """The places of the samples that each of a number of ranks computes: all have about as much to do."""
-    return shares(_costs(learner, samples), number)
+def places_of_ranks(learner: Learner, samples: Sequence[Sample], places: Sequence[int], number: int) -> list[list[int]]:
+    """Those of the places in the samples that each of a number of ranks computes: all have about as much to do."""
+    costs = _costs(learner, [samples[place] for place in places])
+    return [[places[index] for index in own] for own in shares(costs, number)]
 
 
 def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
     """What the rank with the most to compute of the samples has, over the mean of all ranks; by the cost model."""
-    costs = _costs(learner, samples)
-    single = [cost for group in costs for cost in group]
-    totals = [sum(single[place] for place in places) for places in shares(costs, num_ranks())]
-    return max(totals) * len(totals) / sum(totals)
+    costs, slowest = [cost for group in _costs(learner, samples) for cost in group], 0.0
+    for half in _halves(learner, samples):  # no rank begins the second before all have ended the first
+        dealt = places_of_ranks(learner, samples, half, num_ranks())
+        slowest += max(sum(costs[place] for place in own) for own in dealt)
+    return slowest * num_ranks() / sum(costs)
+
+
+def _halves(learner: Learner, samples: Sequence[Sample]) -> tuple[range, range]:
+    split = split_point(samples) if learner.actor.gradient_noise else 0
+    return range(split), range(split, len(samples))
 
 
 def _costs(learner: Learner, samples: Sequence[Sample]) -> list[list[float]]:

@@ -21,6 +21,7 @@ class RefreshedReference:
 
     def __init__(self, settings: KlConfig, reference: Policy, policy: Policy) -> None:
         self.settings, self.steps_taken = settings, 0  # refreshes
+        self._computed_in = reference.sharding.dtype if reference.sharding else None
         self._own, self._policy = dict(reference.model.named_parameters()), dict(policy.model.named_parameters())
         shapes = [{name: p.shape for name, p in named.items()} for named in (self._own, self._policy)]
         if shapes[0] != shapes[1]:
@@ -35,7 +36,9 @@ class RefreshedReference:
             return
         self.steps_taken += 1  # first, so that an error within leaves a count that belongs to no safe point
         for name, own in self._own.items():
-            own.copy_(torch.lerp(own.float(), self._policy[name].float(), self.settings.refresh_weight))
+            dtype = self._computed_in or own.dtype  # ranks hold float32, and round as one process does
+            before, policy = (tensor.to(dtype).float() for tensor in (own, self._policy[name]))
+            own.copy_(torch.lerp(before, policy, self.settings.refresh_weight).to(dtype))
 
     def state(self) -> dict[str, Tensor]:
         """Its weights, no copies, and how often they were refreshed."""

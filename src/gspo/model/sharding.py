@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from gspo.errors import UserError
+from gspo.errors import UserError, listed
 from gspo.model.parameters import trunk_of
+from gspo.ranks import gathered as gathered_from_all
 from gspo.ranks import num_ranks
 
 
@@ -39,6 +40,9 @@ def sharding_of(setting: str, device: torch.device, dtype: torch.dtype) -> Shard
     if setting == "full":
         return Sharding(mesh=init_device_mesh(device.type, (size,)), dtype=dtype)
     within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if setting == "hybrid" else 1
+    if len(sizes := set(gathered_from_all(within))) > 1:
+        what = f"hosts have different numbers of processes: {listed([*map(str, sorted(sizes))])}"
+        raise UserError(what, where="trainer.sharding: hybrid", fix="start as many on each, or set full")
     names = ("copies", "shards")
     return Sharding(mesh=init_device_mesh(device.type, (size // within, within), mesh_dim_names=names), dtype=dtype)
 

@@ -29,7 +29,7 @@ from gspo.queries.source import (
     render_rows,
     source_notes,
 )
-from gspo.ranks import from_first
+from gspo.ranks import from_first, on_all
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
@@ -231,10 +231,13 @@ def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
         own.append(inputs := load_inputs(recipe, **options))
         nothing: dict[str, Any] = dict.fromkeys(("functions", "set_rows", "pairs", "evaluation_sets", "probed"), ())
         nothing |= {"rows": RowSet(train=(), held_out=()), "queries": QuerySet(train=(), held_out=()), "hooks": {}}
-        return replace(inputs, **nothing, notes=())
+        # Python code of a model directory has no name that another rank could unpickle it by.
+        tokenizer = inputs.tokenizer if recipe.model.tokenizer == "fit" else None
+        return replace(inputs, **nothing, notes=(), config=None, tokenizer=tokenizer)
 
     shared = from_first(load)
-    return own[0] if own else shared
+    others = on_all(lambda: own or [replace(shared, tokenizer=shared.tokenizer or make_tokenizer(recipe.model, ()))])
+    return others[0]
 
 
 def _demonstrations(recipe: Recipe, inputs: Inputs, policy: Policy) -> Sequence[TokenSequence]:

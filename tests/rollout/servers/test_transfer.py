@@ -4,18 +4,19 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 
-from gspo.errors import DivergedError, UserError
+from gspo.errors import DivergedError, RunError, UserError
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers import vllm_sender, vllm_transfer
 from gspo.rollout.servers.requests import Address, NoAnswerError, new_client, run_watched
 from gspo.rollout.servers.server import Server
 from gspo.rollout.servers.vllm import VllmApi
-from gspo.rollout.servers.vllm_sender import check_transfer
+from gspo.rollout.servers.vllm_sender import Source, check_transfer
 from gspo.rollout.servers.vllm_transfer import Transfer
 from gspo.rollout.servers.weights import weights_by_layer
 
@@ -216,3 +217,16 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=problem) as raised:
         check_transfer(name, config, torch.device(device), on_cluster=False)
     assert raised.value.where == f"rollout.{name}.weights"
+
+
+def test_once_it_is_given_up_no_thread_gathers_another_layer(new_policy: Any) -> None:
+    """Where ranks share the model, that would be a call to all of them, between others."""
+    policy = new_policy("qwen3")
+    source, names = Source(policy), list(next(weights_by_layer(policy)))
+    source.look(scrambled=False)
+    tensors = iter(source)
+    assert next(tensors)[0] == names[0]
+    source.close()
+    assert [name for name, _ in islice(tensors, len(names) - 1)] == names[1:]
+    with pytest.raises(RunError, match="given up"):
+        next(tensors)

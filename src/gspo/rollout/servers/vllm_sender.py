@@ -5,6 +5,7 @@ It runs in the trainer, and vLLM is imported there for this alone.
 
 import importlib.util
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from gspo.errors import UserError
+from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.process import free_port
@@ -46,6 +47,7 @@ class Source:
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._scrambled = policy, False
+        self._turn, self._is_open = threading.Lock(), False
         self._metas: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
         self.largest = 0  # bytes of a tensor
 
@@ -54,7 +56,7 @@ class Source:
 
         It waits, too, for what this thread has yet to compute of them; the sender reads them on a stream of its own.
         """
-        self._scrambled, self._metas = scrambled, []
+        self._scrambled, self._metas, self._is_open = scrambled, [], True
         for layer in weights_by_layer(self._policy):
             self._metas += [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in layer.items()]
             self.largest = max(self.largest, *(tensor.nbytes for tensor in layer.values()))
@@ -66,8 +68,20 @@ class Source:
         return [ParamMeta(*meta) for meta in self._metas]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for layer in weights_by_layer(self._policy, scrambled=self._scrambled):
+        layers = weights_by_layer(self._policy, scrambled=self._scrambled)
+        while True:
+            with self._turn:
+                if not self._is_open:
+                    raise RunError("the hand-over of the weights has been given up")
+                layer = next(layers, None)
+            if layer is None:
+                return
             yield from layer.items()
+
+    def close(self) -> None:
+        """From now on no thread gathers weights from other ranks: this one has other things to tell them."""
+        with self._turn:
+            self._is_open = False
 
 
 def connect(backend: str, source: Source, client: Any, *, url: str, num_workers: int) -> Any:

@@ -56,7 +56,10 @@ class Transfer:
     def ready(self, *, scrambled: bool = False) -> Iterator[HandOver]:
         """Yield what hands the present weights, or scrambled ones, to a server."""
         self._source.look(scrambled=scrambled)
-        yield self._hand_over
+        try:
+            yield self._hand_over
+        finally:
+            self._source.close()
 
     async def _hand_over(self, http: httpx.AsyncClient, server: Server, label: str) -> None:
         loop, done, url = asyncio.get_running_loop(), Future[None](), server.address.url

@@ -208,13 +208,14 @@ class Checkpointer:
 
     def _work_beside(self, snapshot: Snapshot) -> None:
         """What another rank than 0 writes: its own tensors, once rank 0 has made the directory."""
-        if snapshot.tensors and told(f"{self._key}/directory"):
-            path, problem = self.store.unfinished(snapshot.position) / tensors_file(rank()), ""
-            try:
-                save_file(dict(snapshot.tensors), path)
-            except Exception as error:
-                problem = f"{path.name}, of rank {rank()}: {error}"
-            tell(f"{self._key}/{rank()}", problem)
+        with suppress(RunError, RuntimeError):  # rank 0 is gone: the main thread will come upon that
+            if snapshot.tensors and told(f"{self._key}/directory", by=0):
+                path, problem = self.store.unfinished(snapshot.position) / tensors_file(rank()), ""
+                try:
+                    save_file(dict(snapshot.tensors), path)
+                except Exception as error:
+                    problem = f"{path.name}, of rank {rank()}: {error}"
+                tell(f"{self._key}/{rank()}", problem)
 
     @property
     def _key(self) -> str:
@@ -225,7 +226,7 @@ class Checkpointer:
         """Those of rank 0, while the others write theirs; RunError where one of these could not."""
         save_file(dict(snapshot.tensors), directory / TENSORS)
         for other in snapshot.other_ranks:
-            if problem := told(f"{self._key}/{other}"):
+            if problem := told(f"{self._key}/{other}", by=other):
                 raise RunError(problem)
 
     def _write(self, snapshot: Snapshot) -> None:
