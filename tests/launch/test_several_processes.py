@@ -132,6 +132,40 @@ def test_all_end_with_one_message_where_a_rank_is_lost(
     assert _on_one(home, "harmed", "steps=4", resume=True)["responses"]
 
 
+OWN_MODEL = """
+import os, time
+from transformers import Qwen3Config, Qwen3ForCausalLM
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+class OwnModel(Qwen3ForCausalLM):
+    config_class = OwnConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.layers[0].register_forward_pre_hook(hang)
+def hang(*_):
+    while os.environ.get("RANK") == "1" and os.path.exists("hang"):
+        time.sleep(0.1)
+"""
+
+
+def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, start: Start, paired: Any) -> None:
+    """The model runs code of its own directory, which other ranks have to load by themselves."""
+    shutil.copytree(home / "runs/paired/model", model := home / "own")
+    (model / "own.py").write_text(OWN_MODEL)
+    config = json.loads((model / "config.json").read_text())
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    keys = ["model.path=own", "model.trust_remote_code=true", "model.architecture=null", "model.tokenizer=null"]
+    keys += [*KEYS, "name=hung", "steps=9999", "cold_start.steps=0", "trainer.timeout_seconds=4"]
+    process = start("train", str(TINY), *keys, "--processes", "2")
+    _wait_for(home / "runs/hung/checkpoints/step_000002", process)
+    (home / "hang").touch()
+    output = _ended(process)
+    (home / "hang").unlink()
+    assert process.returncode == 1 and output.count("failed: ") == 1, output
+    assert "failed: rank 1 has kept the others waiting" in output, output
+
+
 def test_where_the_launcher_is_killed_its_ranks_save_and_end(home: Path, start: Start) -> None:
     process = start("train", str(TINY), *KEYS, "name=orphaned", "steps=9999", "--processes", "2")
     _wait_for(home / "runs/orphaned/checkpoints/step_000002", process)
