@@ -6,10 +6,12 @@ Each job writes a file of tensors. No process that has made a backward pass is f
 """
 
 import datetime
+import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,11 @@ from gspo.model.packing import TokenSequence
 from gspo.model.parameters import whole
 from gspo.model.policy import Policy, checkpoint_gradients, dtype_of, load_policy, response_likelihood
 from gspo.model.sharding import sharding_of, unsharded
-from gspo.ranks import gathered, rank
+from gspo.ranks import gathered, num_ranks, rank
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
-from gspo.types import Sample
+from gspo.types import Experts, Sample
 
 ALL = 10**6  # tokens: a single micro-batch
 SEQUENCES = 40  # of the mini-batch, of which some have no advantage
@@ -57,6 +59,7 @@ JOBS = {
     "tied": Job(changes={"tie_word_embeddings": True}, keys={"importance_sampling_level": "token"}),
     "experts": Job(family="qwen3_moe", keys={"importance_sampling_level": "sequence_token", "router_aux_loss": 0.1}),
     "checkpointing": Job(family="qwen3_moe", keys={"gradient_checkpointing": True}),
+    "replay": Job(family="qwen3_moe", keys={"routing_replay": "policy"}),
     "bfloat16": Job(is_bfloat16=True),
     "noise": Job(keys={"gradient_noise": True}),
     "clipped": Job(shift=0.5),  # passes without a gradient
@@ -67,6 +70,7 @@ JOBS = {
 def main() -> None:
     """Do all jobs on 1, 2 and 4 ranks."""
     torch.set_num_threads(1)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
     # This process computes nothing: torch's threads do not survive a fork.
     torch.multiprocessing.start_processes(_save_models, args=(Path(sys.argv[1]),), nprocs=1, start_method="fork")
     for number in RUNS:
@@ -104,16 +108,18 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
     samples = _samples(len(policy.tokenizer))[: job.num_samples]
     parts = places_of_ranks(learner, samples, range(len(samples)), as_ranks)
 
-    def own(sequences: Sequence[TokenSequence]) -> list[torch.Tensor]:
-        return split_tokens(response_likelihood(policy, sequences, temperature=0.9).logprobs, sequences)
+    def own(sequences: Sequence[TokenSequence]) -> Iterator[tuple[torch.Tensor, Experts | None]]:
+        likelihood = response_likelihood(policy, sequences, temperature=0.9)
+        chosen = map(_others, likelihood.experts) if likelihood.experts else repeat(None)
+        return zip(split_tokens(likelihood.logprobs, sequences), chosen, strict=False)
 
     sampled = _sampled(policy, number)  # before the gradient, which must not change by it
-    rng, old = random.Random(1), dict[int, torch.Tensor]()
+    rng, old = random.Random(1), dict[int, tuple[torch.Tensor, Experts | None]]()
     for part in parts:
         old |= zip(part, for_each_sample(learner, [samples[place] for place in part], own), strict=True)
     samples = [
-        replace(sample, old_logprobs=old[place] + rng.gauss(0, job.shift), advantage=rng.gauss(0, 1))
-        for place, sample in enumerate(samples)
+        replace(sample, old_logprobs=logprobs + rng.gauss(0, job.shift), old_experts=chosen, advantage=rng.gauss(0, 1))
+        for sample, (logprobs, chosen) in zip(samples, (old[place] for place in range(len(samples))), strict=True)
     ]
     denominators = Denominators(num_sequences=SEQUENCES)
     done = [accumulate_gradient(learner, [samples[place] for place in part], denominators, 0) for part in parts]
@@ -129,8 +135,13 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         "noise": None if report.noise is None else [report.noise.signal, report.noise.noise],
         "ratios": [own.sequence_ratio for own in stats],
         "sampled": sampled,
-        "old": torch.cat([old[place] for place in range(len(samples))]),
+        "old": torch.cat([old[place][0] for place in range(len(samples))]),
     }
+
+
+def _others(experts: Experts) -> Experts:
+    """Of each token of the response other experts than the routers have chosen, for a replay that shows."""
+    return replace(experts, row=(experts.row + 1) % FAMILIES["qwen3_moe"]["num_experts"])
 
 
 def _sampled(policy: Policy, number: int) -> list[list[int]]:
@@ -154,7 +165,8 @@ def _save_model(job: Job, directory: Path) -> None:
 
 def _policy(directory: Path, job: Job) -> Policy:
     recipe = ModelConfig(path=str(directory), dtype=_dtype(job), device="cpu")
-    sharding = sharding_of("full", torch.device("cpu"), dtype_of(recipe))
+    setting = "hybrid" if num_ranks() == 4 else "full"  # as on two hosts of two ranks
+    sharding = sharding_of(setting, torch.device("cpu"), dtype_of(recipe))
     return load_policy(recipe, fit_tokenizer(TEXTS), seed=0, sharding=sharding)
 
 
