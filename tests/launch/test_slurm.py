@@ -21,8 +21,9 @@ ClusterName=gspo
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -49,8 +50,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory to work in, with a cluster of two nodes; skipped where there is no Slurm, or no right to start it."""
-    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
-        pytest.skip("Slurm is not installed (Debian: slurm-wlm)")
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "munged"))):
+        pytest.skip("Slurm is not installed (Debian: slurm-wlm, munge)")
     if os.geteuid() != 0:
         pytest.skip("only root can start slurmd")
     root, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
@@ -63,9 +64,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, value in (("HF_HUB_OFFLINE", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
             patch.setenv(name, value)
         patch.chdir(root)
-        daemons = [["slurmctld", "-D"], *(["slurmd", "-D", "-N", f"n{number}"] for number in (1, 2))]
-        started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for words in daemons]
+        daemons = [
+            _munged(root / "munge"),
+            ["slurmctld", "-D"],
+            *(["slurmd", "-D", "-N", f"n{number}"] for number in (1, 2)),
+        ]
+        started = []
         try:
+            for words in daemons:
+                started.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+                _wait_until((root / "munge/socket").exists)
             _wait_until(lambda: _said("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == ["n1", "n2"])
             yield root
         finally:
@@ -73,6 +81,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 daemon.terminate()
             for daemon in started:
                 daemon.wait(SECONDS)
+
+
+def _munged(directory: Path) -> list[str]:
+    """The command of what Slurm's programs know each other by, with a key of its own."""
+    directory.mkdir()
+    names = {"socket": "socket", "key-file": "key", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
+    (directory / "key").write_bytes(os.urandom(64))
+    (directory / "key").chmod(0o600)
+    return ["munged", "--foreground", "--force", *(f"--{name}={directory / own}" for name, own in names.items())]
 
 
 def test_a_job_is_saved_at_its_time_limit_and_goes_on_in_the_queue(
