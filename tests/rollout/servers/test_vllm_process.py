@@ -156,7 +156,7 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing
         (supervisor,) = (own for own in supervisors(os.getpid()) if own.pid == pid_of(engine, number))
         processes = family(supervisor)
         server = supervisor.children()[0]
-        groups = engine.sample(queries, LONG, KEY, check_stop=second_call(partial(server.send_signal, end)))
+        groups = engine.sample(queries, LONG, KEY, check_stop=first_call(partial(server.send_signal, end)))
         assert tokens(groups) == tokens(expected)
         assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
         measured = engine.take_metrics()
@@ -169,10 +169,10 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing
     assert_gone(processes, set())
 
 
-def second_call(act: Callable[[], object]) -> Callable[[], None]:
-    """A function that acts when it is called for the second time."""
+def first_call(act: Callable[[], object]) -> Callable[[], None]:
+    """A function that acts when it is called for the first time: soon after the requests are sent."""
     calls = count(1)
-    return lambda: act() if next(calls) == 2 else None  # type: ignore[return-value]
+    return lambda: act() if next(calls) == 1 else None  # type: ignore[return-value]
 
 
 def pid_of(engine: ServerEngine, number: int) -> int:
