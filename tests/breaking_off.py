@@ -82,7 +82,7 @@ def result(name: str) -> dict[str, Any]:
         contents[log] = logged(run / log)
         assert logged(last / log) == contents[log]
     progress = json.loads((last / "state.json").read_text(encoding="utf-8"))
-    return contents | {name: progress[name] for name in ("extra_rounds", "clip_scale", "reference_sha256")}
+    return contents | {name: progress[name] for name in ("batches_drawn", "clip_scale", "reference_sha256")}
 
 
 def differing(one: dict[str, Any], two: dict[str, Any]) -> list[str]:

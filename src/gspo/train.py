@@ -179,9 +179,9 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
             learner = replace(learner, actor=actor, temperature=sampling.temperature)
             optimizer.factor = progress.learning_rate_factor
             if (batch := progress.batch) is None:
-                batch, num_rounds = collect(run, progress, policy_version=optimizer.steps_taken)
-                extra_rounds = progress.extra_rounds + num_rounds - 1
-                progress = run.safe_point(replace(progress, batch=batch, extra_rounds=extra_rounds))
+                progress = run.safe_point(collect(run, progress, policy_version=optimizer.steps_taken))
+                batch = progress.batch
+                assert batch is not None
             if not progress.reports:
                 with clock.stage("appraisal"):
                     batch = score_with_reference_and_critic(batch, learner, reference)

@@ -186,6 +186,19 @@ class Group:
         return self.samples[0].query
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """A query that has been drawn for a step to come and, once that is sampled, its group.
+
+    Example: Drawn(query=query, key_step=13), whose responses have the random numbers of step 13, is in flight.
+    """
+
+    query: Query
+    key_step: int
+    temperature: float = 1.0  # that it is sampled at
+    group: Group | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The groups of a step, at any of its stages.
@@ -197,6 +210,7 @@ class Batch:
     dropped: tuple[Group, ...] = ()  # sampled and scored, but not trained on (dynamic sampling)
     reward_seconds: Mapping[str, float] = field(default_factory=dict)  # by function, summed over calls, which overlap
     logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # by function/metric: sum, number of values
+    num_too_old: int = 0  # groups that were sampled too many steps before, and neither scored nor trained on
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -20,7 +20,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.learner.volatility import Activation
 from gspo.run.best import Best
 from gspo.run.progress import Progress, decode, encode
-from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
+from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 NUMBERS = [0.1 + 0.2, -0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 1e-7]
 QUERIES = {
@@ -102,6 +102,11 @@ PROGRESS = Progress(
     diagnoses={"no_signal": "92% of groups"},
     rollout_files={"step_000001.jsonl": (12, "ab")},
     batch=TRAINED,
+    batches_drawn=7,
+    ahead=(
+        Drawn(query=TRAINED.groups[0].query, key_step=13, group=TRAINED.groups[0]),
+        Drawn(query=TRAINED.groups[0].query, key_step=14, temperature=0.9),
+    ),
     learning_rate_factor=0.5,
     temperature=0.9,
     best=Best(metric="reward/mean", best_is="highest", value=0.7, step=12, misses=2),

@@ -180,7 +180,21 @@ def test_broken_off_in_a_round_of_dynamic_sampling_and_in_the_update_after_it(br
     places = [(ROUND, 2), (REWARD, 2), (GRADIENT, 3), (ROUND, 2), (LIKELIHOOD, 1)]
     resumed_is_unbroken(recipe, places, noting)
     assert [path.name.removeprefix("step_00000") for path in names] == [*("0", "0", "0_update_1", "1", "1_batch")]
-    assert json.loads((newest() / "state.json").read_text())["extra_rounds"] > 0
+    progress = json.loads((newest() / "state.json").read_text())
+    assert progress["batches_drawn"] > progress["steps"]  # some of them in extra rounds
+
+
+@pytest.mark.parametrize("keys", [(), DYNAMIC], ids=["all groups", "dynamic"])
+def test_broken_off_with_groups_that_are_sampled_ahead(keys: tuple[str, ...], broken_off: Callable[..., Any]) -> None:
+    ahead = ("rollout.max_staleness=2", "rollout.in_turn=true", "actor.old_logprobs=engine")
+    recipe = recipe_of("broken", *keys, *ahead, "steps=5", NO_EVALUATION)
+    places = [(SAMPLING, 12), (GRADIENT, 3), (SAMPLING, 14), (GRADIENT, 2), (REWARD, 1)]
+    outcome = resumed_is_unbroken(recipe, places, broken_off)
+    by_age = [line["staleness/tokens_by_age"] for line in outcome.metrics if line["step"]]
+    assert [len(ages) - 1 for ages in by_age] == ([0, 1, 2, 2, 2] if not keys else [len(own) - 1 for own in by_age])
+    assert all(len(ages) <= 3 for ages in by_age) and not any(
+        line["staleness/too_old_groups"] for line in outcome.metrics
+    )
 
 
 def test_broken_off_with_a_clip_range_that_sets_itself(broken_off: Callable[..., Any]) -> None:

@@ -52,6 +52,9 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
         ({rollout.queries_per_step}): groups stay whole within a mini-batch
         """: rollout.queries_per_step % actor.mini_batches,
+        """rollout.max_staleness with rollout.engine: embedded, which samples in the trainer's process: sampling and
+        training take turns; set rollout.in_turn: true, or engine: vllm
+        """: rollout.max_staleness and rollout.engine == "embedded" and not rollout.in_turn,
         """rollout.group_size must be at least 2: an advantage compares responses (but for actor.surrogate: ppo)
         """: rollout.group_size < 2 and actor.advantage != "gae",
         """rollout.dynamic_sampling drops groups that actor.advantage: gae learns from; set dynamic_sampling: false
@@ -235,6 +238,9 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: rollout.dynamic_sampling and rollout.max_rounds == 1,
         f"""rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same
         """: rollout.max_rows < rollout.group_size,
+        """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
+        the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
+        """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",
         """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
         """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
@@ -301,6 +307,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
+        ("rollout.too_old rollout.in_turn", "rollout.max_staleness"): rollout.max_staleness,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
         ("cold_start.path cold_start.demonstrations cold_start.rows", "cold_start.steps"): cold_start.steps,

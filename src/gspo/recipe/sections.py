@@ -253,6 +253,13 @@ class RolloutConfig(Section):
     stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
     stop_strings: tuple[Text, ...] = key((), "Texts that end a response, with the token that completes one.")
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
+    max_staleness: Natural = key(
+        0, "How many steps ahead groups may be sampled: no token is older ([staleness](../guides/staleness.md))."
+    )
+    too_old: Literal["drop", "refresh"] = key(
+        "drop", "What becomes of a group older than that: `refresh` samples it anew."
+    )
+    in_turn: bool = key(False, "Sample and train in turn in spite of `max_staleness`: slower, and the same every time.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "The most sampling rounds in a step; after them groups of equal rewards stay.")
     overlong: Literal["keep", "mask", "penalty"] = key(

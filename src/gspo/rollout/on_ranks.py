@@ -12,6 +12,7 @@ from gspo.model.sharding import unsharded
 from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import Engine, SamplingKey
+from gspo.rollout.source import BesideEngine
 from gspo.types import Group, Query, ShowProgress
 
 
@@ -79,6 +80,11 @@ class EngineOfRanks:
         shares = self._sample(asked, **options)
         found = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
         return tuple(_about(group, query) for group, query in zip(found, queries, strict=True))
+
+    def sample_beside(self, *arguments: Any, **options: Any) -> None:
+        """Called by a thread of rank 0, as BesideEngine has it; servers can do that."""
+        assert isinstance(self._own, BesideEngine)
+        self._own.sample_beside(*arguments, **options)
 
     def help_with(self, asked: _Queries | _Version | str | None) -> None:
         """What the other ranks do when rank 0 samples or publishes."""

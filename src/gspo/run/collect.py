@@ -1,39 +1,41 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import added_up, score
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.source import Source
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.types import Batch, Group, Query
 
 
-def collect(run: Run, progress: Progress, *, policy_version: int) -> tuple[Batch, int]:
-    """The next step's groups, sampled and scored, and the number of rounds that were sampled; rank 0 does it."""
-    return run.on_first(lambda: _collect(run, progress, policy_version))
+def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
+    """The progress with the next step's groups, sampled and scored; rank 0 does it."""
+
+    def make() -> tuple[Batch, int]:
+        run.engine.publish(run.parts.policy, policy_version)
+        source = _source(run, progress)
+        return _collect(run, progress, source), source.batches_drawn
+
+    batch, batches_drawn = run.on_first(make)
+    return replace(progress, batch=batch, batches_drawn=batches_drawn)
 
 
-def _collect(run: Run, progress: Progress, policy_version: int) -> tuple[Batch, int]:
-    parts, sampling = run.parts, progress.sampling(run.recipe.rollout)
+def _collect(run: Run, progress: Progress, source: Source) -> Batch:
+    parts, sampling, state = run.parts, source.sampling, run.trainer_state(progress.steps)
     watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
-    # No query comes twice in a step, so that no two rounds draw the same random numbers.
-    key = SamplingKey(seed=run.recipe.seed, step=progress.steps + 1)
-    state = run.trainer_state(progress.steps)
-    record_experts = run.recipe.actor.wants_engine_experts
-    run.engine.publish(parts.policy, policy_version)
     rounds: list[Batch] = []
     groups: list[Group] = []
     has_signal: list[bool] = []  # for each group; without dynamic sampling every group is taken
     num_missing = sampling.queries_per_step  # groups with something to learn from that the batch still lacks
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
-        queries = _queries(run, progress.steps + progress.extra_rounds + len(rounds), groups)[:num_missing]
         with run.clock.stage("rollout"):
-            sampled = run.engine.sample(queries, sampling, key, record_experts=record_experts, **watched)
+            sampled = source.take(num_missing, groups, **watched)
         with run.clock.stage("reward"):
             scored = score(sampled, parts.functions, state=state, warn=run.warn_once, **watched)
             rounds.append(with_overlong_penalty(scored, sampling))
@@ -45,17 +47,36 @@ def _collect(run: Run, progress: Progress, policy_version: int) -> tuple[Batch, 
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable
     chosen = sorted(order[: sampling.queries_per_step])
-    batch = Batch(
+    return Batch(
         groups=tuple(groups[number] for number in chosen),
         dropped=tuple(group for number, group in enumerate(groups) if number not in chosen),
         reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in rounds[0].reward_seconds},
         logged=added_up([batch.logged for batch in rounds]),
+        num_too_old=source.num_too_old,
     )
-    return batch, len(rounds)
 
 
-def _queries(run: Run, number: int, sampled: Sequence[Group]) -> list[Query]:
-    """The batch of that number in the order of the queries, without those sampled in this step."""
+def _source(run: Run, progress: Progress) -> Source:
+    """The run's, at the step under way."""
+    sampling = progress.sampling(run.recipe.rollout)
+    if run.source is None:
+        run.source = Source(
+            engine=run.engine,
+            seed=run.recipe.seed,
+            updates_per_step=run.recipe.actor.updates_per_step,
+            queries_of=partial(_queries, run),
+            batches_drawn=progress.batches_drawn,
+            ahead=[*progress.ahead],
+            record_experts=run.recipe.actor.wants_engine_experts,
+            sampling=sampling,
+        )
+    run.source.sampling, run.source.num_too_old = sampling, 0
+    run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
+    return run.source
+
+
+def _queries(run: Run, number: int) -> list[Query]:
+    """The batch of that number in the order of the queries."""
     queries = run.parts.queries.train
     indices = query_indices(
         number,
@@ -64,5 +85,4 @@ def _queries(run: Run, number: int, sampled: Sequence[Group]) -> list[Query]:
         seed=run.recipe.seed,
         shuffle=run.recipe.queries.shuffle and not run.parts.rows.num_streamed,
     )
-    sampled_ids = {group.query.id for group in sampled}  # where an epoch ends, the next batch may have them again
-    return [queries[index] for index in indices if queries[index].id not in sampled_ids]
+    return [queries[index] for index in indices]

@@ -19,7 +19,7 @@ from gspo.learner.volatility import Activation
 from gspo.recipe.sections import RolloutConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import Position
-from gspo.types import Batch, Experts, Failure, Group, Query, Sample, Score, SequenceStats
+from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Score, SequenceStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Progress:
     """
 
     steps: int = 0  # that are finished
-    extra_rounds: int = 0  # of sampling, beyond one a step: so far has the order of the queries moved on
+    batches_drawn: int = 0  # of the order of the queries
+    ahead: tuple[Drawn, ...] = ()  # what of them is for steps to come, in the order in which it will be taken
     skipped_in_a_row: int = 0  # updates
     seconds: float = 0.0  # that the run took up to here
     diagnoses: Mapping[str, str] = field(default_factory=dict)  # every sentence so far, by the diagnosis's name
@@ -68,7 +69,7 @@ class Progress:
 _RECORDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Activation, Batch, Best, Experts, Failure, Group, MiniBatchReport, Noise),
+        *(Activation, Batch, Best, Drawn, Experts, Failure, Group, MiniBatchReport, Noise),
         *(Progress, Sample, Score, SequenceStats, StepReport),
     )
 }

@@ -16,6 +16,7 @@ from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
+from gspo.metrics.staleness import staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
 from gspo.run.best import next_best, reason_to_stop
@@ -78,6 +79,9 @@ class Recorder:
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor)
+        if recipe.rollout.max_staleness:
+            per_step = recipe.actor.updates_per_step
+            metrics |= staleness_metrics(batch, steps=progress.steps, updates_per_step=per_step)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):

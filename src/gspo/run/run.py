@@ -15,6 +15,7 @@ from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
 from gspo.rollout.engine import Engine, make_engine
 from gspo.rollout.on_ranks import EngineOfRanks
+from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
@@ -59,6 +60,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)  # of the phase under way, at its last safe point
     saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
+    source: Source | None = None  # of the groups, once there was a first step; rank 0 has it
     _warned: set[str] = field(default_factory=set)
 
     def start_phase(self, trained_parts: TrainedParts, *, cold_start: bool = False) -> Progress:
@@ -125,6 +127,8 @@ class Run:
         A signal stops the run here, but for one after its last step, when only the final model is yet to be written.
         """
         assert self.checkpointer is not None
+        if self.source is not None:  # something may have been sampled meanwhile
+            progress = replace(progress, ahead=self.source.snapshot())
         self.progress = progress
         self.checkpointer.safe_point(progress, self._check_stop)
         return progress
@@ -133,9 +137,14 @@ class Run:
         if self.in_cold_start or not self.progress.is_over(self.recipe.steps):
             self.interrupt.check_stop_of_all()
 
+    def close_source(self) -> None:
+        """Give up what is in flight; it is asked for again when the run goes on."""
+        if self.source is not None:
+            self.source.close()
+
     def trainer_state(self, steps: int) -> TrainerState:
         """What reward functions get of the run once so many steps are finished."""
-        drawn = (steps + self.progress.extra_rounds) * self.recipe.rollout.queries_per_step
+        drawn = self.progress.batches_drawn * self.recipe.rollout.queries_per_step - len(self.progress.ahead)
         return TrainerState(global_step=steps, max_steps=self.recipe.steps, epoch=drawn / len(self.parts.queries.train))
 
     def warn_once(self, about: str, sentence: str) -> None:
@@ -243,6 +252,7 @@ def open_run(
             },
             in_cold_start=recipe.cold_start.steps > 0,
         )
+        stack.callback(run.close_source)
         if reopened is not None:
             _restore(run, saved)
         yield run

@@ -204,17 +204,17 @@ def test_a_group_is_read_in_its_order_whatever_its_size() -> None:
     cut = response([8, 8, 7], finish_reason={"type": "length", "length": 3})
     first, second = api().read([response([5, 9]), cut], ASKED)
     assert (first.token_ids, first.logprobs, first.finish_reason) == ([5, 9], [-0.5, -1.5], "stop")
-    assert (second.token_ids, second.finish_reason, second.version) == ([8, 8, 7], "length", "run-3")
+    assert (second.token_ids, second.finish_reason, second.labels) == ([8, 8, 7], "length", [("run-3", 3)])
     assert [own.token_ids for own in api().read(response(), ONE)] == [[8, 2]]  # one response is no list
     assert first.experts is None
 
 
 def test_a_response_of_two_weights_says_so() -> None:
     spans = [{"version": "run-2", "start": 0, "end": 1}, {"version": "run-3", "start": 1, "end": 2}]
-    assert api().read(response(weight_versions=spans), ONE)[0].version == "run-2 and run-3"
+    assert api().read(response(weight_versions=spans), ONE)[0].labels == [("run-2", 1), ("run-3", 1)]
     without = response()
     del without["meta_info"]["weight_versions"]  # as SGLang 0.5.16 answers
-    assert api().read(without, ONE)[0].version == "run-3"
+    assert api().read(without, ONE)[0].labels == [("run-3", 2)]
 
 
 NAN = {"type": "stop", "matched": "NaN happened"}  # the token, out of the vocabulary, is overwritten by an end token

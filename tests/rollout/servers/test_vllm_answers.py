@@ -61,7 +61,7 @@ def api() -> VllmApi:
 def test_the_responses_come_in_the_order_of_their_numbers(api: VllmApi) -> None:
     first, second = api.read(ANSWER, ASKED)
     assert (first.token_ids, first.logprobs, first.finish_reason) == ([5, 2], [-1.25, -0.75], "stop")
-    assert (second.token_ids, second.finish_reason, second.version) == ([9, 8, 9], "length", "a1-7")
+    assert (second.token_ids, second.finish_reason, second.labels) == ([9, 8, 9], "length", [("a1-7", 3)])
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,15 @@ def test_a_response_that_the_servers_length_has_cut_short_is_no_answer(api: Vllm
         api.read(ANSWER, longer)
 
 
-def test_tokens_of_two_versions_name_both(api: VllmApi) -> None:
+def test_tokens_of_two_versions_are_spans_that_have_to_be_all_of_the_response(api: VllmApi) -> None:
     answer: Any = copy.deepcopy(ANSWER)
-    answer["choices"][0]["weight_versions"] += [{"version": "a1-8", "start": 2, "end": 3}]
-    assert [response.version for response in api.read(answer, ASKED)] == ["a1-7", "a1-7 and a1-8"]
+    spans = [{"version": "a1-7", "start": 0, "end": 2}, {"version": "a1-8", "start": 2, "end": 3}]
+    answer["choices"][0]["weight_versions"] = spans
+    assert [own.labels for own in api.read(answer, ASKED)] == [[("a1-7", 2)], [("a1-7", 2), ("a1-8", 1)]]
+    for wrong in (spans[:1], spans[1:], [spans[0], {**spans[1], "start": 1}], []):
+        answer["choices"][0]["weight_versions"] = wrong
+        with pytest.raises(BadAnswerError, match="the weights of 3 tokens"):
+            api.read(answer, ASKED)
 
 
 def test_one_request_asks_for_the_group_with_all_that_shapes_its_distribution(api: VllmApi) -> None:

@@ -45,13 +45,13 @@ class Asked:
 class Generated:
     """A response as a server gives it, checked.
 
-    Example: Generated(token_ids=[8, 5, 2], logprobs=[-0.1, -1.2, -0.3], finish_reason="stop", version="a1-12")
+    Example: Generated(token_ids=[8, 5, 2], logprobs=[-0.1, -1.2, -0.3], finish_reason="stop", labels=[("a1-12", 3)])
     """
 
     token_ids: list[int]
     logprobs: list[float]  # log q, of the distribution that the tokens were drawn from
     finish_reason: FinishReason
-    version: str  # the label of the weights that drew all of them
+    labels: list[tuple[str, int]]  # of the weights that drew them: spans of so many tokens
     experts: np.ndarray | None = None  # [prompt + response - 1, L, K], where they are wanted
 
 

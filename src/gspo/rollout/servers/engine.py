@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, pairwise
 from typing import Any
 
 import httpx
@@ -67,13 +67,47 @@ class ServerEngine:
 
         Weights must have been published before.
         """
+        asked = self._asked(queries, settings, key, record_experts)
+        found: dict[int, Group] = {}
+        size = settings.group_size
+
+        def look() -> None:
+            check_stop()
+            show_progress(len(found) * size, len(asked) * size, "responses")
+
+        num_failures = 0
+        while missing := [number for number in range(len(asked)) if number not in found]:
+            problem = self._fleet.watch(lambda client: self._ask_all(client, queries, asked, missing, found), look)
+            num_left = len(asked) - len(found)
+            num_failures = num_failures + 1 if num_left == len(missing) else 1
+            if num_left:
+                self._fleet.recover(num_failures, problem)
+        return tuple(found[number] for number in range(len(queries)))
+
+    def sample_beside(
+        self,
+        queries: Sequence[Query],
+        settings: RolloutConfig,
+        key: SamplingKey,
+        found: dict[int, Group],
+        *,
+        record_experts: bool,
+        check_stop: Callable[[], None],
+    ) -> None:
+        """Ask for all groups, and put into `found` what the servers answer, as BesideEngine has it."""
+        asked, all_of_them = self._asked(queries, settings, key, record_experts), range(len(queries))
+        self._fleet.watch(lambda client: self._ask_all(client, queries, asked, all_of_them, found), check_stop)
+
+    def _asked(
+        self, queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, record_experts: bool
+    ) -> list[Asked]:
         assert self._fleet.version >= 0
         if key.step and settings.temperature < LOWEST_TEMPERATURE:  # the recipe's own is looked at by a rule
             what = f"a hook has set the temperature to {settings.temperature:g}, and a server samples at 0.01 or more"
             raise UserError(what, where="hooks", fix=f"set {LOWEST_TEMPERATURE} or more")
         biases = biased_ids(settings.logit_bias, self._policy.tokenizer, len(self._policy.head.weight))
         keys = key.response_keys([query.id for query in queries], settings.group_size)[:: settings.group_size]
-        asked = [
+        return [
             Asked(
                 prompt_ids=query.prompt_ids,
                 seed=own % 2**62,
@@ -84,23 +118,6 @@ class ServerEngine:
             )
             for query, own in zip(queries, keys, strict=True)
         ]
-        answers: dict[int, list[Generated]] = {}
-        size = settings.group_size
-
-        def look() -> None:
-            check_stop()
-            show_progress(len(answers) * size, len(asked) * size, "responses")
-
-        num_failures = 0
-        while missing := [number for number in range(len(asked)) if number not in answers]:
-            problem = self._fleet.watch(lambda client: self._ask_all(client, asked, missing, answers), look)
-            num_left = len(asked) - len(answers)
-            num_failures = num_failures + 1 if num_left == len(missing) else 1
-            if num_left:
-                self._fleet.recover(num_failures, problem)
-        if settings.stop_strings:
-            answers = self._cut(answers, settings.stop_strings)
-        return tuple(self._group(query, answers[number], settings) for number, query in enumerate(queries))
 
     def publish(self, policy: Policy, version: int) -> None:
         """Hand the weights to the servers, and prove that each has them; RunError where one has not."""
@@ -133,23 +150,24 @@ class ServerEngine:
     async def _ask_all(
         self,
         client: httpx.AsyncClient,
+        queries: Sequence[Query],
         asked: Sequence[Asked],
         missing: Sequence[int],
-        answers: dict[int, list[Generated]],
+        found: dict[int, Group],
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
-        servers, some = self._fleet.servers, asyncio.Semaphore(_MOST_REQUESTS)
+        some = asyncio.Semaphore(_MOST_REQUESTS)
+        servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
 
         async def ask(server: Server, number: int) -> None:
-            own, label = asked[number], self._fleet.label
+            own = asked[number]
             try:
                 async with some:
-                    request = self._api.sample(own, label)
+                    since = self._fleet.proven_version  # another may be published meanwhile
+                    request = self._api.sample(own, self._fleet.label_of(since))
                     answer = await server.ask(client, request, seconds=self._request_seconds)
                 responses = self._api.read(answer, own)
-                if others := {response.version for response in responses} - {label}:
-                    raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {label}")
-                answers[number] = responses
+                found[number] = self._group(queries[number], responses, own.settings, since=since)
             except RefusedError as error:
                 raise RunError(f"{server.name} refuses a request: {error}") from None
             except (NoAnswerError, BadAnswerError) as error:
@@ -172,25 +190,35 @@ class ServerEngine:
         await asyncio.gather(*(ask_server(place, server) for place, server in enumerate(servers)))
         return next((server.problem for server in servers if server.problem), "")
 
-    def _cut(self, answers: Mapping[int, Sequence[Generated]], strings: Sequence[str]) -> dict[int, list[Generated]]:
-        """End responses where a stop string is complete: the server knows token ids only, and samples on."""
-        stop_strings, numbers = StopStrings(self._policy.tokenizer, strings), count()
+    def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig, *, since: int) -> Group:
+        """The samples of an answer; BadAnswerError where other weights have drawn them than since a version."""
+        versions = self._fleet.versions(since)
+        if others := {label for own in responses for label, _ in own.labels} - versions.keys():
+            raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {self._fleet.label}")
+        if settings.stop_strings:
+            responses = self._cut(responses, settings.stop_strings)
+        return Group(samples=tuple(self._sample(query, response, settings, versions) for response in responses))
 
-        def cut(response: Generated) -> Generated:
-            number, ids, logprobs = next(numbers), response.token_ids, response.logprobs
+    def _cut(self, responses: Sequence[Generated], strings: Sequence[str]) -> list[Generated]:
+        """End responses where a stop string is complete: the server knows token ids only, and samples on."""
+        stop_strings = StopStrings(self._policy.tokenizer, strings)
+
+        def cut(number: int, response: Generated) -> Generated:
+            ids, logprobs = response.token_ids, response.logprobs
             if not stop_strings.read(number, ids):
                 return response
             size = stop_strings.ends[number]
             return replace(response, token_ids=ids[:size], logprobs=logprobs[:size], finish_reason="stop")
 
-        return {number: [cut(response) for response in responses] for number, responses in answers.items()}
+        return [cut(number, response) for number, response in enumerate(responses)]
 
-    def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig) -> Group:
-        return Group(samples=tuple(self._sample(query, response, settings) for response in responses))
-
-    def _sample(self, query: Query, response: Generated, settings: RolloutConfig) -> Sample:
+    def _sample(
+        self, query: Query, response: Generated, settings: RolloutConfig, versions: Mapping[str, int]
+    ) -> Sample:
         ids, logprobs = response.token_ids, torch.tensor(response.logprobs)
         text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
+        ends = [min(end, len(ids)) for end in accumulate(count for _, count in response.labels)]  # a stop string cuts
+        spans = zip(response.labels, pairwise([0, *ends]), strict=True)
         return Sample(
             query=query,
             token_ids=torch.tensor(ids),
@@ -199,7 +227,7 @@ class ServerEngine:
             sampler_logprobs=logprobs,
             full_logprobs=torch.full_like(logprobs, torch.nan) if settings.shaping else None,
             finish_reason=response.finish_reason,
-            versions=((self._fleet.version, len(ids)),),
+            versions=tuple((versions[label], end - start) for (label, _), (start, end) in spans if end > start),
             experts=experts_of(
                 response, num_prompt=len(query.prompt_ids), num_tokens=len(ids), routing=self._policy.routing
             ),

@@ -61,6 +61,7 @@ class Fleet:
                 "it is not ASCII, which a header of HTTP must be", where=KEY_VARIABLE, fix="set another key"
             )
         self.version = -1  # none is published yet
+        self.proven_version = -1  # that all servers have had, at the least
         self.counts: Counter[str] = Counter()  # since they were taken last
         self.publish_seconds = 0.0
         self.gap: Gap | None = None  # of the last proof
@@ -86,7 +87,15 @@ class Fleet:
     @property
     def label(self) -> str:
         """The name of the weights that the servers must have."""
-        return f"{self._run_name}-{self.version}"
+        return self.label_of(self.version)
+
+    def versions(self, since: int) -> dict[str, int]:
+        """By their labels, the versions from one on that can be at work: up to the one that is published last."""
+        return {self.label_of(version): version for version in range(since, self.version + 1)}
+
+    def label_of(self, version: int) -> str:
+        """The name of the weights of a version."""
+        return f"{self._run_name}-{version}"
 
     def publish(self, version: int) -> None:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
@@ -94,8 +103,9 @@ class Fleet:
         try:
             self._publish_or_recover()
         except BaseException:  # a stop, too
-            self.version = -1
+            self.version = self.proven_version = -1
             raise
+        self.proven_version = version
 
     def _publish_or_recover(self) -> None:
         try:

@@ -141,7 +141,10 @@ class SglangApi:
             raise ValueError(f"{finish} after token {ids[-1]}, where the policy ends at {list(asked.stop_ids)}")
         if not is_stop and len(ids) != asked.settings.max_new_tokens:
             raise ValueError(f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}")
-        versions = {span["version"] for span in meta.get("weight_versions", ())} | {version}
+        # SGLang 0.5.16 names one version alone, that of the end.
+        spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": len(ids)}]
+        if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
+            raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")
         experts = None
         if asked.wants_experts:  # of each token but the last; the shape is not sent
             assert self._experts is not None
@@ -151,7 +154,7 @@ class SglangApi:
             token_ids=ids,
             logprobs=[float(entry[0]) for entry in entries],
             finish_reason="stop" if is_stop else "length",
-            version=" and ".join(sorted(versions)),
+            labels=[(span["version"], span["end"] - span["start"]) for span in spans],
             experts=experts,
         )
 

@@ -187,7 +187,9 @@ def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
         raise ValueError(
             f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}: max_model_len is short"
         )
-    versions = {span["version"] for span in choice["weight_versions"]}
+    spans = choice["weight_versions"]
+    if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
+        raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")
     experts = None
     if asked.wants_experts:
         experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
@@ -197,6 +199,6 @@ def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
         token_ids=ids,
         logprobs=logprobs,
         finish_reason=reason,
-        version=" and ".join(sorted(versions)),
+        labels=[(span["version"], span["end"] - span["start"]) for span in spans],
         experts=experts,
     )

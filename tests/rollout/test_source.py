@@ -1,0 +1,225 @@
+"""What the source keeps in flight, in which order it hands it over, and what becomes of what is too old."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tests.samples import query_of, sample_of
+
+from gspo.errors import RunError, Stopped
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.engine import SamplingKey
+from gspo.rollout.source import Source
+from gspo.types import Drawn, Group, Query
+
+SIZE, UPDATES = 3, 2  # queries a step, and updates
+STEPS = 9
+
+
+class Sampler:
+    """Samples with the weights of a number of steps, and notes which queries with which random numbers."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.asked: list[tuple[str, int]] = []
+
+    def sample(self, queries: Sequence[Query], _: Any, key: SamplingKey, **__: Any) -> tuple[Group, ...]:
+        self.asked += [(query.id, key.step) for query in queries]
+        version = self.steps * UPDATES
+        samples = [replace(sample_of(query, [4, 5]), versions=((version, 1), (version, 1))) for query in queries]
+        return tuple(Group(samples=(sample, sample)) for sample in samples)
+
+
+class Run:
+    """Steps that take all their groups from a source; queries are numbered in their order."""
+
+    def __init__(self, max_staleness: int, too_old: Any = "drop") -> None:
+        self.sampler, self.batches_drawn, self.steps = Sampler(), 0, 0
+        self.ahead: list[Drawn] = []
+        self.sampling = RolloutConfig(queries_per_step=SIZE, max_staleness=max_staleness, too_old=too_old, in_turn=True)
+
+    def source(self) -> Source:
+        self.sampler.steps = self.steps
+        return Source(
+            engine=Mock(sample=self.sampler.sample),
+            sampling=self.sampling,
+            steps=self.steps,
+            steps_left=STEPS - self.steps - 1,
+            updates_per_step=UPDATES,
+            seed=0,
+            queries_of=lambda batch: [query_of([1], number) for number in range(batch * SIZE, (batch + 1) * SIZE)],
+            batches_drawn=self.batches_drawn,
+            ahead=self.ahead,
+        )
+
+    def keep(self, source: Source) -> None:
+        self.batches_drawn, self.ahead = source.batches_drawn, source.ahead
+
+    def step(self) -> list[Group]:
+        source = self.source()
+        groups = source.take(SIZE, [])
+        self.keep(source)
+        self.steps += 1
+        return groups
+
+
+def ages(groups: Sequence[Group], steps: int) -> set[int]:
+    return {steps - version // UPDATES for own in groups for sample in own.samples for version, _ in sample.versions}
+
+
+def numbers(groups: Sequence[Group]) -> list[int]:
+    return [int(group.query.id.partition(":")[2]) for group in groups]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 20])
+def test_each_query_is_trained_on_once_in_its_order_and_as_old_as_it_may_be(max_staleness: int) -> None:
+    run = Run(max_staleness)
+    for step in range(STEPS):
+        groups = run.step()
+        assert numbers(groups) == [*range(step * SIZE, (step + 1) * SIZE)]
+        assert ages(groups, step) == {min(step, max_staleness)}
+        in_flight_and_handed_over = (step + 1) * SIZE + len(run.ahead)
+        assert in_flight_and_handed_over == min(max_staleness + step + 1, STEPS) * SIZE
+    assert run.ahead == [] and len(run.sampler.asked) == STEPS * SIZE
+    assert [number for _, number in run.sampler.asked] == sorted([*range(1, STEPS + 1)] * SIZE)  # as without staleness
+
+
+def test_what_takes_a_place_in_a_step_is_drawn_after_what_is_ahead() -> None:
+    run = Run(1)
+    run.step()
+    source = run.source()
+    first = source.take(SIZE, [])
+    second = source.take(2, first)  # for two of them that teach nothing
+    run.keep(source)
+    assert numbers(first) == [3, 4, 5] and numbers(second) == [6, 7]
+    assert numbers([own.group for own in run.ahead if own.group]) == [8, 9, 10]
+    assert len(run.ahead) == SIZE
+    assert len(set(run.sampler.asked)) == len(run.sampler.asked)
+
+
+def test_a_query_that_the_step_has_is_not_drawn_again() -> None:
+    run = Run(0)
+    source = run.source()
+    source.queries_of = lambda batch: [query_of([1], number) for number in ([0, 1, 2], [2, 3, 1], [4, 0, 5])[batch]]
+    first = source.take(SIZE, [])
+    assert numbers(source.take(2, first)) == [3] and numbers(source.take(1, first)) == [4]
+
+
+@pytest.mark.parametrize(("too_old", "expected"), [("drop", [9, 10, 11]), ("refresh", [3, 4, 5])])
+def test_what_is_too_old_after_a_resume_is_not_trained_on(too_old: Any, expected: list[int]) -> None:
+    """Sampled at step 0 for steps 1 and 2; then nothing may be older than the step itself."""
+    run = Run(2)
+    run.step()
+    run.sampling = RolloutConfig(queries_per_step=SIZE, too_old=too_old)
+    source = run.source()
+    groups = source.take(SIZE, [])
+    assert numbers(groups) == expected and ages(groups, 1) == {0}
+    assert source.num_too_old == 2 * SIZE
+
+
+def test_a_token_that_is_too_old_is_enough_for_its_group_to_be() -> None:
+    run = Run(1)
+    run.step()
+    run.sampler.steps = run.steps = 2
+    groups = run.sampler.sample([own.query for own in run.ahead], None, SamplingKey(seed=0, step=2))
+    one, other, third = (replace(own, group=group) for own, group in zip(run.ahead, groups, strict=True))
+    sample = groups[1].samples[0]
+    mixed = Group(samples=(sample, replace(sample, versions=((1, 1), (4, 1)))))  # of step 0, and of step 2
+    run.ahead = [one, replace(other, group=mixed), third]
+    source = run.source()
+    assert numbers(source.take(3, [])) == [3, 5, 6] and source.num_too_old == 1
+
+
+def test_what_was_in_flight_is_asked_for_again_with_the_random_numbers_it_was_drawn_with() -> None:
+    run = Run(2)
+    run.step()
+    run.ahead = [replace(own, group=None) for own in run.ahead]
+    asked = run.sampler.asked[SIZE:]
+    run.sampler.asked = []
+    run.step()
+    assert run.sampler.asked[: 2 * SIZE] == asked
+
+
+class Beside:
+    """An engine that lets groups end when the test says so."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, threading.Event] = defaultdict(threading.Event)  # by the query's id
+        self.sampler, self.fails = Sampler(), set[str]()
+        self.sample = self.sampler.sample
+        self.error: Exception | None = None
+
+    def sample_beside(
+        self, queries: Sequence[Query], settings: Any, key: SamplingKey, found: dict[int, Group], **options: Any
+    ) -> None:
+        for place, query in enumerate(queries):
+            while not self.ends[query.id].wait(0.001):
+                options["check_stop"]()
+            if self.error is not None:
+                raise self.error
+            if query.id not in self.fails:
+                (found[place],) = self.sampler.sample([query], settings, key)
+
+    publish = describe = take_metrics = close = Mock()
+
+
+def beside(engine: Any) -> Source:
+    """At the first step, with a step ahead."""
+    return replace(Run(1).source(), engine=engine, sampling=RolloutConfig(queries_per_step=SIZE, max_staleness=1))
+
+
+def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_order() -> None:
+    engine = Beside()
+    source = beside(engine)
+    for number in (2, 1, 0, 4):
+        engine.ends[f"test:{number}"].set()
+    assert numbers(source.take(SIZE, [])) == [0, 1, 2]
+    assert len(source.ahead) == SIZE  # in flight
+    engine.ends["test:3"].set()
+    while sum(own.group is not None for own in source.snapshot()) < 2:
+        pass
+    assert [own.group is None for own in source.snapshot()] == [False, False, True]
+    engine.ends["test:5"].set()
+    source.steps, source.steps_left = 1, 0
+    assert numbers(source.take(SIZE, [])) == [3, 4, 5] and source.ahead == []
+    assert sorted(number for _, number in engine.sampler.asked) == [1, 1, 1, 2, 2, 2]
+
+
+def test_what_a_thread_has_tried_in_vain_is_sampled_where_a_server_can_be_looked_after() -> None:
+    engine = Beside()
+    source = beside(engine)
+    for number in range(2 * SIZE):
+        engine.ends[f"test:{number}"].set()
+    engine.fails = {"test:1"}
+    assert numbers(source.take(SIZE, [])) == [0, 1, 2]
+    assert sorted(engine.sampler.asked) == sorted({*engine.sampler.asked})  # each of them once
+
+
+def test_what_ends_a_thread_ends_the_run() -> None:
+    engine = Beside()
+    engine.error = RunError("refused")
+    engine.ends["test:0"].set()
+    with pytest.raises(RunError, match="refused"):
+        beside(engine).take(SIZE, [])
+
+
+def test_what_is_in_flight_at_the_end_is_given_up() -> None:
+    engine, threads = Beside(), threading.active_count()
+    source = beside(engine)
+    for number in range(SIZE):
+        engine.ends[f"test:{number}"].set()
+    source.take(SIZE, [])
+    source.close()
+    assert threading.active_count() == threads and [own.group for own in source.snapshot()] == [None] * SIZE
+
+
+def test_a_stop_leaves_what_is_in_flight_to_be_given_up() -> None:
+    source = beside(Beside())
+    with pytest.raises(Stopped):
+        source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
+    source.close()
+    assert [own.group for own in source.snapshot()] == [None] * 2 * SIZE
