@@ -55,6 +55,8 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         """rollout.max_staleness with rollout.engine: embedded, which samples in the trainer's process: sampling and
         training take turns; set rollout.in_turn: true, or engine: vllm
         """: rollout.max_staleness and rollout.engine == "embedded" and not rollout.in_turn,
+        """rollout.interrupt: false with rollout.engine: sglang, which cannot wait for responses; leave it out
+        """: rollout.at_publish == "wait" and rollout.engine == "sglang",
         """rollout.group_size must be at least 2: an advantage compares responses (but for actor.surrogate: ppo)
         """: rollout.group_size < 2 and actor.advantage != "gae",
         """rollout.dynamic_sampling drops groups that actor.advantage: gae learns from; set dynamic_sampling: false
@@ -308,6 +310,8 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,
         ("rollout.too_old rollout.in_turn", "rollout.max_staleness"): rollout.max_staleness,
+        ("rollout.interrupt", "sampling beside the training"): rollout.at_publish != "none",
+        ("rollout.old_cache", "rollout.interrupt beside the training"): rollout.at_publish in ("recompute", "keep"),
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
         ("cold_start.path cold_start.demonstrations cold_start.rows", "cold_start.steps"): cold_start.steps,

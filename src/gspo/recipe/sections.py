@@ -232,6 +232,9 @@ class ServerConfig(Section):
     request_seconds: PositiveFloat = key(3600.0, "The limit in seconds for a group's responses.")
 
 
+AtPublish = Literal["none", "wait", "recompute", "keep"]
+
+
 class RolloutConfig(Section):
     engine: Literal["embedded", "vllm", "sglang"] = key(
         "embedded",
@@ -259,6 +262,10 @@ class RolloutConfig(Section):
     too_old: Literal["drop", "refresh"] = key(
         "drop", "What becomes of a group older than that: `refresh` samples it anew."
     )
+    interrupt: bool = key(True, "Publish weights in the midst of responses; `false`: once those under way have ended.")
+    old_cache: Literal["recompute", "keep"] = key(
+        "recompute", "What becomes, then, of what the engine has computed of them with the weights before."
+    )
     in_turn: bool = key(False, "Sample and train in turn in spite of `max_staleness`: slower, and the same every time.")
     dynamic_sampling: bool = key(False, "Replace groups of equal rewards by those of the next queries (DAPO).")
     max_rounds: Positive = key(4, "The most sampling rounds in a step; after them groups of equal rewards stay.")
@@ -267,6 +274,13 @@ class RolloutConfig(Section):
     )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Text | None = key(None, "The text that ends a segment, for rewards `per: segment`.")
+
+    @property
+    def at_publish(self) -> AtPublish:
+        """What becomes of the responses under way when weights are published; `none` are where training waits."""
+        if self.max_staleness == 0 or self.in_turn:
+            return "none"
+        return self.old_cache if self.interrupt else "wait"
 
     @property
     def shaping(self) -> list[str]:

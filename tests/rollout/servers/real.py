@@ -1,7 +1,7 @@
 """Real vLLM servers for the tests: their interpreter, one that somebody else has started, and engines that ask it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +72,11 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
         server.end()
 
 
-def engine_of(policy: Policy, directory: Path, *, longest_prompt: int = 100, **vllm: Any) -> ServerEngine:
-    """An engine, started or found; keywords are keys of rollout.vllm."""
-    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm"])
+def engine_of(
+    policy: Policy, directory: Path, *, longest_prompt: int = 100, keys: Sequence[str] = (), **vllm: Any
+) -> ServerEngine:
+    """An engine, started or found; keywords are keys of rollout.vllm, and `keys` others of a recipe."""
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", ["rollout.engine=vllm", *keys])
     settings = ServerConfig(**{"python": vllm_python(), **vllm})
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": settings})})
     options: dict[str, Any] = {"directory": directory, "check_stop": lambda: None, "say": lambda _: None}

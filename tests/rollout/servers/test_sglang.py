@@ -395,7 +395,18 @@ def test_weights_are_those_of_a_directory_and_named(saved: list[str]) -> None:
     assert update.body["model_path"] == str(Path(saved[0]).parent)
     assert update.body["weight_version"] == "run-3"
     assert update.body["load_format"] == "safetensors"  # null is the server's own: dummy
-    assert update.body["flush_cache"]
+    assert update.body["flush_cache"] and pause.body["mode"] == "abort"
+
+
+@pytest.mark.parametrize(("at_publish", "mode"), [("recompute", "retract"), ("keep", "in_place")])
+def test_responses_under_way_are_read_again_with_new_weights_or_go_on_with_what_was_computed(
+    at_publish: Any, mode: str, saved: list[str]
+) -> None:
+    pause, update, _ = SglangApi(ServerConfig(), max_rows=8, experts=None, at_publish=at_publish).publish(
+        saved, "run-3"
+    )
+    assert pause.body["mode"] == mode and not update.body["abort_all_requests"]
+    assert update.body["flush_cache"] == (at_publish == "recompute")
 
 
 def test_weights_in_a_directory_with_others_are_not_published(saved: list[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ One server for all of them, for its start takes longer than all that is asked of
 
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -252,6 +253,47 @@ def test_no_two_responses_of_a_call_repeat_each_others_random_numbers(
 
 
 # Weights
+
+
+@pytest.mark.parametrize("how", ["old_cache=recompute", "old_cache=keep", "interrupt=false"])
+def test_a_token_that_is_sampled_beside_the_training_has_the_likelihood_of_the_weights_that_drew_it(
+    how: str, policy: Policy, queries: list[Query], proxy: Proxy, key: str, tmp_path: Path
+) -> None:
+    keys = ("rollout.max_staleness=1", f"rollout.{how}", "actor.old_logprobs=engine")
+    engine = engine_of(policy, tmp_path, urls=(proxy.url,), keys=keys)
+    settings, found = SETTINGS.model_copy(update={"max_new_tokens": 300}), dict[int, Group]()
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def publish(version: int) -> None:
+        weights[version] = {name: own.clone() for name, own in policy.model.state_dict().items()}
+        engine.publish(policy, version)
+
+    publish(4)
+    options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
+    beside = threading.Thread(target=engine.sample_beside, args=(queries, settings, KEY, found), kwargs=options)
+    beside.start()
+    version = 4
+    while beside.is_alive():
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        publish(version := version + 1)
+    groups = [found[place] for place in range(3)]
+    samples = [sample for group in groups for sample in group.samples]
+    assert (max(len(sample.versions) for sample in samples) > 1) == (how != "interrupt=false")
+    is_kept = how == "old_cache=keep"
+    gaps: dict[bool, list[torch.Tensor]] = {True: [], False: []}  # by whether it is the response's first version
+    for number, own in weights.items():
+        policy.model.load_state_dict(own)
+        expected = likelihoods(policy, groups).split([sample.num_tokens for sample in samples])
+        for sample, logprob in zip(samples, expected, strict=True):
+            versions = [version for version, count in sample.versions for _ in range(count)]
+            assert len(versions) == sample.num_tokens and versions == sorted(versions)
+            is_own = torch.tensor(versions) == number
+            gaps[number == versions[0]].append((sample.sampler_logprobs - logprob).abs()[is_own])
+    assert torch.cat(gaps[True] if is_kept else gaps[True] + gaps[False]).max() < TOLERANCE
+    # With keys and values that other weights have computed, a token is no single policy's.
+    assert (torch.cat([*gaps[False], torch.zeros(1)]).max() > 1e-2) == is_kept
 
 
 def test_what_is_published_is_sampled_from_and_named_once_a_version(

@@ -251,10 +251,11 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     group_sizes = [rollout.group_size, recipe.evaluation.samples, *(own.samples for own in recipe.evaluation.suites)]
     max_rows = max(rollout.max_rows, *group_sizes)
     returns_experts = recipe.actor.routing_replay == "engine"
-    api: ServerApi = VllmApi(settings, max_rows=max_rows, group_size=max(group_sizes), returns_experts=returns_experts)
+    own: dict[str, Any] = {"max_rows": max_rows, "at_publish": rollout.at_publish}
+    api: ServerApi = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **own)
     if rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
-        api = SglangApi(settings, max_rows=max_rows, experts=experts)
+        api = SglangApi(settings, experts=experts, **own)
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)

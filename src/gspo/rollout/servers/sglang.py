@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.recipe.sections import ServerConfig
+from gspo.recipe.sections import AtPublish, ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
 # SGLang takes its key from the command line alone, which everybody on the machine can read: it is added from within.
@@ -44,9 +44,16 @@ class SglangApi:
 
     name = "sglang"
 
-    def __init__(self, settings: ServerConfig, *, max_rows: int, experts: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        settings: ServerConfig,
+        *,
+        max_rows: int,
+        experts: tuple[int, int] | None,
+        at_publish: AtPublish = "none",
+    ) -> None:
         """`experts`: the model's layers and its experts a token, where responses come with their experts."""
-        self._settings, self._max_rows, self._experts = settings, max_rows, experts
+        self._settings, self._max_rows, self._experts, self._at_publish = settings, max_rows, experts, at_publish
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
@@ -121,9 +128,11 @@ class SglangApi:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         folder = Path(paths[0]).parent  # SGLang loads all that is in it
         assert sorted(folder.glob("*.safetensors")) == sorted(map(Path, paths)), "other weights are there, too"
-        update = {"model_path": str(folder), "weight_version": label, "abort_all_requests": True, "flush_cache": True}
+        mode = {"recompute": "retract", "keep": "in_place"}.get(self._at_publish, "abort")
+        update = {"model_path": str(folder), "weight_version": label, "abort_all_requests": mode == "abort"}
+        update["flush_cache"] = mode != "in_place"
         update["load_format"] = "safetensors"  # by default it is that of the start: dummies
-        bodies = {"pause_generation": {"mode": "abort"}, "update_weights_from_disk": update, "continue_generation": {}}
+        bodies = {"pause_generation": {"mode": mode}, "update_weights_from_disk": update, "continue_generation": {}}
         return [Request(path=f"/{name}", body=body) for name, body in bodies.items()]
 
     def _generated(self, answer: Mapping[str, Any], asked: Asked) -> Generated:

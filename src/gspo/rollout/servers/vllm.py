@@ -13,7 +13,7 @@ from typing import Any
 from numpy.lib.format import read_array
 
 from gspo.recipe.rules import LOWEST_TEMPERATURE
-from gspo.recipe.sections import ServerConfig
+from gspo.recipe.sections import AtPublish, ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
 
 _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker"
@@ -42,10 +42,23 @@ class VllmApi:
 
     name = "vllm"
 
-    def __init__(self, settings: ServerConfig, *, max_rows: int, returns_experts: bool, group_size: int = 1) -> None:
+    def __init__(
+        self,
+        settings: ServerConfig,
+        *,
+        max_rows: int,
+        returns_experts: bool,
+        group_size: int = 1,
+        at_publish: AtPublish = "none",
+    ) -> None:
         self._settings, self._max_rows, self._returns_experts = settings, max_rows, returns_experts
         self._min_rows = group_size  # of one request
         self._is_transferred = settings.weights in ("ipc", "nccl")
+        # vLLM 0.32 forgets at the pause what requests have computed, unless it is told not to.
+        how = {"wait": "wait", "keep": "keep&clear_cache=false"}.get(at_publish, "keep")
+        self.pause = Request(path=f"/pause?mode={how}", body={})
+        query = "?reset_running_requests=true" if at_publish == "recompute" else ""
+        self.forget = Request(path=f"/reset_prefix_cache{query}", body={})
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
@@ -156,9 +169,9 @@ class VllmApi:
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         return [
-            Request(path="/pause?mode=keep", body={}),
+            self.pause,
             Request(path="/collective_rpc", body={"method": "load_policy", "args": [list(paths)]}),
-            Request(path="/reset_prefix_cache", body={}),
+            self.forget,
             Request(path="/update_weight_version", body={"new_version": label}),
             Request(path="/resume", body={}),
         ]

@@ -17,6 +17,7 @@ from gspo.model.policy import Policy
 from gspo.rollout.servers.api import Request
 from gspo.rollout.servers.requests import NoAnswerError, RefusedError
 from gspo.rollout.servers.server import Server
+from gspo.rollout.servers.vllm import VllmApi
 from gspo.rollout.servers.vllm_sender import Source, connect
 from gspo.rollout.servers.weights import PUBLISH_SECONDS, HandOver
 
@@ -62,7 +63,8 @@ class Transfer:
             self._source.close()
 
     async def _hand_over(self, http: httpx.AsyncClient, server: Server, label: str) -> None:
-        loop, done, url = asyncio.get_running_loop(), Future[None](), server.address.url
+        loop, done, url, api = asyncio.get_running_loop(), Future[None](), server.address.url, server.api
+        assert isinstance(api, VllmApi)  # no other takes them so
 
         async def ask(path: str, body: Any = None) -> Any:
             return await server.ask(http, Request(path=path, body=body), seconds=PUBLISH_SECONDS)
@@ -79,10 +81,10 @@ class Transfer:
             client = Client()  # the server has been started anew, whoever did that
         client.post, client.label = post, label
         num_workers = (await ask("/get_world_size"))["world_size"]
-        await ask("/pause?mode=keep", {})
+        await ask(api.pause.path, {})
         threading.Thread(target=self._send, args=(client, url, num_workers, done), daemon=True).start()
         await asyncio.wrap_future(done)
-        await ask("/reset_prefix_cache", {})
+        await ask(api.forget.path, {})
         await ask("/resume", {})
         self._clients[url] = client
 
