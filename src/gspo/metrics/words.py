@@ -131,12 +131,17 @@ def _of_engines(recent: Lines, actor: ActorConfig) -> Table:
     counts = [line.get(name) for line in recent for name in ("engine/retries", "engine/restarts")]
     failures = sum(count for count in counts if is_number(count))
     is_in_ratio = actor.old_logprobs == "engine" and actor.importance_sampling_level != "token"
+    is_cut = is_in_ratio and PUBLISHED[actor.surrogate].bounds_ratio and noise >= 0.5 * actor.clip_low
+    age = _mean(recent, "staleness/mean")  # NaN where nothing can be stale
     return {
         f"""engine_mismatch: engine and policy differ by {gap:.3f} nats a token: their weights or numerics differ
-        """: gap >= 0.05,
+        """: gap >= 0.05 and not age > 0,
         f"""clipped_noise: the engine's rounding alone moves log s by {noise:.1g}, and actor.clip_low is
         {actor.clip_low:g}: set actor.old_logprobs: recompute
-        """: is_in_ratio and PUBLISHED[actor.surrogate].bounds_ratio and noise >= 0.5 * actor.clip_low,
+        """: is_cut and not age > 0,
+        f"""clipped_staleness: {age:.2g} steps of staleness alone move log s by {noise:.1g}, and actor.clip_low is
+        {actor.clip_low:g}: set actor.clip_fraction, or a wider range
+        """: is_cut and age > 0,
         f"""engine_failures: in {len(recent)} steps servers were asked or started again {failures:g} times: the end of
         their log in the run's directory says why
         """: failures > 0,

@@ -1,0 +1,102 @@
+"""Seconds a step with vLLM beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
+
+    python -m benchmarks.overlap --python VLLM_PYTHON [--turns 2] [--steps 10]
+
+Responses are ragged, up to 512 tokens: the untrained model ends each with one token of about 200, and learns next to
+nothing. The synchronous run has both cores for either side; beside each other they have one each. The bound is what
+one thread each would reach if nothing but the longer of the two sides were to be waited for.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.machine import load
+
+ARMS = {"synchronous, 2 threads": (0, 2), "synchronous, 1 thread": (0, 1), "η = 1": (1, 1), "η = 2": (2, 1)}
+WARM = 3  # steps that are not counted
+RECIPE = """\
+name: {name}
+steps: {steps}
+model:
+  tokenizer: fit
+  device: cpu
+  architecture: {{model_type: qwen3, hidden_size: 192, intermediate_size: 768, num_hidden_layers: 4,
+    num_attention_heads: 6, num_key_value_heads: 2, head_dim: 32, tie_word_embeddings: true,
+    max_position_embeddings: 1024}}
+queries: {{path: queries.jsonl}}
+rollout: {{engine: vllm, vllm: {{python: {python}}}, queries_per_step: 16, group_size: 4, max_new_tokens: 512,
+  max_staleness: {staleness}}}
+reward: [{{function: "reward.py:share"}}]
+actor: {{old_logprobs: engine, optimizer: {{lr: 1.0e-7}}}}
+evaluation: {{num_queries: 0}}
+checkpoint: {{every: 0}}
+report: {{rollouts: false}}
+"""
+REWARD = "def share(completions, **_):\n    return [len(set(text)) / max(1, len(text)) for text in completions]\n"
+
+
+def main() -> None:
+    """Run each arm in turn, so many times, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="the interpreter that has vLLM")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    told: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    with tempfile.TemporaryDirectory() as place:
+        _prepare(Path(place))
+        print(f"{load()}; medians of steps {WARM + 1} to {options.steps} of {options.turns} runs each", flush=True)
+        for turn in range(options.turns):
+            for arm in ARMS:
+                told[arm] += _run(arm, Path(place), turn, options)
+    print("| | s a step | sampling waited for | update | times as fast as synchronous, 2 threads |")
+    print("|---|---|---|---|---|")
+    seconds = {
+        arm: {name: statistics.median(line[name] for line in lines) for name in lines[0]} for arm, lines in told.items()
+    }
+    first = seconds["synchronous, 2 threads"]["total"]
+    for arm, own in seconds.items():
+        print(
+            f"| {arm} | {own['total']:.2f} | {own['rollout']:.2f} | {own['update']:.2f} | {first / own['total']:.2f} |"
+        )
+    one = seconds["synchronous, 1 thread"]
+    longer = max(one["rollout"], one["total"] - one["rollout"])
+    print(f"| bound: the longer side alone, 1 thread | {longer:.2f} | | | {first / longer:.2f} |")
+
+
+def _prepare(place: Path) -> None:
+    """Prompts of 200 characters, each of which becomes a token."""
+    letters = [chr(0x4E00 + number) for number in range(200)]
+    rows = [{"prompt": "".join(letters[(7 * row + 3 * place) % 200] for place in range(24))} for row in range(256)]
+    rows[0]["prompt"] = "".join(letters)
+    (place / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (place / "reward.py").write_text(REWARD)
+
+
+def _run(arm: str, place: Path, turn: int, options: argparse.Namespace) -> list[dict[str, float]]:
+    staleness, threads = ARMS[arm]
+    name = f"run_{staleness}_{threads}_{turn}"
+    own = {"name": name, "steps": options.steps, "staleness": staleness, "python": Path(options.python).absolute()}
+    (place / f"{name}.yaml").write_text(RECIPE.format(**own))
+    command = [sys.executable, "-m", "gspo", "train", f"{name}.yaml"]
+    root = str(Path(__file__).parents[1] / "src")
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": root}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    lines = [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {stage: line[f"time/{stage}_seconds"] for stage in ("total", "rollout", "update")}
+        for line in lines
+        if line["step"] > WARM
+    ]
+
+
+if __name__ == "__main__":
+    main()
