@@ -210,6 +210,7 @@ class Batch:
     dropped: tuple[Group, ...] = ()  # sampled and scored, but not trained on (dynamic sampling)
     reward_seconds: Mapping[str, float] = field(default_factory=dict)  # by function, summed over calls, which overlap
     logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # by function/metric: sum, number of values
+    version: int = 0  # of the policy, as the step begins: the updates that were made or skipped before
     num_too_old: int = 0  # groups that were sampled too many steps before, and neither scored nor trained on
 
     @property

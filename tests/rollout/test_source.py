@@ -48,6 +48,7 @@ class Run:
             engine=Mock(sample=self.sampler.sample),
             sampling=self.sampling,
             steps=self.steps,
+            version=self.steps * UPDATES,
             steps_left=STEPS - self.steps - 1,
             updates_per_step=UPDATES,
             seed=0,
@@ -184,7 +185,7 @@ def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_ord
         pass
     assert [own.group is None for own in source.snapshot()] == [False, False, True]
     engine.ends["test:5"].set()
-    source.steps, source.steps_left = 1, 0
+    source.steps, source.version, source.steps_left = 1, UPDATES, 0
     assert numbers(source.take(SIZE, [])) == [3, 4, 5] and source.ahead == []
     assert sorted(number for _, number in engine.sampler.asked) == [1, 1, 1, 2, 2, 2]
 

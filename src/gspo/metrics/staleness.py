@@ -1,17 +1,18 @@
 """How old the tokens of a step are: how many steps have been made since the policy was that which wrote them."""
 
 from collections import Counter
+from math import ceil
 
 from gspo.metrics.numbers import Metrics
 from gspo.types import Batch
 
 
-def staleness_metrics(batch: Batch, *, steps: int, updates_per_step: int) -> Metrics:
-    """Of the tokens that are trained on after so many steps; the groups that were too old have none."""
+def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
+    """Of the tokens that are trained on; the groups that were too old have none."""
     tokens: Counter[int] = Counter()
     for sample in batch.samples:
         for version, count in sample.versions:
-            tokens[steps - version // updates_per_step] += count
+            tokens[ceil((batch.version - version) / updates_per_step)] += count
     ages = range(max(tokens, default=0) + 1)
     return {
         "staleness/mean": sum(age * tokens[age] for age in ages) / max(1, tokens.total()),

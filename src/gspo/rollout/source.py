@@ -69,6 +69,7 @@ class Source:
     # Of the step under way:
     sampling: RolloutConfig
     steps: int = 0  # that are finished
+    version: int = 0  # of the policy: the updates that were made or skipped
     steps_left: int = 0  # after it
     num_too_old: int = 0
     _flights: list[_Flight] = field(default_factory=list)
@@ -147,6 +148,7 @@ class Source:
             queries = [own.query for own in drawn]
             groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
             self._put(drawn, dict(enumerate(groups)))
+            self._failed.difference_update(drawn)
 
     def _fly(self, drawn: Sequence[Drawn], key: SamplingKey) -> None:
         """Start a thread that has these sampled."""
@@ -204,4 +206,4 @@ class Source:
     def _age(self, group: Group) -> int:
         """In steps, of its oldest token."""
         oldest = min(version for sample in group.samples for version, _ in sample.versions)
-        return self.steps - oldest // self.updates_per_step
+        return -(-(self.version - oldest) // self.updates_per_step)

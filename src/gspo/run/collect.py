@@ -19,7 +19,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
 
     def make() -> tuple[Batch, int]:
         run.engine.publish(run.parts.policy, policy_version)
-        source = _source(run, progress)
+        source = _source(run, progress, policy_version)
         return _collect(run, progress, source), source.batches_drawn
 
     batch, batches_drawn = run.on_first(make)
@@ -52,11 +52,12 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
         dropped=tuple(group for number, group in enumerate(groups) if number not in chosen),
         reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in rounds[0].reward_seconds},
         logged=added_up([batch.logged for batch in rounds]),
+        version=source.version,
         num_too_old=source.num_too_old,
     )
 
 
-def _source(run: Run, progress: Progress) -> Source:
+def _source(run: Run, progress: Progress, version: int) -> Source:
     """The run's, at the step under way."""
     sampling = progress.sampling(run.recipe.rollout)
     if run.source is None:
@@ -70,7 +71,7 @@ def _source(run: Run, progress: Progress) -> Source:
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )
-    run.source.sampling, run.source.num_too_old = sampling, 0
+    run.source.sampling, run.source.version, run.source.num_too_old = sampling, version, 0
     run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
     return run.source
 

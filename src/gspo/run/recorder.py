@@ -80,8 +80,7 @@ class Recorder:
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor)
         if recipe.rollout.max_staleness:
-            per_step = recipe.actor.updates_per_step
-            metrics |= staleness_metrics(batch, steps=progress.steps, updates_per_step=per_step)
+            metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):

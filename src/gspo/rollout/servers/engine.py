@@ -70,6 +70,7 @@ class ServerEngine:
         asked = self._asked(queries, settings, key, record_experts)
         found: dict[int, Group] = {}
         size = settings.group_size
+        self._fleet.look_after()
 
         def look() -> None:
             check_stop()

@@ -101,11 +101,17 @@ class Fleet:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
         self.version = version
         try:
+            self.look_after()
             self._publish_or_recover()
         except BaseException:  # a stop, too
             self.version = self.proven_version = -1
             raise
         self.proven_version = version
+
+    def look_after(self) -> None:
+        """Recover the servers that have failed, if any has: beside the training nobody could."""
+        if problem := next((server.problem for server in self.servers if server.problem), ""):
+            self.recover(1, problem)
 
     def _publish_or_recover(self) -> None:
         try:
