@@ -56,8 +56,8 @@ from gspo.launch.local import LocalRank
 from gspo.launch.supervise import run_ranks
 class Stubborn(LocalRank):
     def __init__(self):
-        deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
-        code = f"import signal, time; {deaf}; time.sleep(60)"
+        ready = f"signal.signal(signal.SIGTERM, {sys.argv[1]}); print('ready', flush=True)"
+        code = f"import signal, sys, time; {ready}; time.sleep(60)"
         subprocess.Popen.__init__(self, [sys.executable, "-c", code])
         self.is_watched = False
     def poll(self):
@@ -68,10 +68,25 @@ sys.exit(run_ranks([Stubborn()]))
 """
 
 
-def test_a_second_signal_ends_all_at_once_and_is_no_failure() -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+def started(handler: str) -> "subprocess.Popen[str]":
+    """A launcher of a rank that does this on SIGTERM."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, handler], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
-    assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"deaf\n", "watched\n"}
+    assert {launcher.stdout.readline(), launcher.stdout.readline()} == {"ready\n", "watched\n"}
+    return launcher
+
+
+def test_a_signal_that_comes_twice_as_from_a_terminal_and_a_wrapper_is_one() -> None:
+    launcher = started("lambda *_: (print('saving', flush=True), time.sleep(0.3), sys.exit(0))")
+    assert launcher.stdout is not None
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.stdout.readline() == "saving\n"
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.communicate()[0] == "" and launcher.returncode == 0
+
+
+def test_a_second_signal_ends_all_at_once_and_is_no_failure() -> None:
+    launcher = started("signal.SIG_IGN")
     launcher.send_signal(signal.SIGTERM)
     launcher.send_signal(signal.SIGHUP)  # another one, for two that are the same may arrive as one
     said = launcher.communicate()[0]

@@ -11,6 +11,7 @@ from gspo.errors import SILENT, listed
 
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
+_TWICE_SECONDS = 1.0
 _END_SECONDS, _POLL_SECONDS = 5.0, 0.05  # that ranks have to end by themselves once one has failed, and once more
 
 
@@ -99,10 +100,17 @@ def _signal(process: RankProcess, number: int) -> None:
 
 @contextmanager
 def _collected_signals(received: list[signal.Signals]) -> Iterator[None]:
-    """Collect signals: what asks after ranks may be in the middle of that, and sends them on afterwards."""
+    """Collect signals: what asks after ranks may be in the middle of that, and sends them on afterwards.
+
+    The same one twice within a second is one: a Ctrl-C comes from the terminal, and again from a program such as
+    `timeout` that has started this one.
+    """
+    at: dict[int, float] = {}  # by signal: when it came last
 
     def collect(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
+        if time.monotonic() - at.get(number, -_TWICE_SECONDS) >= _TWICE_SECONDS:
+            received.append(signal.Signals(number))
+        at[number] = time.monotonic()
 
     numbers = [own for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(own) != signal.SIG_IGN]
     before = {number: signal.signal(number, collect) for number in numbers}
