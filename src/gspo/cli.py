@@ -132,6 +132,15 @@ def _is_rank() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        return int(text)
+
+    return read
+
+
 def _num_processes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{text!r} is no number of processes", where="--processes", fix="give 1 or more")
@@ -408,23 +417,33 @@ def _parser() -> argparse.ArgumentParser:
     failures = "after which the run starts again from its newest checkpoint; by default 3"
     option = add("local", _launch_local, "on this machine", within=launchers, **recipe)
     option("--processes", type=_num_processes, metavar="N", help=processes)
-    option("--max-failures", type=int, default=3, metavar="N", help=failures)
+    option("--max-failures", type=_at_least(0), default=3, metavar="N", help=failures)
     option = add("ray", _launch_ray, "on the nodes of a Ray cluster", within=launchers, **recipe)
     option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
-    option("--gpus-per-process", type=int, metavar="N", help="GPUs of each rank: 1, where there are any; by default 0")
-    option("--cpus-per-process", type=int, metavar="N", help="cores of each rank; by default 1")
+    option(
+        "--gpus-per-process",
+        type=_at_least(0),
+        metavar="N",
+        help="GPUs of each rank: 1, where there are any; by default 0",
+    )
+    option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank; by default 1")
     text = "the cluster, such as auto or HOST:6379; by default a new one of this machine alone"
     option("--address", metavar="ADDRESS", help=text)
-    option("--max-failures", type=int, metavar="N", help=failures)
-    option("--wait-seconds", type=int, metavar="N", help="for the cluster to have all that; by default 600")
+    option("--max-failures", type=_at_least(0), metavar="N", help=failures)
+    option("--wait-seconds", type=_at_least(0), metavar="N", help="for the cluster to have all that; by default 600")
     text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
     option = add("slurm", _launch_slurm, text, within=launchers, **recipe)
-    option("--nodes", type=int, metavar="N", help="hosts; by default 1")
-    option("--processes-per-node", type=int, metavar="N", help="ranks on each host: one for each GPU; by default 1")
-    option("--gpus-per-node", type=int, metavar="N", help="GPUs of each host")
-    option("--cpus-per-process", type=int, metavar="N", help="cores of each rank")
+    option("--nodes", type=_at_least(1), metavar="N", help="hosts; by default 1")
+    option(
+        "--processes-per-node",
+        type=_at_least(1),
+        metavar="N",
+        help="ranks on each host: one for each GPU; by default 1",
+    )
+    option("--gpus-per-node", type=_at_least(0), metavar="N", help="GPUs of each host")
+    option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank")
     option("--time", metavar="LIMIT", help="such as 24:00:00; by default the partition's")
-    option("--save-seconds", type=int, metavar="N", help="to save before the limit; by default 300")
+    option("--save-seconds", type=_at_least(0), metavar="N", help="to save before the limit; by default 300")
     option("--partition", metavar="NAME", help="the partition; by default Slurm's")
     option("--account", metavar="NAME", help="the account that is charged")
     option("--container", metavar="IMAGE", help="an image to run in, where Slurm has pyxis")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gspo import cli
+from gspo.errors import UserError
 from gspo.launch.slurm import SlurmJob, slurm_script
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -156,3 +157,20 @@ def _wait_until(is_so: object) -> None:
     while not is_so():
         assert time.monotonic() - began < SECONDS
         time.sleep(0.2)
+
+
+@pytest.mark.parametrize("time", ["banana", "0:03:00", "5", "4:59", "0-0:05", ""])
+def test_a_time_that_slurm_would_not_know_or_that_leaves_none_to_train_is_refused(time: str) -> None:
+    with pytest.raises(UserError, match="--time"):
+        slurm_script(SlurmJob(time=time), "job", [])
+
+
+@pytest.mark.parametrize("time", ["6", "5:01", "0:05:01", "1-0", "0-0:06", "0-0:5:1", "UNLIMITED"])
+def test_a_time_is_any_of_slurms(time: str) -> None:
+    assert f"#SBATCH --time={time}\n" in slurm_script(SlurmJob(time=time), "job", [])
+
+
+@pytest.mark.parametrize("options", [["--nodes", "0"], ["--processes-per-node", "-3"], ["--save-seconds", "1.5"]])
+def test_numbers_that_no_job_can_have_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", "slurm", str(TINY), "--print", *options]) == 2
+    assert f"{options[0]}: " in capsys.readouterr().err

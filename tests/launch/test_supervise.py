@@ -3,9 +3,11 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from gspo import cli
 from gspo.errors import SILENT
 from gspo.launch.local import LocalRank
 from gspo.launch.supervise import run_ranks, with_restarts
@@ -104,3 +106,10 @@ def test_failures_are_tried_again_but_wrong_input_and_signals_are_not(
     said, left = list[str](), iter(codes)
     assert with_restarts(lambda: next(left), 3, said.append) == ends_with
     assert len(said) == runs - 1
+
+
+def test_more_processes_than_the_memory_holds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(Path(__file__).parents[1] / "tiny.yaml")
+    assert cli.main(["train", recipe, "--processes", "100000"]) == 2
+    said = capsys.readouterr().err
+    assert "100000 processes take" in said and "at most" in said

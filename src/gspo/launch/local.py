@@ -10,8 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gspo.errors import HAS_LAUNCHER, RENDEZVOUS
+import psutil
+
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, UserError
 from gspo.launch.supervise import run_ranks
+
+_LIBRARIES = 350 * 2**20  # bytes of a process
 
 
 class LocalRank(subprocess.Popen[bytes]):
@@ -34,7 +38,15 @@ class LocalRank(subprocess.Popen[bytes]):
 
 
 def run_processes(arguments: Sequence[str], number: int) -> int:
-    """Run gspo with these arguments as so many ranks of one run; its exit code, once all of them have ended."""
+    """Run gspo with these arguments as so many ranks of one run; its exit code, once all of them have ended.
+
+    UserError where their libraries alone would take more memory than there is.
+    """
+    free = psutil.virtual_memory().available
+    if number * _LIBRARIES > free:
+        what = f"{number} processes take {number * _LIBRARIES / 2**30:.1f} GiB before they have a model"
+        fix = f"start {max(1, free // _LIBRARIES)} at most"
+        raise UserError(f"{what}, and {free / 2**30:.1f} GiB are free", where="--processes", fix=fix)
     threads = os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // number))
     with tempfile.TemporaryDirectory(prefix="gspo-ranks-") as directory:  # which nobody else may read
         shared = {

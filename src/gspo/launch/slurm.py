@@ -1,5 +1,7 @@
 """A run as a job of Slurm: a script that a person can read, which goes to the queue again before its time is over."""
 
+import math
+import re
 import shlex
 import shutil
 import subprocess
@@ -59,7 +61,13 @@ class SlurmJob:
 
 
 def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
-    """The script that runs gspo with these arguments as the job's ranks; `name` is the run's."""
+    """The script that runs gspo with these arguments as the job's ranks; `name` is the run's.
+
+    UserError where the time is none of Slurm's, or is over before the run could save itself.
+    """
+    if job.time is not None and _seconds(job.time) <= job.save_seconds:
+        what = f"a job of {job.time} is told {job.save_seconds} s before its end to save the run: before it has begun"
+        raise UserError(what, where="--time", fix="give more time, or fewer --save-seconds")
     named = {
         "job-name": name,
         "output": f"{name}-%j.out",
@@ -88,6 +96,19 @@ def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
         tasks=job.processes_per_node,
         command=command.replace("'", "'\\''"),
     )
+
+
+def _seconds(time: str) -> float:
+    """Of minutes, minutes:seconds, hours:minutes:seconds, days-hours, …, as `sbatch --time` has it."""
+    if time.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if match is None:
+        raise UserError(f"{time!r} is no time of Slurm's", where="--time", fix="write it as 24:00:00 or 2-12:00:00")
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    if days is None and third is None:  # minutes come first
+        return 60.0 * (first or 0) + (second or 0)
+    return 86_400.0 * (days or 0) + 3600 * (first or 0) + 60 * (second or 0) + (third or 0)
 
 
 def submit(script: str) -> str:
