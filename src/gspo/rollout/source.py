@@ -92,6 +92,7 @@ class Source:
         watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
         ids = {group.query.id for group in taken}
         self._land()
+        self._raise_failure()
         self._leave_out_old()
         self._draw(number, ids)
         self._sample(watched)
@@ -100,8 +101,7 @@ class Source:
             show_progress(ended * self.sampling.group_size, number * self.sampling.group_size, "responses")
             time.sleep(_LOOK_SECONDS)
             self._land()
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             if self._leave_out_old():
                 self._draw(number, ids)
             self._sample(watched)
@@ -120,14 +120,21 @@ class Source:
         for flight in self._flights:
             flight.thread.join()
 
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def _draw(self, number: int, taken: Set[str]) -> None:
         """Draw whole batches of the order until nothing more may be in flight; of the last one as much as may be."""
         size = self.sampling.queries_per_step
         steps_ahead = max(0, min(self.sampling.max_staleness, self.steps_left))
         room = steps_ahead * size + number - len(self.ahead)
         while room > 0:
-            queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in taken][:room]
             key_step = self.steps + 1 + len(self.ahead) // size
+            # A query comes once with the random numbers of a step.
+            others = {own.query.id for own in self.ahead if own.key_step == key_step}
+            others |= taken if key_step == self.steps + 1 else set()
+            queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in others][:room]
             temperature = self.sampling.temperature
             self.ahead += [Drawn(query=query, key_step=key_step, temperature=temperature) for query in queries]
             self.batches_drawn += 1
@@ -139,7 +146,12 @@ class Source:
         What a thread has tried is sampled here, where a server that has failed can be given the weights of now.
         """
         in_flight = {id(drawn) for flight in self._flights for drawn in flight.drawn}
-        missing = [own for own in self.ahead if own.group is None and id(own) not in in_flight]
+        missing = list[Drawn]()
+        for place, own in enumerate(self.ahead):
+            if own.group is None and id(own) not in in_flight:
+                if own.temperature != self.sampling.temperature:  # of before a resume
+                    own = self.ahead[place] = replace(own, temperature=self.sampling.temperature)
+                missing.append(own)
         for key_step, part in groupby(missing, key=lambda drawn: drawn.key_step):
             drawn, key = [*part], SamplingKey(seed=self.seed, step=key_step)
             if self.sampling.max_staleness and not self.sampling.in_turn and self._failed.isdisjoint(drawn):

@@ -23,7 +23,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
         return _collect(run, progress, source), source.batches_drawn
 
     batch, batches_drawn = run.on_first(make)
-    return replace(progress, batch=batch, batches_drawn=batches_drawn)
+    return replace(progress, batch=batch, batches_drawn=batches_drawn, ahead=())  # the source has it
 
 
 def _collect(run: Run, progress: Progress, source: Source) -> Batch:

@@ -127,10 +127,9 @@ class Run:
         A signal stops the run here, but for one after its last step, when only the final model is yet to be written.
         """
         assert self.checkpointer is not None
-        if self.source is not None:  # something may have been sampled meanwhile
-            progress = replace(progress, ahead=self.source.snapshot())
-        self.progress = progress
-        self.checkpointer.safe_point(progress, self._check_stop)
+        # Something may have been sampled meanwhile; ranks that are told of the progress need none of it.
+        self.progress = progress if self.source is None else replace(progress, ahead=self.source.snapshot())
+        self.checkpointer.safe_point(self.progress, self._check_stop)
         return progress
 
     def _check_stop(self) -> None:

@@ -24,6 +24,7 @@ class Request:
 
     path: str
     body: Any = None
+    seconds: float | None = None  # its own limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Asked:
     settings: RolloutConfig  # how many of what distribution
     biases: Mapping[int, float]  # rollout.logit_bias by token id
     wants_experts: bool
+    goes_first: bool = False  # before those that wait, where the server can do that
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -157,7 +157,8 @@ class ServerEngine:
         found: dict[int, Group],
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
-        some = asyncio.Semaphore(_MOST_REQUESTS)
+        steps = 1 + max((own.settings.max_staleness for own in asked), default=0)  # that are asked for side by side
+        some = asyncio.Semaphore(max(1, _MOST_REQUESTS // steps))
         servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
 
         async def ask(server: Server, number: int) -> None:

@@ -149,12 +149,11 @@ class Fleet:
                 server.end()
                 self.servers[place] = self._start(place)
             server.problem = ""
-        again = [new for new in self.servers if new in failed or not new.about]
-        try:
-            self._make_ready(again)
+        try:  # no others: what they have under way must not go on with weights that are no policy's
+            self._make_ready([new for new in self.servers if not new.about])
         except UserError as error:
             raise RunError(str(error)) from None
-        self._publish(again)
+        self._publish([new for new in self.servers if new in failed or not new.label])
 
     def _is_well(self, server: Server) -> bool:
         """Whether a server of this run's own has not ended, and answers."""
@@ -212,7 +211,8 @@ class Fleet:
 
         async def label_of(client: httpx.AsyncClient, server: Server) -> str:
             try:
-                return self._api.read_label(await server.ask(client, self._api.label()))
+                answer = await server.ask(client, self._api.label(), seconds=_PROBE_SECONDS)  # it may be busy
+                return self._api.read_label(answer)
             except (NoAnswerError, RefusedError, KeyError, TypeError):
                 return ""
 

@@ -68,6 +68,7 @@ class Probe:
                 settings=self._settings,
                 biases={},
                 wants_experts=False,
+                goes_first=True,
             )
             for number, prompt in enumerate(self._prompts)
         ]

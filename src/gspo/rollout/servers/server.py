@@ -41,7 +41,7 @@ class Server:
 
     async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
         """The answer to a request."""
-        return await self.address.ask(client, request.path, request.body, seconds=seconds)
+        return await self.address.ask(client, request.path, request.body, seconds=request.seconds or seconds)
 
     async def wait_until_ready(self, client: httpx.AsyncClient, seconds: float, *, max_length: int) -> None:
         """Wait until it answers; UserError where it ends, is not ready in time, or would compute something else."""

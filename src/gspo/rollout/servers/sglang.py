@@ -150,7 +150,8 @@ class SglangApi:
             raise ValueError(f"{finish} after token {ids[-1]}, where the policy ends at {list(asked.stop_ids)}")
         if not is_stop and len(ids) != asked.settings.max_new_tokens:
             raise ValueError(f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}")
-        # SGLang 0.5.16 names one version alone, that of the end.
+        if not meta.get("weight_versions") and self._at_publish != "none":
+            raise ValueError("SGLang 0.5.16 names only the weights of the end, not those of each token")
         spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": len(ids)}]
         if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
             raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")

@@ -56,7 +56,9 @@ class VllmApi:
         self._is_transferred = settings.weights in ("ipc", "nccl")
         # vLLM 0.32 forgets at the pause what requests have computed, unless it is told not to.
         how = {"wait": "wait", "keep": "keep&clear_cache=false"}.get(at_publish, "keep")
-        self.pause = Request(path=f"/pause?mode={how}", body={})
+        seconds = settings.request_seconds if at_publish == "wait" else None
+        self.pause = Request(path=f"/pause?mode={how}", body={}, seconds=seconds)
+        self._is_beside = at_publish != "none"  # then the proof's few tokens come before what waits
         query = "?reset_running_requests=true" if at_publish == "recompute" else ""
         self.forget = Request(path=f"/reset_prefix_cache{query}", body={})
 
@@ -80,6 +82,7 @@ class VllmApi:
             "disable_uvicorn_access_log": True,
             **({"weight_transfer_config": {"backend": self._settings.weights}} if self._is_transferred else {}),
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),
+            **({"scheduling_policy": "priority"} if self._is_beside else {}),
             **(_ON_CPU if kind == "cpu" else {}),
             **(_ONE_PROCESS if kind == "cpu" and "parallel" not in " ".join(self._settings.options) else {}),
             **self._settings.options,
@@ -119,6 +122,7 @@ class VllmApi:
             "detokenize": False,
         }
         body = {"token_ids": list(asked.prompt_ids), "sampling_params": parameters, "cache_salt": label}
+        body |= {"priority": -1} if asked.goes_first and self._is_beside else {}
         return Request(path="/inference/v1/generate", body=body)
 
     def read(self, answer: Any, asked: Asked) -> list[Generated]:
@@ -145,6 +149,7 @@ class VllmApi:
             "--worker-extension-cls gspo_vllm_worker.Worker": config["parallel_config"]["worker_extension_cls"]
             == _WORKER,
             "--logprobs-mode processed_logprobs": model["logprobs_mode"] == "processed_logprobs",
+            "--scheduling-policy priority": not self._is_beside or config["scheduler_config"]["policy"] == "priority",
             f"--max-model-len {max_length} or more": model["max_model_len"] >= max_length,
             f"--max-num-seqs {self._min_rows} or more": config["scheduler_config"]["max_num_seqs"] >= self._min_rows,
             "no quantisation": model["quantization"] is None and cache["cache_dtype"] in ("auto", model["dtype"]),

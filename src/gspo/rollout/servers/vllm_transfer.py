@@ -81,10 +81,10 @@ class Transfer:
             client = Client()  # the server has been started anew, whoever did that
         client.post, client.label = post, label
         num_workers = (await ask("/get_world_size"))["world_size"]
-        await ask(api.pause.path, {})
+        await server.ask(http, api.pause, seconds=PUBLISH_SECONDS)
         threading.Thread(target=self._send, args=(client, url, num_workers, done), daemon=True).start()
         await asyncio.wrap_future(done)
-        await ask(api.forget.path, {})
+        await server.ask(http, api.forget, seconds=PUBLISH_SECONDS)
         await ask("/resume", {})
         self._clients[url] = client
 
