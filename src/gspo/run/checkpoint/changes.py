@@ -24,7 +24,7 @@ _SAFE = re.compile(
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
-# How the work is cut to fit the memory: equal but for rounding. And how far sampling may be ahead: another run from here.
+# How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
 _ROUNDING = re.compile(
     r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|engine|(vllm|sglang)\..*)|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
 )
