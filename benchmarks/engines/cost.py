@@ -64,17 +64,17 @@ async def ask_all(url: str, headers: Mapping[str, str], requests: Sequence[Any])
 def _requests(work: Work, policy: Policy, engine: ServerEngine, key: SamplingKey) -> list[Any]:
     """The JSON that the engine sends for the same key."""
     queries, size = work.queries(policy), work.settings.group_size
-    seeds = key.response_keys([query.id for query in queries], size)[::size]
+    keys = key.response_keys([query.id for query in queries], size)
     asked = [
         Asked(
             prompt_ids=query.prompt_ids,
-            seed=seed % 2**62,
+            keys=keys[place * size : (place + 1) * size],
             stop_ids=policy.stop_ids,
             settings=work.settings,
             biases={},
             wants_experts=False,
         )
-        for query, seed in zip(queries, seeds, strict=True)
+        for place, query in enumerate(queries)
     ]
     return [engine._api.sample(own, engine._fleet.label).body for own in asked]
 

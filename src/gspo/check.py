@@ -92,7 +92,7 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     gpus = torch.cuda.device_count()
     if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"
-    if recipe.rollout.engine == "embedded" and queries % num_ranks:
+    if recipe.rollout.is_in_trainer and queries % num_ranks:
         yield f"note        {queries} queries a step are no multiple of {num_ranks} processes: some sample one more"
 
 

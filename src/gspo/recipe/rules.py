@@ -52,9 +52,6 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
         f"""actor.mini_batches ({actor.mini_batches}) must divide rollout.queries_per_step
         ({rollout.queries_per_step}): groups stay whole within a mini-batch
         """: rollout.queries_per_step % actor.mini_batches,
-        """rollout.max_staleness with rollout.engine: embedded, which samples in the trainer's process: sampling and
-        training take turns; set rollout.in_turn: true, or engine: vllm
-        """: rollout.max_staleness and rollout.engine == "embedded" and not rollout.in_turn,
         """rollout.interrupt: false with rollout.engine: sglang, which cannot wait for responses; leave it out
         """: rollout.at_publish == "wait" and rollout.engine == "sglang",
         """rollout.group_size must be at least 2: an advantage compares responses (but for actor.surrogate: ppo)
@@ -74,11 +71,18 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
 
 def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
     rollout, actor, name, engines = recipe.rollout, recipe.actor, recipe.rollout.engine, recipe.cluster.engines
-    if name == "embedded":
-        return {
-            "cluster.engines places servers, and rollout.engine is embedded; set vllm, or cluster.engines: 0": engines
-        }
     server: ServerConfig = getattr(rollout, name)
+    if name == "embedded":
+        refused = {"python": server.python, "urls": server.urls, "options": server.options}
+        return {
+            "cluster.engines places servers, and rollout.engine is embedded; set vllm, or cluster.engines: 0": engines,
+            f"""rollout.embedded.{" ".join(key for key, value in refused.items() if value)} is for servers of others
+            than gspo; leave it out""": any(refused.values()),
+            f"""rollout.embedded.weights: {server.weights} is for vLLM; set memory or files
+            """: server.weights in ("ipc", "nccl"),
+            """rollout.embedded.weights: files needs weights_dir, a directory that trainer and engine see; others none
+            """: (server.weights == "files") != (server.weights_dir is not None),
+        }
     shaping = ", ".join(rollout.shaping)
     return {
         f"""rollout.{shaping} with rollout.engine: {name}: a server says how likely a token was in what it drew from,
@@ -306,6 +310,8 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
         ("cluster.gpus_per_engine cluster.cpus_per_engine", "cluster.engines"): recipe.cluster.engines,
+        ("rollout.embedded", "rollout.engine: embedded beside the training"): rollout.engine == "embedded"
+        and not rollout.is_in_trainer,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,

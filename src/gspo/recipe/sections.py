@@ -238,7 +238,10 @@ AtPublish = Literal["none", "wait", "recompute", "keep"]
 class RolloutConfig(Section):
     engine: Literal["embedded", "vllm", "sglang"] = key(
         "embedded",
-        "What samples: `embedded` is in the trainer's process, others are servers ([engines](../engines.md)).",
+        "What samples: `embedded`, in the trainer's process, or servers, `vllm` or `sglang` ([which](../engines.md)).",
+    )
+    embedded: ServerConfig = key(
+        ServerConfig(), "The same keys, of `rollout.engine: embedded` beside the training: in processes of its own."
     )
     vllm: ServerConfig = key(ServerConfig(), "The keys of `rollout.engine: vllm`.")
     sglang: ServerConfig = key(ServerConfig(), "The same keys, of `rollout.engine: sglang`.")
@@ -274,6 +277,11 @@ class RolloutConfig(Section):
     )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Text | None = key(None, "The text that ends a segment, for rewards `per: segment`.")
+
+    @property
+    def is_in_trainer(self) -> bool:
+        """Whether the trainer's own process samples, with the weights that it trains."""
+        return self.engine == "embedded" and self.at_publish == "none"
 
     @property
     def at_publish(self) -> AtPublish:

@@ -84,17 +84,18 @@ class Engine(Protocol):
 def engine_summary(recipe: Recipe) -> str:
     """The engine of the recipe in a line."""
     name = recipe.rollout.engine
-    if name == "embedded":
+    if recipe.rollout.is_in_trainer:
         return "embedded, in the trainer's process"
     server: ServerConfig = getattr(recipe.rollout, name)
     number = recipe.cluster.engines or max(1, len(server.devices))
-    started = f"{number} to be started by {server.python or 'the interpreter that runs gspo'}"
+    kind = "in processes of its own, " if name == "embedded" else ""
+    started = f"{kind}{number} to be started by {server.python or 'the interpreter that runs gspo'}"
     return f"{name}: {', '.join(server.urls) or started}; it is proven to have the weights when the run starts"
 
 
 def check_engine(recipe: Recipe, *, device: torch.device, longest_sequence: int) -> None:
     """UserError where the engine of the recipe cannot be used; nothing is started."""
-    if recipe.rollout.engine != "embedded":
+    if not recipe.rollout.is_in_trainer:
         from gspo.rollout.servers.engine import check_servers
 
         check_servers(recipe, device=device, longest_sequence=longest_sequence)
@@ -114,7 +115,7 @@ def make_engine(
     A server writes its log into the directory, and takes prompt and response of up to `longest_sequence` tokens.
     UserError where it cannot be used.
     """
-    if recipe.rollout.engine == "embedded":
+    if recipe.rollout.is_in_trainer:
         from gspo.rollout.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine(policy)

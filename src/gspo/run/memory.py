@@ -82,16 +82,18 @@ def memory_of(
         shards = 1 if recipe.trainer.sharding == "none" else num_ranks
         held, update = ({part: size / shards for part, size in parts.items()} for parts in (held, update))
         update["a layer, gathered"] = (width + 4) * _largest_units(model)
-        if recipe.rollout.engine == "embedded":  # servers hold the weights that they sample with themselves
+        if recipe.rollout.is_in_trainer:  # servers hold the weights that they sample with themselves
             whole = {"weights, gathered": width * sum(p.numel() for p in model.parameters())}
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
         "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),
         "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
     }
-    sampling = _sampling(recipe, text, prompt_tokens, width) | {"checkpoint's copy": copy * (device.type == "cpu")}
-    sampling |= whole
+    sampling = _sampling(recipe, text, prompt_tokens, width)
     held = {**held, "libraries": libraries}
+    if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer and not recipe.rollout.embedded.devices:
+        held |= {"engine's weights": width * sum(p.numel() for p in model.parameters()), **sampling}
+    sampling |= {"checkpoint's copy": copy * (device.type == "cpu")} | whole
     stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
 

@@ -16,7 +16,7 @@ _OF_A_RUN = re.compile(
     r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
     r"|(cold_start_)?checkpoints|(set_aside|damaged|unfinished|replaced)_.*|best_model|events\.out\.tfevents\..*"
 )
-_OF_AN_ENGINE = re.compile(r"(vllm|sglang)_(\d+\.log|model)")  # which it writes before there is anything else
+_OF_AN_ENGINE = re.compile(r"(embedded|vllm|sglang)_(\d+\.log|model)")  # which it writes before there is anything else
 _SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".py")  # of models, and of responses
 
 

@@ -283,7 +283,7 @@ def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
 def _of_ranks(
     recipe: Recipe, policy: Policy, make: Callable[[Policy], Engine], check_stop: Callable[[], None]
 ) -> EngineOfRanks:
-    return EngineOfRanks(policy, make, is_embedded=recipe.rollout.engine == "embedded", check_stop=check_stop)
+    return EngineOfRanks(policy, make, is_embedded=recipe.rollout.is_in_trainer, check_stop=check_stop)
 
 
 def _consequence(line: str) -> str:

@@ -25,7 +25,8 @@ def check(transcript: Transcript) -> None:
     responses = list(transcript.responses([9, 1]))
     assert [ids.tolist() for ids, *_ in responses] == [[5, 6, 7, 8], [5, 1], [9], [5, 6, 7, 1], [1], [9]]
     assert [finish_reason for *_, finish_reason, _ in responses] == ["length", *["stop"] * 5]
-    for number, (ids, logprobs, full, _, experts) in enumerate(responses):
+    for number, (ids, logprobs, full, counts, _, experts) in enumerate(responses):
+        assert counts == (len(ids),)
         assert logprobs.tolist() == [logprob(number, position) for position in range(len(ids))]
         assert full is None and experts is None
 

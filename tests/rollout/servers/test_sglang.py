@@ -25,7 +25,7 @@ from gspo.rollout.servers.sglang import SglangApi
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("sglang_classes.json").read_text())
 STRICT = ConfigDict(extra="forbid", strict=True)
 SETTINGS = RolloutConfig(group_size=2, max_new_tokens=3, temperature=0.7)
-ASKED = Asked(prompt_ids=(34, 5), seed=7, stop_ids=(2, 9), settings=SETTINGS, biases={}, wants_experts=False)
+ASKED = Asked(prompt_ids=(34, 5), keys=(7, 8, 9), stop_ids=(2, 9), settings=SETTINGS, biases={}, wants_experts=False)
 ONE = replace(ASKED, settings=SETTINGS.model_copy(update={"group_size": 1}))
 
 

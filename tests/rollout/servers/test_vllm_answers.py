@@ -50,7 +50,9 @@ ANSWER = {
     "choices": [choice(1, [9, 8, 9], [-0.5, -1.5, -0.25], "length"), choice(0, [5, 2], [-1.25, -0.75], "stop")],
 }
 SETTINGS = RolloutConfig(group_size=2, max_new_tokens=3, top_k=5, logit_bias={"id:4": -2.0})
-ASKED = Asked(prompt_ids=(7, 6, 5), seed=11, stop_ids=(2,), settings=SETTINGS, biases={4: -2.0}, wants_experts=False)
+ASKED = Asked(
+    prompt_ids=(7, 6, 5), keys=(11, 12), stop_ids=(2,), settings=SETTINGS, biases={4: -2.0}, wants_experts=False
+)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -23,9 +24,19 @@ _COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those 
 # its rows, so that taking in gains nothing over waiting until all have ended, and costs copies of the cache.
 _REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
 _LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
+_MOST_TOKENS = 16_384  # of responses under way that are read again in one pass
 _DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
 
-Response = tuple[Int[Tensor, "T"], Float[Tensor, "T"], Float[Tensor, "T"] | None, FinishReason, Experts | None]
+
+class Response(NamedTuple):
+    """A response as it was decoded, on the CPU."""
+
+    token_ids: Int[Tensor, "T"]
+    logprobs: Float[Tensor, "T"]  # log q
+    full_logprobs: Float[Tensor, "T"] | None  # log π where q is not π
+    counts: tuple[int, ...]  # of its tokens, by the weights that drew them: the first, and those after each change
+    finish_reason: FinishReason
+    experts: Experts | None
 
 
 class Transcript:
@@ -35,6 +46,7 @@ class Transcript:
         self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
         self._group_size = group_size
         self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []
+        self._changes: list[int] = []  # before which of the steps the weights were others
 
     def add(
         self,
@@ -51,8 +63,19 @@ class Transcript:
         """The tokens that were added last, for the same responses."""
         return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
 
+    def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
+        """All tokens of these responses so far."""
+        if not self._steps:
+            return [[] for _ in index]
+        owner, token = torch.cat([step[0] for step in self._steps]), torch.cat([step[1] for step in self._steps])
+        return [token[owner == number].tolist() for number in index]
+
+    def change_weights(self) -> None:
+        """What is added from now on was drawn with other weights."""
+        self._changes.append(len(self._steps))
+
     def responses(self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None) -> Iterator[Response]:
-        """Token ids, log q, log π where q is not π, finish reason and experts of each response, all on the CPU.
+        """Each response, in their order.
 
         A response ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on
         beyond it has sampled the rest for nothing.
@@ -63,6 +86,8 @@ class Transcript:
         index, token, logprob = (torch.cat(column).cpu() for column in columns)
         order = index.argsort(stable=True)
         token, logprob = token[order], logprob[order]
+        step = torch.arange(len(recorded)).repeat_interleave(torch.tensor([len(own) for own in columns[0]]))[order]
+        weights = torch.bucketize(step, torch.tensor(self._changes), right=True) if self._changes else step * 0
         full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
         experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
         is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
@@ -77,7 +102,14 @@ class Transcript:
             if experts is not None:
                 own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
             full_own = None if full_logprob is None else full_logprob[start:end]
-            yield token[start:end], logprob[start:end], full_own, "stop" if stopped else "length", own
+            yield Response(
+                token_ids=token[start:end],
+                logprobs=logprob[start:end],
+                full_logprobs=full_own,
+                counts=(*weights[start:end].bincount(minlength=len(self._changes) + 1).tolist(),),
+                finish_reason="stop" if stopped else "length",
+                experts=own,
+            )
             start += num_sampled
 
 
@@ -145,6 +177,15 @@ class Decoding:
         bias[[*biased]] = torch.tensor([*biased.values()])
         self.bias = bias.to(self.policy.device) if biased else None
         self.transcript = Transcript(self.settings.group_size)
+        self._must_read_again = False
+
+    def change_weights(self, *, keep_cache: bool) -> None:
+        """The policy's weights have been replaced, by `check_stop`: the responses under way go on with them.
+
+        What was computed of these with the weights before is kept, or computed anew.
+        """
+        self.transcript.change_weights()
+        self._must_read_again |= not keep_cache
 
     def generate(self) -> Transcript:
         """Sample all of them.
@@ -176,6 +217,8 @@ class Decoding:
         num_left = 0  # tokens until the first row is full; the rows are not counted yet
         while True:
             self.check_stop()
+            if self._must_read_again:
+                self._read_again(rows)
             num_left = num_left or self.settings.max_new_tokens - int(rows.sampled.max())
             until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), num_left)
             token = self._sample(rows)
@@ -219,38 +262,58 @@ class Decoding:
         return token
 
     def _prefill(self, group_numbers: range) -> Rows:
-        """Read each of these prompts once (padded on the left), then repeat its cache for the group."""
-        policy, device = self.policy, self.policy.device
+        """Read each of these prompts once, then repeat its cache for the group."""
         prompts = [self.prompts[number] for number in group_numbers]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)[:, None]
-        width = max(map(len, prompts))
-        is_padded = min(map(len, prompts)) < width
-        ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        rows, experts = self._read(prompts)
+        if experts is not None:
+            self.transcript.prefixes += [
+                own[rows.width - len(prompt) : -1] for own, prompt in zip(experts, prompts, strict=True)
+            ]
+        repeat = rows.index.repeat_interleave(self.settings.group_size)
+        rows.keep(repeat)
+        rows.index = group_numbers.start * self.settings.group_size + torch.arange(len(repeat), device=repeat.device)
+        rows.logits, rows.experts = rows.logits[repeat], None if rows.experts is None else rows.experts[repeat]
+        return rows
+
+    def _read_again(self, rows: Rows) -> None:
+        """Compute anew what is known of prompts and responses so far: with the present weights."""
+        self._must_read_again = False
+        own = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
+        sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in own]
+        size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
+        parts = [self._read(sequences[start : start + size])[0] for start in range(0, len(sequences), size)]
+        read = reduce(Rows.join, parts)
+        rows.cache, rows.width, rows.is_padded = read.cache, read.width, read.is_padded
+        rows.logits, rows.experts = read.logits, read.experts
+
+    def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
+        """Rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
+        policy, device = self.policy, self.policy.device
+        lengths = torch.tensor([len(own) for own in sequences], device=device)[:, None]
+        width = max(map(len, sequences))
+        is_padded = min(map(len, sequences)) < width
+        ids = [[0] * (width - len(own)) + list(own) for own in sequences]
         column = torch.arange(width, device=device) - (width - lengths)
         cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
         mask = column >= 0 if is_padded else None
         with traced(self.routing) as trace:
             hidden = read_tokens(policy.trunk, torch.tensor(ids, device=device), mask, column.clamp(min=0), cache)
-        repeat = torch.arange(len(prompts), device=device).repeat_interleave(self.settings.group_size)
-        experts = None if trace is None else trace.experts.unflatten(0, (len(prompts), width))
-        if experts is not None:
-            self.transcript.prefixes += [
-                own[width - len(prompt) : -1] for own, prompt in zip(experts, prompts, strict=True)
-            ]
-        cache.reorder_cache(repeat)
-        return Rows(
-            index=group_numbers.start * self.settings.group_size + torch.arange(len(repeat), device=device),
+        experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), width))
+        number = torch.arange(len(sequences), device=device)
+        rows = Rows(
+            index=number,
             cache=cache,
-            position=lengths[repeat],
+            position=lengths,
             width=width,
             is_padded=is_padded,
-            sampled=torch.zeros_like(repeat),
-            alive=torch.ones_like(repeat, dtype=torch.bool),
-            uniform=torch.empty(len(repeat), 0, dtype=torch.float64, device=device),
-            logits=policy.head.logits(hidden[:, -1])[repeat],
-            experts=None if experts is None else experts[repeat, -1],
-            seen=None if self.settings.repetition_penalty == 1 else self._seen(prompts)[repeat],
+            sampled=torch.zeros_like(number),
+            alive=torch.ones_like(number, dtype=torch.bool),
+            uniform=torch.empty(len(number), 0, dtype=torch.float64, device=device),
+            logits=policy.head.logits(hidden[:, -1]),
+            experts=None if experts is None else experts[:, -1],
+            seen=None if self.settings.repetition_penalty == 1 else self._seen(sequences),
         )
+        return rows, experts
 
     def _seen(self, prompts: Sequence[Sequence[int]]) -> Bool[Tensor, "P V"]:
         """True at the tokens of each prompt."""

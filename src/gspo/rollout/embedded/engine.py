@@ -33,7 +33,7 @@ class EmbeddedEngine:
         show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """Decode the responses in this process, at most `settings.max_rows` side by side."""
-        with _inference_mode(self._policy.model):
+        with inference_mode(self._policy.model):
             decoding = Decoding(
                 policy=self._policy,
                 prompts=[query.prompt_ids for query in queries],
@@ -50,18 +50,18 @@ class EmbeddedEngine:
         return tuple(Group(samples=tuple(samples)) for samples in groups)
 
     def _sample_of(self, query: Query, response: Response, settings: RolloutConfig) -> Sample:
-        ids, logprobs, full_logprobs, finish_reason, experts = response
+        ids = response.token_ids
         text, segments = text_and_segments(ids.tolist(), self._policy.tokenizer, settings.segment_separator)
         return Sample(
             query=query,
             token_ids=ids,
             loss_mask=torch.ones_like(ids, dtype=torch.bool),
             text=text,
-            sampler_logprobs=logprobs,
-            full_logprobs=full_logprobs,
-            finish_reason=finish_reason,
+            sampler_logprobs=response.logprobs,
+            full_logprobs=response.full_logprobs,
+            finish_reason=response.finish_reason,
             versions=((self._version, len(ids)),),
-            experts=experts,
+            experts=response.experts,
             segments=segments,
         )
 
@@ -72,7 +72,7 @@ class EmbeddedEngine:
 
     def describe(self) -> Mapping[str, str]:
         """Whether tokens go through the decoder written out, which rounds in its own way."""
-        with _inference_mode(self._policy.model):
+        with inference_mode(self._policy.model):
             return {"engine": "embedded", "decoder written out": str(written_out(self._policy.trunk) is not None)}
 
     def take_metrics(self) -> Mapping[str, float]:
@@ -84,7 +84,7 @@ class EmbeddedEngine:
 
 
 @contextmanager
-def _inference_mode(model: Any) -> Iterator[None]:
+def inference_mode(model: Any) -> Iterator[None]:
     """Leave training mode, in which gradient checkpointing makes transformers drop the cache, and come back to it."""
     was_training = model.training
     if was_training:

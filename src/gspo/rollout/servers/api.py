@@ -1,4 +1,4 @@
-"""What gspo asks of a server, in the server's own words: a protocol with two implementations, vLLM and SGLang."""
+"""What gspo asks of a server, in the server's own words: a protocol; vLLM, SGLang and gspo's own engine have it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,21 @@ class Request:
 class Asked:
     """A group of responses that a server is asked for.
 
-    Example: Asked(prompt_ids=(34, 5, 17), seed=123, stop_ids=(2,), settings=recipe.rollout)
+    Example: Asked(prompt_ids=(34, 5, 17), keys=(123, 456), stop_ids=(2,), settings=recipe.rollout)
     """
 
     prompt_ids: Sequence[int]
-    seed: int  # below 2**62, so that a server may add a sample's number
+    keys: Sequence[int]  # of SamplingKey, one for each response
     stop_ids: Sequence[int]
     settings: RolloutConfig  # how many of what distribution
     biases: Mapping[int, float]  # rollout.logit_bias by token id
     wants_experts: bool
     goes_first: bool = False  # before those that wait, where the server can do that
+
+    @property
+    def seed(self) -> int:
+        """One for the group, below 2**62, so that a server may add a sample's number."""
+        return self.keys[0] % 2**62
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +59,7 @@ class Generated:
     logprobs: list[float]  # log q, of the distribution that the tokens were drawn from
     finish_reason: FinishReason
     labels: list[tuple[str, int]]  # of the weights that drew them: spans of so many tokens
+    full_logprobs: list[float] | None = None  # log π, where the server knows it and q is not π
     experts: np.ndarray | None = None  # [prompt + response - 1, L, K], where they are wanted
 
 

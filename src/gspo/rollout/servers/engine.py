@@ -20,6 +20,7 @@ from gspo.recipe.sections import RolloutConfig, ServerConfig
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.fleet import Fleet
 from gspo.rollout.servers.probe import LENGTH, Probe
 from gspo.rollout.servers.process import LOOPBACK, Host, ThisHost
@@ -103,21 +104,23 @@ class ServerEngine:
         self, queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, record_experts: bool
     ) -> list[Asked]:
         assert self._fleet.version >= 0
-        if key.step and settings.temperature < LOWEST_TEMPERATURE:  # the recipe's own is looked at by a rule
+        is_other = self._api.name != EmbeddedApi.name
+        if is_other and key.step and settings.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
             what = f"a hook has set the temperature to {settings.temperature:g}, and a server samples at 0.01 or more"
             raise UserError(what, where="hooks", fix=f"set {LOWEST_TEMPERATURE} or more")
         biases = biased_ids(settings.logit_bias, self._policy.tokenizer, len(self._policy.head.weight))
-        keys = key.response_keys([query.id for query in queries], settings.group_size)[:: settings.group_size]
+        size = settings.group_size
+        keys = key.response_keys([query.id for query in queries], size)
         return [
             Asked(
                 prompt_ids=query.prompt_ids,
-                seed=own % 2**62,
+                keys=keys[place * size : (place + 1) * size],
                 stop_ids=self._policy.stop_ids,
                 settings=settings,
                 biases=biases,
                 wants_experts=record_experts and self._returns_experts,
             )
-            for query, own in zip(queries, keys, strict=True)
+            for place, query in enumerate(queries)
         ]
 
     def publish(self, policy: Policy, version: int) -> None:
@@ -210,14 +213,17 @@ class ServerEngine:
             if not stop_strings.read(number, ids):
                 return response
             size = stop_strings.ends[number]
-            return replace(response, token_ids=ids[:size], logprobs=logprobs[:size], finish_reason="stop")
+            full = response.full_logprobs and response.full_logprobs[:size]
+            own = replace(response, token_ids=ids[:size], logprobs=logprobs[:size], full_logprobs=full)
+            return replace(own, finish_reason="stop")
 
         return [cut(number, response) for number, response in enumerate(responses)]
 
     def _sample(
         self, query: Query, response: Generated, settings: RolloutConfig, versions: Mapping[str, int]
     ) -> Sample:
-        ids, logprobs = response.token_ids, torch.tensor(response.logprobs)
+        ids, logprobs, full = response.token_ids, torch.tensor(response.logprobs), response.full_logprobs
+        unknown = torch.full_like(logprobs, torch.nan) if settings.shaping else None
         text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
         ends = [min(end, len(ids)) for end in accumulate(count for _, count in response.labels)]  # a stop string cuts
         spans = zip(response.labels, pairwise([0, *ends]), strict=True)
@@ -227,7 +233,7 @@ class ServerEngine:
             loss_mask=torch.ones(len(ids), dtype=torch.bool),
             text=text,
             sampler_logprobs=logprobs,
-            full_logprobs=torch.full_like(logprobs, torch.nan) if settings.shaping else None,
+            full_logprobs=torch.tensor(full) if full else unknown,
             finish_reason=response.finish_reason,
             versions=tuple((versions[label], end - start) for (label, _), (start, end) in spans if end > start),
             experts=experts_of(
@@ -252,12 +258,16 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     settings: ServerConfig = getattr(rollout, rollout.engine)
     group_sizes = [rollout.group_size, recipe.evaluation.samples, *(own.samples for own in recipe.evaluation.suites)]
     max_rows = max(rollout.max_rows, *group_sizes)
-    returns_experts = recipe.actor.routing_replay == "engine"
+    returns_experts = recipe.actor.routing_replay == "engine" or rollout.engine == "embedded"
     own: dict[str, Any] = {"max_rows": max_rows, "at_publish": rollout.at_publish}
-    api: ServerApi = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **own)
-    if rollout.engine == "sglang":
+    api: ServerApi
+    if rollout.engine == "vllm":
+        api = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **own)
+    elif rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, experts=experts, **own)
+    else:
+        api = EmbeddedApi(settings, model=recipe.model, routing=routing, **own)
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)
@@ -287,6 +297,8 @@ def _hosts(recipe: Recipe, settings: ServerConfig) -> list[Host]:
 def check_servers(recipe: Recipe, *, device: torch.device, longest_sequence: int) -> None:
     """UserError where the servers of the recipe could not be started, or would compute something else."""
     name = recipe.rollout.engine
+    if name == "embedded":
+        return
     refused = {"vllm": VLLM_REFUSED, "sglang": SGLANG_REFUSED}[name]
     check_settings(name, getattr(recipe.rollout, name), refused, longest=longest_sequence)
     check_transfer(name, getattr(recipe.rollout, name), device, on_cluster=recipe.cluster.engines > 0)

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import secrets
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +19,7 @@ from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
 from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.process import Host
 from gspo.rollout.servers.requests import Address, NoAnswerError, RefusedError, new_client, run_watched
@@ -70,7 +73,8 @@ class Fleet:
             say(f"{'starting' if hosts else 'looking for'} {api.name}")
             if hosts:
                 policy.model.config.architectures = [policy.architecture]
-                policy.model.config.save_pretrained(self._directory / f"{api.name}_model")
+                policy.model.config.save_pretrained(folder := self._directory / f"{api.name}_model")
+                policy.tokenizer.save_pretrained(folder)
             for url in settings.urls:
                 self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, self._key)))
             for number in range(len(hosts)):
@@ -265,4 +269,8 @@ def _way_of_weights(
     if settings.weights in BACKENDS:
         return Transfer(policy, settings.weights).ready
     directory = Path(settings.weights_dir) if settings.weights_dir is not None else None
-    return partial(by_files, api, policy, directory)
+    if api.name != EmbeddedApi.name:
+        return partial(by_files, api, policy, directory)
+    if sys.platform != "linux":  # which alone has files without a disk
+        directory = directory or Path(tempfile.gettempdir())
+    return partial(by_files, api, policy, directory, as_saved=False)  # both sides have the model's own names

@@ -63,7 +63,7 @@ class Probe:
         return [
             Asked(
                 prompt_ids=prompt,
-                seed=seed + number,
+                keys=(seed + number,),
                 stop_ids=(),
                 settings=self._settings,
                 biases={},

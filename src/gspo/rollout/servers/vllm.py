@@ -121,8 +121,9 @@ class VllmApi:
             "logprobs": 0,  # of the sampled token alone
             "detokenize": False,
         }
-        body = {"token_ids": list(asked.prompt_ids), "sampling_params": parameters, "cache_salt": label}
-        body |= {"priority": -1} if asked.goes_first and self._is_beside else {}
+        body: dict[str, Any] = {"token_ids": list(asked.prompt_ids), "sampling_params": parameters, "cache_salt": label}
+        if asked.goes_first and self._is_beside:
+            body["priority"] = -1
         return Request(path="/inference/v1/generate", body=body)
 
     def read(self, answer: Any, asked: Asked) -> list[Generated]:

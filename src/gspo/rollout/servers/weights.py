@@ -32,8 +32,8 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", t
 _DTYPES |= {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
-def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dict[str, Tensor]]:
-    """The tensors of each layer, and of what is outside of layers, as `save_pretrained` would name and shape them.
+def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool = True) -> Iterator[dict[str, Tensor]]:
+    """The tensors of each layer, and of what is outside of layers, as `save_pretrained` names them, or the model does.
 
     Of tied tensors there is the first. Scrambled ones are of the same shapes, and no policy's: a server with any of
     them in place of the true ones computes something else.
@@ -54,7 +54,7 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False) -> Iterator[dic
             for name, tensor in layer.items():
                 if not _is_finite(tensor):
                     raise DivergedError(f"the weights are not finite: {name}; they are not given to the engine")
-            saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer))
+            saved: dict[str, Any] = dict(revert_weight_conversion(policy.model, layer)) if as_saved else layer
             if scrambled:
                 saved = {name: _scrambled(tensor) for name, tensor in saved.items()}
             yield saved
@@ -94,14 +94,9 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def by_files(
-    api: ServerApi, policy: Policy, directory: Path | None = None, *, scrambled: bool = False
-) -> Iterator[HandOver]:
-    """Has servers read the weights from files, in this machine's memory or in a directory."""
-    files = (
-        in_directory(policy, directory, scrambled=scrambled) if directory else in_memory(policy, scrambled=scrambled)
-    )
-    with files as paths:
+def by_files(api: ServerApi, policy: Policy, directory: Path | None = None, **how: bool) -> Iterator[HandOver]:
+    """Has servers read the weights from files, in memory or in a directory; `how` is as in weights_by_layer."""
+    with in_directory(policy, directory, **how) if directory else in_memory(policy, **how) as paths:
 
         async def hand_over(client: httpx.AsyncClient, server: Server, label: str) -> None:
             for request in api.publish(paths, label):
@@ -111,7 +106,7 @@ def by_files(
 
 
 @contextmanager
-def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]:
+def in_memory(policy: Policy, **how: bool) -> Iterator[list[str]]:
     """Paths that another process of this user can read the weights from, in this machine's memory, while they are used.
 
     A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
@@ -123,7 +118,7 @@ def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]
     links: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gspo-weights-") as folder:
         try:
-            for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+            for number, layer in enumerate(weights_by_layer(policy, **how)):
                 files.append(os.fdopen(os.memfd_create("gspo-weights"), "wb"))
                 write_safetensors(files[-1], layer)
                 files[-1].flush()
@@ -136,13 +131,13 @@ def in_memory(policy: Policy, *, scrambled: bool = False) -> Iterator[list[str]]
 
 
 @contextmanager
-def in_directory(policy: Policy, directory: Path, *, scrambled: bool = False) -> Iterator[list[str]]:
+def in_directory(policy: Policy, directory: Path, **how: bool) -> Iterator[list[str]]:
     """Paths of files in a directory that the servers see, too, for as long as needed."""
     folder = (directory / f"weights-{secrets.token_hex(8)}").absolute()  # SGLang loads all files of a directory
     paths: list[Path] = []
     try:
         folder.mkdir(parents=True)
-        for number, layer in enumerate(weights_by_layer(policy, scrambled=scrambled)):
+        for number, layer in enumerate(weights_by_layer(policy, **how)):
             paths.append(folder / f"model-{number:05d}.safetensors")
             with paths[-1].open("wb") as file:
                 write_safetensors(file, layer)

@@ -22,11 +22,12 @@ _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
     r"|trainer\.timeout_seconds|cluster\..*|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
-    r"|rollout\.(vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
+    r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
 )
 # How the work is cut to fit the memory: equal but for rounding. How far ahead sampling may be: another run from here.
 _ROUNDING = re.compile(
-    r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|engine|(vllm|sglang)\..*)|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
+    r"rollout\.(max_rows|max_staleness|too_old|in_turn|interrupt|old_cache|engine|(embedded|vllm|sglang)\..*)"
+    r"|trainer\.sharding|actor\.(micro_batch_tokens|gradient_\w+)|model\.attn_implementation"
 )
 
 _LIBRARIES = (

@@ -1,0 +1,98 @@
+"""Weights that are replaced while responses are decoded."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.embedded.decoding import Decoding, Response
+from gspo.rollout.embedded.engine import inference_mode
+
+NewPolicy = Callable[..., Policy]
+PROMPTS = [[4, 5, 6], [7], [3, 9, 8, 4, 5]]
+SIZE, LONGEST, CHANGES = 2, 24, (0, 5, 12)  # before which tokens the weights are replaced
+
+
+def decode(policy: Policy, keep_cache: bool, **settings: Any) -> tuple[list[Response], list[dict[str, torch.Tensor]]]:
+    """Responses, and the weights of each version."""
+    versions = [{name: own.clone() for name, own in policy.model.state_dict().items()}]
+    num_looks = 0
+
+    def look() -> None:
+        nonlocal num_looks
+        if num_looks in CHANGES:
+            generator = torch.Generator().manual_seed(num_looks)
+            for parameter in policy.model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            versions.append({name: own.clone() for name, own in policy.model.state_dict().items()})
+            decoding.change_weights(keep_cache=keep_cache)
+        num_looks += 1
+
+    decoding = Decoding(
+        policy=policy,
+        prompts=PROMPTS,
+        settings=RolloutConfig(group_size=SIZE, max_new_tokens=LONGEST, **settings),
+        keys=range(len(PROMPTS) * SIZE),
+        record_experts=policy.routing is not None,
+        check_stop=look,
+    )
+    with inference_mode(policy.model):
+        return [*decoding.generate().responses(policy.stop_ids)], versions
+
+
+def gaps(policy: Policy, responses: list[Response], versions: list[Any], plain_logprobs: Any) -> list[torch.Tensor]:
+    """For each version, how far its tokens' log-likelihoods are from those that its weights give."""
+    sequences = [
+        TokenSequence(prompt_ids=tuple(PROMPTS[number // SIZE]), response_ids=response.token_ids)
+        for number, response in enumerate(responses)
+    ]
+    found = []
+    for version, weights in enumerate(versions):
+        policy.model.load_state_dict(weights)
+        with torch.no_grad():
+            expected = plain_logprobs(policy, sequences).split([len(own.response_ids) for own in sequences])
+        own = [torch.repeat_interleave(torch.tensor(response.counts)) == version for response in responses]
+        pairs = zip(responses, expected, own, strict=True)
+        found.append(torch.cat([(response.logprobs - other).abs()[mask] for response, other, mask in pairs]))
+    return found
+
+
+@pytest.mark.parametrize("max_tokens", [16_384, 20])  # that are read again in one pass
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma3_text"])
+def test_a_token_has_the_likelihood_of_the_weights_that_drew_it(
+    family: str, max_tokens: int, new_policy: NewPolicy, plain_logprobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gspo.rollout.embedded.decoding._MOST_TOKENS", max_tokens)
+    policy = new_policy(family)
+    responses, versions = decode(policy, keep_cache=False)
+    assert len(versions) == 1 + len(CHANGES) and len({len(response.token_ids) for response in responses}) > 2
+    for response in responses:
+        length, ends = len(response.token_ids), [*CHANGES, LONGEST]
+        assert response.counts == (0, *(max(0, min(length, b) - a) for a, b in pairwise(ends)))
+        assert response.experts is None or len(response.experts.row) == length
+    for own in gaps(policy, responses, versions, plain_logprobs):
+        assert not len(own) or own.max() < 1e-5
+
+
+def test_with_the_cache_of_other_weights_it_has_not(new_policy: NewPolicy, plain_logprobs: Any) -> None:
+    policy = new_policy()
+    first, second = gaps(policy, *decode(policy, keep_cache=True), plain_logprobs)[:2]
+    assert not len(first)
+    assert second.max() > 1e-3  # the prompt was read before
+
+
+def test_a_penalty_goes_on_counting_the_tokens_before(new_policy: NewPolicy, plain_logprobs: Any) -> None:
+    policy = new_policy()
+    responses, versions = decode(policy, keep_cache=False, repetition_penalty=1.5)
+    own = [
+        response._replace(logprobs=response.full_logprobs)
+        for response in responses
+        if response.full_logprobs is not None
+    ]
+    assert max(gap.max() for gap in gaps(policy, own, versions, plain_logprobs) if len(gap)) < 1e-5
+    assert not all(torch.equal(one.logprobs, other.logprobs) for one, other in zip(own, responses, strict=True))

@@ -1,0 +1,146 @@
+"""The embedded engine in a process of its own: what it samples, new weights under way, and its end."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from gspo.errors import RunError
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy, load_policy
+from gspo.recipe.load import load_recipe
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers.api import Request
+from gspo.rollout.servers.engine import ServerEngine, server_engine
+from gspo.rollout.servers.requests import Address, RefusedError
+from gspo.types import Group, Query
+
+ROOT = Path(__file__).parents[3]
+SETTINGS, KEY = RolloutConfig(max_new_tokens=12, group_size=3), SamplingKey(seed=0, step=1)
+KEYS = ["rollout.max_staleness=1", "actor.old_logprobs=engine", "rollout.max_new_tokens=400"]
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+KEYS += [f"model.architecture.{name}={value}" for name, value in EXPERTS.items()]
+KEYS += ["model.architecture.max_position_embeddings=1024"]
+
+
+@pytest.fixture(scope="module")
+def engine(fitted_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerEngine]:
+    """One for all tests, for its start takes longer than all that is asked of it."""
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", KEYS)
+    policy = load_policy(recipe.model, fitted_tokenizer, seed=3)
+    options: dict[str, Any] = {"directory": tmp_path_factory.mktemp("run"), "check_stop": lambda: None}
+    engine = server_engine(recipe, policy, longest_sequence=420, say=lambda _: None, **options)
+    yield engine
+    engine.close()
+    assert all(server.process and server.process.has_ended() for server in engine._fleet.servers)
+
+
+@pytest.fixture
+def policy(engine: ServerEngine) -> Policy:
+    engine.publish(engine._policy, engine._fleet.version + 1)
+    return engine._policy
+
+
+@pytest.fixture
+def queries(query_of: Callable[..., Query]) -> list[Query]:
+    return [query_of([4, 5, 6], 0), query_of([7], 1), query_of([3, 9, 8, 4, 5], 2)]
+
+
+@pytest.mark.parametrize("shaping", [{}, {"top_p": 0.9, "stop_strings": ("1",)}, {"temperature": 0.0}])
+def test_it_samples_bit_by_bit_what_the_trainers_own_process_would(
+    engine: ServerEngine, policy: Policy, queries: list[Query], shaping: dict[str, Any]
+) -> None:
+    settings, own = SETTINGS.model_copy(update=shaping), EmbeddedEngine(policy)
+    own.publish(policy, engine._fleet.version)
+    groups = [each.sample(queries, settings, KEY, record_experts=True) for each in (engine, own)]
+    for there, here in zip(*([sample for group in own for sample in group.samples] for own in groups), strict=True):
+        assert there.token_ids.tolist() == here.token_ids.tolist() and there.versions == here.versions
+        assert torch.equal(there.sampler_logprobs, here.sampler_logprobs)
+        assert (there.text, there.finish_reason) == (here.text, here.finish_reason)
+        assert (there.full_logprobs is None) == (here.full_logprobs is None)
+        assert here.full_logprobs is None or torch.equal(there.full_logprobs, here.full_logprobs)
+        for part in ("prefix", "row"):
+            assert torch.equal(getattr(there.experts, part), getattr(here.experts, part))
+
+
+def test_new_weights_are_at_work_from_the_next_token_on_and_named(
+    engine: ServerEngine, policy: Policy, queries: list[Query], plain_logprobs: Any
+) -> None:
+    settings, found = SETTINGS.model_copy(update={"max_new_tokens": 400}), dict[int, Group]()
+    first = engine._fleet.version
+    weights = {first: {name: own.clone() for name, own in policy.model.state_dict().items()}}
+    options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
+    beside = threading.Thread(target=engine.sample_beside, args=(queries, settings, KEY, found), kwargs=options)
+    beside.start()
+    while beside.is_alive():
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        weights[version := engine._fleet.version + 1] = {
+            name: own.clone() for name, own in policy.model.state_dict().items()
+        }
+        engine.publish(policy, version)
+    samples = [sample for group in found.values() for sample in group.samples]
+    assert len(found) == len(queries) and max(len(sample.versions) for sample in samples) > 1
+    for sample in samples:
+        for version, start, end in spans(sample.versions):
+            policy.model.load_state_dict(weights[version])
+            sequence = TokenSequence(prompt_ids=sample.query.prompt_ids, response_ids=sample.token_ids)
+            with torch.no_grad():
+                expected = plain_logprobs(policy, [sequence])
+            assert (sample.sampler_logprobs - expected).abs()[start:end].max() < 1e-5
+
+
+def spans(versions: Any) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    for version, count in versions:
+        yield version, start, start + count
+        start += count
+
+
+def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_again(
+    engine: ServerEngine, policy: Policy, queries: list[Query]
+) -> None:
+    expected = engine.sample(queries, SETTINGS, KEY)
+    engine.take_metrics()
+    process = engine._fleet.servers[0].process
+    pid = process._supervisor.pid  # type: ignore[union-attr]
+    found: dict[int, Group] = {}
+    long = SETTINGS.model_copy(update={"max_new_tokens": 400})
+    options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
+    beside = threading.Thread(target=engine.sample_beside, args=(queries, long, KEY, found), kwargs=options)
+    beside.start()
+    for child in psutil.Process(pid).children(recursive=True):
+        child.kill()
+    beside.join()
+    assert found == {}
+    again = engine.sample(queries, SETTINGS, KEY)
+    assert [s.token_ids.tolist() for g in again for s in g.samples] == [
+        s.token_ids.tolist() for g in expected for s in g.samples
+    ]
+    assert engine.take_metrics()["engine/restarts"] == 1
+
+
+def test_it_answers_nobody_without_the_runs_key(engine: ServerEngine, policy: Policy) -> None:
+    own = engine._fleet.servers[0]
+    stranger = Address(own.address.url, "another")
+    with pytest.raises(RefusedError, match="401"):
+        engine._fleet.watch(lambda client: stranger.ask(client, "/about", seconds=5.0), lambda: None)
+
+
+def test_weights_of_another_model_are_refused(
+    engine: ServerEngine, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._api, "publish", lambda paths, label: [publish(paths[1:], label)])
+
+    def publish(paths: list[str], label: str) -> Request:
+        return Request(path="/weights", body={"paths": paths, "label": label, "at_publish": "recompute"})
+
+    with pytest.raises(RunError, match="tensors are not given"):
+        engine.publish(policy, engine._fleet.version + 1)
