@@ -197,6 +197,15 @@ class Drawn:
     key_step: int
     temperature: float = 1.0  # that it is sampled at
     group: Group | None = None
+    # Of the calls that scored the group, and others with it, beside the training; as in Batch:
+    reward_seconds: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the group has scores, of functions none of which has failed."""
+        scores = [] if self.group is None else [sample.score for sample in self.group.samples]
+        return bool(scores) and all(score is not None and not score.failures for score in scores)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """What the source keeps in flight, in which order it hands it over, and what becomes of what is too old."""
 
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -10,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 from tests.samples import query_of, sample_of
 
-from gspo.errors import RunError, Stopped
+from gspo.errors import RunError, Stopped, UserError
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.source import Source
-from gspo.types import Drawn, Group, Query
+from gspo.types import Batch, Drawn, Failure, Group, Query, Score
 
 SIZE, UPDATES = 3, 2  # queries a step, and updates
 STEPS = 9
@@ -62,7 +63,7 @@ class Run:
 
     def step(self) -> list[Group]:
         source = self.source()
-        groups = source.take(SIZE, [])
+        groups = taken(source)
         self.keep(source)
         self.steps += 1
         return groups
@@ -74,6 +75,10 @@ def ages(groups: Sequence[Group], steps: int) -> set[int]:
 
 def numbers(groups: Sequence[Group]) -> list[int]:
     return [int(group.query.id.partition(":")[2]) for group in groups]
+
+
+def taken(source: Source, number: int = SIZE, before: Sequence[Group] = (), **watched: Any) -> list[Group]:
+    return [own.group for own in source.take(number, before, **watched) if own.group is not None]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 20])
@@ -93,8 +98,8 @@ def test_what_takes_a_place_in_a_step_is_drawn_after_what_is_ahead() -> None:
     run = Run(1)
     run.step()
     source = run.source()
-    first = source.take(SIZE, [])
-    second = source.take(2, first)  # for two of them that teach nothing
+    first = taken(source)
+    second = taken(source, 2, first)  # for two of them that teach nothing
     run.keep(source)
     assert numbers(first) == [3, 4, 5] and numbers(second) == [6, 7]
     assert numbers([own.group for own in run.ahead if own.group]) == [8, 9, 10]
@@ -106,8 +111,8 @@ def test_a_query_that_the_step_has_is_not_drawn_again() -> None:
     run = Run(0)
     source = run.source()
     source.queries_of = lambda batch: [query_of([1], number) for number in ([0, 1, 2], [2, 3, 1], [4, 0, 5])[batch]]
-    first = source.take(SIZE, [])
-    assert numbers(source.take(2, first)) == [3] and numbers(source.take(1, first)) == [4]
+    first = taken(source)
+    assert numbers(taken(source, 2, first)) == [3] and numbers(taken(source, 1, first)) == [4]
 
 
 @pytest.mark.parametrize(("too_old", "expected"), [("drop", [9, 10, 11]), ("refresh", [3, 4, 5])])
@@ -117,7 +122,7 @@ def test_what_is_too_old_after_a_resume_is_not_trained_on(too_old: Any, expected
     run.step()
     run.sampling = RolloutConfig(queries_per_step=SIZE, too_old=too_old)
     source = run.source()
-    groups = source.take(SIZE, [])
+    groups = taken(source)
     assert numbers(groups) == expected and ages(groups, 1) == {0}
     assert source.num_too_old == 2 * SIZE
 
@@ -132,7 +137,7 @@ def test_a_token_that_is_too_old_is_enough_for_its_group_to_be() -> None:
     mixed = Group(samples=(sample, replace(sample, versions=((1, 1), (4, 1)))))  # of step 0, and of step 2
     run.ahead = [one, replace(other, group=mixed), third]
     source = run.source()
-    assert numbers(source.take(3, [])) == [3, 5, 6] and source.num_too_old == 1
+    assert numbers(taken(source)) == [3, 5, 6] and source.num_too_old == 1
 
 
 def test_what_was_in_flight_is_asked_for_again_with_the_random_numbers_it_was_drawn_with() -> None:
@@ -155,7 +160,12 @@ class Beside:
         self.error: Exception | None = None
 
     def sample_beside(
-        self, queries: Sequence[Query], settings: Any, key: SamplingKey, found: dict[int, Group], **options: Any
+        self,
+        queries: Sequence[Query],
+        settings: Any,
+        key: SamplingKey,
+        put: Callable[[int, Group], None],
+        **options: Any,
     ) -> None:
         for place, query in enumerate(queries):
             while not self.ends[query.id].wait(0.001):
@@ -163,7 +173,7 @@ class Beside:
             if self.error is not None:
                 raise self.error
             if query.id not in self.fails:
-                (found[place],) = self.sampler.sample([query], settings, key)
+                put(place, *self.sampler.sample([query], settings, key))
 
     publish = describe = take_metrics = close = Mock()
 
@@ -178,7 +188,7 @@ def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_ord
     source = beside(engine)
     for number in (2, 1, 0, 4):
         engine.ends[f"test:{number}"].set()
-    assert numbers(source.take(SIZE, [])) == [0, 1, 2]
+    assert numbers(taken(source)) == [0, 1, 2]
     assert len(source.ahead) == SIZE  # in flight
     engine.ends["test:3"].set()
     while sum(own.group is not None for own in source.snapshot()) < 2:
@@ -186,7 +196,7 @@ def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_ord
     assert [own.group is None for own in source.snapshot()] == [False, False, True]
     engine.ends["test:5"].set()
     source.steps, source.version, source.steps_left = 1, UPDATES, 0
-    assert numbers(source.take(SIZE, [])) == [3, 4, 5] and source.ahead == []
+    assert numbers(taken(source)) == [3, 4, 5] and source.ahead == []
     assert sorted(number for _, number in engine.sampler.asked) == [1, 1, 1, 2, 2, 2]
 
 
@@ -196,7 +206,7 @@ def test_what_a_thread_has_tried_in_vain_is_sampled_where_a_server_can_be_looked
     for number in range(2 * SIZE):
         engine.ends[f"test:{number}"].set()
     engine.fails = {"test:1"}
-    assert numbers(source.take(SIZE, [])) == [0, 1, 2]
+    assert numbers(taken(source)) == [0, 1, 2]
     assert sorted(engine.sampler.asked) == sorted({*engine.sampler.asked})  # each of them once
 
 
@@ -224,3 +234,92 @@ def test_a_stop_leaves_what_is_in_flight_to_be_given_up() -> None:
         source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
     source.close()
     assert [own.group for own in source.snapshot()] == [None] * 2 * SIZE
+
+
+class Scorer:
+    """Scores once the test says so, and notes what it is given at a time."""
+
+    def __init__(self) -> None:
+        self.may, self.calls = threading.Event(), list[list[int]]()
+        self.error: Exception | None = None
+
+    def __call__(self, groups: Sequence[Group], check_stop: Callable[[], None]) -> Batch:
+        self.calls.append(numbers(groups))
+        while not self.may.wait(0.001):
+            check_stop()
+        if self.error is not None:
+            raise self.error
+        score = Score(reward=1.0, parts={"f": 1.0})
+        scored = [Group(samples=tuple(replace(own, score=score) for own in group.samples)) for group in groups]
+        return Batch(groups=tuple(scored), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)})
+
+
+def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> None:
+    engine, score = Beside(), Scorer()
+    source = beside(engine)
+    source.begin_step(score)
+    for number in range(SIZE + 1):
+        engine.ends[f"test:{number}"].set()
+    score.may.set()
+    drawn = source.take(SIZE, [])
+    assert numbers([own.group for own in drawn if own.group]) == [0, 1, 2] and all(own.is_scored for own in drawn)
+    while not any(own.is_scored for own in source.snapshot()):  # one of the step to come, while the trainer is at work
+        pass
+    assert sorted(number for call in score.calls for number in call) == [0, 1, 2, 3]  # each of them once
+    every = [*drawn, *source.ahead]
+    assert sum(own.reward_seconds.get("f", 0.0) for own in every) == 2.0 * len(score.calls)
+    assert sum(own.logged.get("f/n", (0.0, 0))[1] for own in every) == len(score.calls)
+    source.close()
+
+
+def test_what_ends_the_scoring_ends_the_run_and_an_end_of_the_run_ends_the_scoring() -> None:
+    engine, score = Beside(), Scorer()
+    source = beside(engine)
+    source.begin_step(score)
+    engine.ends["test:0"].set()
+    with pytest.raises(Stopped):
+        source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
+    while not score.calls:
+        pass
+    assert [own.group is None for own in source.snapshot()[:2]] == [False, True]  # kept, though without scores
+    source.close()
+    assert not any(own.is_scored for own in source.snapshot())
+    score.error = UserError("no such column", where="reward")
+    score.may.set()
+    with pytest.raises(UserError, match="no such column"):
+        again = beside(engine)
+        again.begin_step(score)
+        again.take(SIZE, [])
+
+
+def test_a_group_for_which_a_function_has_failed_counts_as_not_scored() -> None:
+    sample = sample_of(query_of([1]), [4])
+    failed = Score(reward=None, parts={"f": None}, failures={"f": Failure(kind="crashed", message="f")})
+    for score, expected in ((None, False), (failed, False), (Score(reward=1.0, parts={"f": 1.0}), True)):
+        group = Group(samples=(replace(sample, score=score),))
+        assert Drawn(query=sample.query, key_step=1, group=group).is_scored == expected
+
+
+def test_the_idle_fractions_are_of_the_step() -> None:
+    """The engine works until its last group ends; the trainer waits until the first three have."""
+    engine = Beside()
+    source = beside(engine)
+    source.begin_step(Mock())
+    source._beside.score = None
+    for number in range(SIZE):
+        engine.ends[f"test:{number}"].set()
+    source.take(SIZE, [])
+    line = source.metrics()
+    assert (line["source/in_flight"], line["source/waiting"]) == (SIZE, 0)
+    assert line["source/engine_idle_fraction"] < 0.5 < 1 - line["source/engine_idle_fraction"]
+    for number in range(SIZE, 2 * SIZE):
+        engine.ends[f"test:{number}"].set()
+    while len([own for own in source.snapshot() if own.group]) < SIZE or source._beside.busy.seconds == 0:
+        pass
+    before = source.metrics()
+    time.sleep(0.1)
+    after = source.metrics()
+    assert (after["source/in_flight"], after["source/waiting"]) == (0, SIZE)
+    assert after["source/engine_idle_fraction"] > before["source/engine_idle_fraction"]  # nothing is left to sample
+    assert after["source/trainer_idle_fraction"] < before["source/trainer_idle_fraction"] < 1
+    source.close()

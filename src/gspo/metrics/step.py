@@ -23,9 +23,16 @@ from gspo.types import Batch, Sample
 
 
 def step_metrics(
-    batch: Batch, reports: Sequence[MiniBatchReport], seconds: Mapping[str, float], actor: ActorConfig
+    batch: Batch,
+    reports: Sequence[MiniBatchReport],
+    seconds: Mapping[str, float],
+    actor: ActorConfig,
+    sampling: str = "rollout",
 ) -> Metrics:
-    """Everything a line of metrics.jsonl holds besides the step and evaluations."""
+    """Everything a line of metrics.jsonl holds besides the step and evaluations.
+
+    `sampling` is the stage in which tokens are sampled: beside the training that is all of a step, `total`.
+    """
     samples, rows = batch.samples, trained_rows(batch.samples)
     # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.
     groups = (*batch.groups, *batch.dropped)
@@ -48,7 +55,7 @@ def step_metrics(
         **expert_metrics(samples, reports),
         **{f"time/{name}_seconds": value for name, value in seconds.items()},
         **{f"reward/{name}/seconds": value for name, value in batch.reward_seconds.items()},
-        "throughput/generated_tokens_per_second": generated / max(seconds["rollout"], 1e-9),
+        "throughput/generated_tokens_per_second": generated / max(seconds[sampling], 1e-9),
         "throughput/trained_tokens_per_second": sum(rows["num_tokens"]) / max(seconds["update"], 1e-9),
         "memory/peak_bytes": float(peak_bytes()),
     }

@@ -100,6 +100,7 @@ def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
         future.set_result(work())
 
 
+_one_at_a_time = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
 _loops_lock = threading.Lock()
 
@@ -163,7 +164,21 @@ def run_calls(
 
     `handle` returns the calls to be made instead. A call's clock starts when it does; of calls that are made together,
     each has taken an equal share. However this ends, nothing is left running.
+    One thread at a time does this: the end of one would end the calls of another.
     """
+    while not _one_at_a_time.acquire(timeout=LOOK_SECONDS):
+        check_stop()
+    try:
+        _run_calls(calls, handle, check_stop)
+    finally:
+        _one_at_a_time.release()
+
+
+def _run_calls(
+    calls: Sequence[Call],
+    handle: Callable[[Call, Reply, float], Sequence[Call]],
+    check_stop: Callable[[], None],
+) -> None:
     pools = {host: ThreadPoolExecutor(host.num_places, "reward") for host in {call.function.host for call in calls}}
     finished: SimpleQueue[Future[list[tuple[Call, Reply, float]]]] = SimpleQueue()
     waiting, num_running, stopped = list(calls), 0, threading.Event()

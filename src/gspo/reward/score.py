@@ -30,6 +30,7 @@ def score(
     *,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
+    num_beside: int = 0,
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
     warn: Callable[[str, str], object] = lambda *_: None,
@@ -40,9 +41,11 @@ def score(
     part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples are masked; where `strict`, for the first call that fails. `warn` gets a name and a sentence.
+    the samples, and of `num_beside` others that are not, are masked; where `strict`, for the first call that fails.
+    `warn` gets a name and a sentence.
     """
-    scores = Scores(functions, sum(len(group.samples) for group in groups), strict, max_masked_fraction)
+    num_samples = num_beside + sum(len(group.samples) for group in groups)
+    scores = Scores(functions, num_samples, strict, max_masked_fraction)
     calls = [_call(group.samples, function, state) for group in groups for function in functions]
     replies = count(1)
 

@@ -11,8 +11,8 @@ from gspo.model.policy import Policy
 from gspo.model.sharding import unsharded
 from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.beside import BesideEngine
 from gspo.rollout.engine import Engine, SamplingKey
-from gspo.rollout.source import BesideEngine
 from gspo.types import Group, Query, ShowProgress
 
 

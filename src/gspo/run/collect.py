@@ -1,25 +1,27 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
+from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
 from gspo.reward.score import added_up, score
 from gspo.rollout.source import Source
 from gspo.run.progress import Progress
 from gspo.run.run import Run
-from gspo.types import Batch, Group, Query
+from gspo.types import Batch, Drawn, Group, Query
 
 
 def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
     """The progress with the next step's groups, sampled and scored; rank 0 does it."""
 
     def make() -> tuple[Batch, int]:
-        run.engine.publish(run.parts.policy, policy_version)
         source = _source(run, progress, policy_version)
+        run.engine.publish(run.parts.policy, policy_version)
         return _collect(run, progress, source), source.batches_drawn
 
     batch, batches_drawn = run.on_first(make)
@@ -27,7 +29,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
 
 
 def _collect(run: Run, progress: Progress, source: Source) -> Batch:
-    parts, sampling, state = run.parts, source.sampling, run.trainer_state(progress.steps)
+    sampling, state = source.sampling, run.trainer_state(progress.steps)
     watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
     rounds: list[Batch] = []
     groups: list[Group] = []
@@ -35,10 +37,9 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     num_missing = sampling.queries_per_step  # groups with something to learn from that the batch still lacks
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         with run.clock.stage("rollout"):
-            sampled = source.take(num_missing, groups, **watched)
+            drawn = source.take(num_missing, groups, **watched)
         with run.clock.stage("reward"):
-            scored = score(sampled, parts.functions, state=state, warn=run.warn_once, **watched)
-            rounds.append(with_overlong_penalty(scored, sampling))
+            rounds.append(with_overlong_penalty(_scored(run, drawn, state, watched), sampling))
         new = rounds[-1].groups
         groups += new
         differ = rewards_differ(new, sampling, run.recipe.actor)
@@ -57,6 +58,23 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     )
 
 
+def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapping[str, Any]) -> Batch:
+    """The groups with scores: those that have none yet, or for which a function has failed, are scored now."""
+    before, missing = ([own for own in drawn if own.is_scored == is_scored] for is_scored in (True, False))
+    groups = [own.group for own in missing if own.group is not None]
+    beside = sum(len(own.group.samples) for own in before if own.group is not None)
+    now = score(groups, run.parts.functions, state=state, num_beside=beside, warn=run.warn_once, **watched)
+    found = {own: own.group for own in before} | dict(zip(missing, now.groups, strict=True))
+    calls = [own.reward_seconds for own in before]
+    return Batch(
+        groups=tuple(group for own in drawn if (group := found[own]) is not None),
+        reward_seconds={
+            name: own + sum(call.get(name, 0.0) for call in calls) for name, own in now.reward_seconds.items()
+        },
+        logged=added_up([now.logged, *(own.logged for own in before)]),
+    )
+
+
 def _source(run: Run, progress: Progress, version: int) -> Source:
     """The run's, at the step under way."""
     sampling = progress.sampling(run.recipe.rollout)
@@ -71,9 +89,16 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )
-    run.source.sampling, run.source.version, run.source.num_too_old = sampling, version, 0
+    run.source.begin_step(partial(_score_beside, run, run.trainer_state(progress.steps)))
+    run.source.sampling, run.source.version = sampling, version
     run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
     return run.source
+
+
+def _score_beside(run: Run, state: TrainerState, groups: Sequence[Group], check_stop: Callable[[], None]) -> Batch:
+    """Without an error for what fails: that is scored again in its step."""
+    options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once, "check_stop": check_stop}
+    return score(groups, run.parts.functions, state=state, **options)
 
 
 def _queries(run: Run, number: int) -> list[Query]:

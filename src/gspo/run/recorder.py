@@ -19,6 +19,7 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.staleness import staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
+from gspo.rollout.source import METRICS as SOURCE_METRICS
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.checkpoint.store import sha256
 from gspo.run.hooks import call_hooks, fault_of
@@ -78,9 +79,11 @@ class Recorder:
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
-        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor)
+        sampling = "rollout" if recipe.rollout.at_publish == "none" else "total"
+        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
         if recipe.rollout.max_staleness:
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
+            metrics |= run.source.metrics() if run.source else dict.fromkeys(SOURCE_METRICS, nan)  # resumed within it
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):

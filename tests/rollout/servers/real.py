@@ -54,7 +54,7 @@ class RunningServer:
 def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     """Start a server for policies of this shape; in the end nothing is left of it."""
     settings = ServerConfig(python=vllm_python())
-    api = VllmApi(settings, max_rows=64, returns_experts=False)
+    api = VllmApi(settings, max_rows=64, returns_experts=False, at_publish="recompute")  # for either kind of run
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}

@@ -76,7 +76,9 @@ def test_new_weights_are_at_work_from_the_next_token_on_and_named(
     first = engine._fleet.version
     weights = {first: {name: own.clone() for name, own in policy.model.state_dict().items()}}
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
-    beside = threading.Thread(target=engine.sample_beside, args=(queries, settings, KEY, found), kwargs=options)
+    beside = threading.Thread(
+        target=engine.sample_beside, args=(queries, settings, KEY, found.__setitem__), kwargs=options
+    )
     beside.start()
     while beside.is_alive():
         with torch.no_grad():
@@ -114,7 +116,7 @@ def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_
     found: dict[int, Group] = {}
     long = SETTINGS.model_copy(update={"max_new_tokens": 400})
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
-    beside = threading.Thread(target=engine.sample_beside, args=(queries, long, KEY, found), kwargs=options)
+    beside = threading.Thread(target=engine.sample_beside, args=(queries, long, KEY, found.__setitem__), kwargs=options)
     beside.start()
     for child in psutil.Process(pid).children(recursive=True):
         child.kill()

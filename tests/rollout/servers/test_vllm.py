@@ -270,7 +270,9 @@ def test_a_token_that_is_sampled_beside_the_training_has_the_likelihood_of_the_w
 
     publish(4)
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
-    beside = threading.Thread(target=engine.sample_beside, args=(queries, settings, KEY, found), kwargs=options)
+    beside = threading.Thread(
+        target=engine.sample_beside, args=(queries, settings, KEY, found.__setitem__), kwargs=options
+    )
     beside.start()
     version = 4
     while beside.is_alive():

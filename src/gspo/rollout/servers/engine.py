@@ -79,7 +79,9 @@ class ServerEngine:
 
         num_failures = 0
         while missing := [number for number in range(len(asked)) if number not in found]:
-            problem = self._fleet.watch(lambda client: self._ask_all(client, queries, asked, missing, found), look)
+            problem = self._fleet.watch(
+                lambda client: self._ask_all(client, queries, asked, missing, found.__setitem__), look
+            )
             num_left = len(asked) - len(found)
             num_failures = num_failures + 1 if num_left == len(missing) else 1
             if num_left:
@@ -91,14 +93,14 @@ class ServerEngine:
         queries: Sequence[Query],
         settings: RolloutConfig,
         key: SamplingKey,
-        found: dict[int, Group],
+        put: Callable[[int, Group], None],
         *,
         record_experts: bool,
         check_stop: Callable[[], None],
     ) -> None:
-        """Ask for all groups, and put into `found` what the servers answer, as BesideEngine has it."""
+        """Ask for all groups, and hand over what the servers answer, as BesideEngine has it."""
         asked, all_of_them = self._asked(queries, settings, key, record_experts), range(len(queries))
-        self._fleet.watch(lambda client: self._ask_all(client, queries, asked, all_of_them, found), check_stop)
+        self._fleet.watch(lambda client: self._ask_all(client, queries, asked, all_of_them, put), check_stop)
 
     def _asked(
         self, queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, record_experts: bool
@@ -157,7 +159,7 @@ class ServerEngine:
         queries: Sequence[Query],
         asked: Sequence[Asked],
         missing: Sequence[int],
-        found: dict[int, Group],
+        put: Callable[[int, Group], None],
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
         steps = 1 + max((own.settings.max_staleness for own in asked), default=0)  # that are asked for side by side
@@ -172,7 +174,7 @@ class ServerEngine:
                     request = self._api.sample(own, self._fleet.label_of(since))
                     answer = await server.ask(client, request, seconds=self._request_seconds)
                 responses = self._api.read(answer, own)
-                found[number] = self._group(queries[number], responses, own.settings, since=since)
+                put(number, self._group(queries[number], responses, own.settings, since=since))
             except RefusedError as error:
                 raise RunError(f"{server.name} refuses a request: {error}") from None
             except (NoAnswerError, BadAnswerError) as error:

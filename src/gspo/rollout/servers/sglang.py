@@ -153,6 +153,8 @@ class SglangApi:
         if not meta.get("weight_versions") and self._at_publish != "none":
             raise ValueError("SGLang 0.5.16 names only the weights of the end, not those of each token")
         spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": len(ids)}]
+        if not all(isinstance(span["version"], str) for span in spans):
+            raise ValueError("the weights are not named")
         if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
             raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")
         experts = None
