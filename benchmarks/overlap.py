@@ -1,6 +1,8 @@
-"""Seconds a step with vLLM beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
+"""Seconds a step with an engine beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
 
-    python -m benchmarks.overlap --python VLLM_PYTHON [--turns 2] [--steps 10]
+    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 10]
+
+The engine is the embedded one, or vLLM of that interpreter.
 
 Responses are ragged, up to 512 tokens: the untrained model ends each with one token of about 200, and learns next to
 nothing. The synchronous run has both cores for either side; beside each other they have one each. The bound is what
@@ -30,7 +32,7 @@ model:
     num_attention_heads: 6, num_key_value_heads: 2, head_dim: 32, tie_word_embeddings: true,
     max_position_embeddings: 1024}}
 queries: {{path: queries.jsonl}}
-rollout: {{engine: vllm, vllm: {{python: {python}}}, queries_per_step: 16, group_size: 4, max_new_tokens: 512,
+rollout: {{{engine}, queries_per_step: 16, group_size: 4, max_new_tokens: 512,
   max_staleness: {staleness}}}
 reward: [{{function: "reward.py:share"}}]
 actor: {{old_logprobs: engine, optimizer: {{lr: 1.0e-7}}}}
@@ -44,7 +46,7 @@ REWARD = "def share(completions, **_):\n    return [len(set(text)) / max(1, len(
 def main() -> None:
     """Run each arm in turn, so many times, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="the interpreter that has vLLM")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter that has vLLM")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
@@ -82,7 +84,8 @@ def _prepare(place: Path) -> None:
 def _run(arm: str, place: Path, turn: int, options: argparse.Namespace) -> list[dict[str, float]]:
     staleness, threads = ARMS[arm]
     name = f"run_{staleness}_{threads}_{turn}"
-    own = {"name": name, "steps": options.steps, "staleness": staleness, "python": Path(options.python).absolute()}
+    engine = f"engine: vllm, vllm: {{python: {Path(options.vllm).absolute()}}}" if options.vllm else "engine: embedded"
+    own = {"name": name, "steps": options.steps, "staleness": staleness, "engine": engine}
     (place / f"{name}.yaml").write_text(RECIPE.format(**own))
     command = [sys.executable, "-m", "gspo", "train", f"{name}.yaml"]
     root = str(Path(__file__).parents[1] / "src")

@@ -16,7 +16,7 @@ from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
 
 TINY = Path(__file__).with_name("tiny.yaml")
-VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
+VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction")  # between two runs of one recipe
 COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
 SAMPLING, REWARD, EVALUATION = (
     "gspo.rollout.embedded.decoding.sample_tokens",

@@ -320,6 +320,7 @@ RUNS = {  # together, every part that logs numbers of its own
         "actor.opsm_delta=0.01",
         "actor.advantage=leave_one_out",
         "actor.kl={coefficient: 0.01, estimator: k1, place: reward}",
+        *("rollout.max_staleness=1", "rollout.in_turn=true"),
     ],
 }
 

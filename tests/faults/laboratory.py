@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 SECONDS = 60  # after which a test gives up; none takes nearly as long
 ENGINE_SECONDS = 300  # for runs that start servers of their own
 START_SECONDS = 600  # for the server's imports, which take long on a machine of many other jobs
-VARIES = ("time/", "throughput/", "memory/", "seconds")  # between two runs of one recipe
+VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction")  # between two runs of one recipe
 REWARD = """
 def score(completions, trainer_state, log_metric, log_extra, **columns):
     log_metric("length", sum(map(len, completions)) / len(completions))

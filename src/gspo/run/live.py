@@ -106,6 +106,17 @@ def facts(line: Mapping[str, Any]) -> Mapping[str, str]:
         "cut off": f"{line['response/truncated_fraction']:.0%}",
         "sequence ratio": "– (nothing to train on)" if math.isnan(low) else f"{low:.4f}…{high:.4f}",
         "tokens/s": f"{line['throughput/generated_tokens_per_second']:,.0f}",
+        **_ahead(line),
+    }
+
+
+def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
+    """Of a step whose groups were sampled ahead: how old its tokens are, and what the engine leaves unused."""
+    if "staleness/mean" not in line:
+        return {}
+    return {
+        "tokens' age": f"{line['staleness/mean']:.1f} steps",
+        "engine idle": f"{line['source/engine_idle_fraction']:.0%}",
     }
 
 
