@@ -33,7 +33,16 @@ from gspo.run.resume import contents_digest
 
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
 _OF_TRAINING = ["queries_per_step", "group_size", "dynamic_sampling", "max_rounds", "segment_separator"]
-_OF_TRAINING += ["overlong", "overlong_margin"]
+_OF_TRAINING += [
+    "overlong",
+    "overlong_margin",
+    "max_staleness",
+    "too_old",
+    "interrupt",
+    "old_cache",
+    "in_turn",
+    "embedded",
+]
 OWN_FUNCTIONS = [*BUILT_IN.values()]
 _CHUNK = 2  # times rollout.max_rows responses are sampled and judged before they are written
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests.samples import query_of, sample_of
 
-from gspo.metrics.staleness import staleness_metrics
-from gspo.types import Batch, Group
+from gspo.metrics.staleness import source_metrics, staleness_metrics
+from gspo.types import Batch, Drawn, Group
 
 
 def test_each_token_is_as_old_as_the_weights_that_drew_it() -> None:
@@ -24,3 +24,14 @@ def test_where_all_is_of_now_nothing_is_old() -> None:
     sample = replace(sample_of(query_of([1]), [4] * 2), versions=((20, 2),))
     line = staleness_metrics(Batch(groups=(Group(samples=(sample, sample)),), version=20), updates_per_step=4)
     assert (line["staleness/mean"], line["staleness/max"], line["staleness/tokens_by_age"]) == (0.0, 0.0, [4.0])
+
+
+def test_what_is_ahead_is_sampled_or_in_flight() -> None:
+    query = query_of([1])
+    sampled = Drawn(query=query, key_step=1, group=Group(samples=(sample_of(query, [4]),)))
+    assert source_metrics([sampled, Drawn(query=query, key_step=2), sampled], (0.25, 0.5)) == {
+        "source/in_flight": 1.0,
+        "source/waiting": 2.0,
+        "source/trainer_idle_fraction": 0.25,
+        "source/engine_idle_fraction": 0.5,
+    }

@@ -1,10 +1,11 @@
 """How old the tokens of a step are: how many steps have been made since the policy was that which wrote them."""
 
 from collections import Counter
+from collections.abc import Sequence
 from math import ceil
 
 from gspo.metrics.numbers import Metrics
-from gspo.types import Batch
+from gspo.types import Batch, Drawn
 
 
 def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
@@ -19,4 +20,15 @@ def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
         "staleness/max": float(ages[-1]),
         "staleness/tokens_by_age": [float(tokens[age]) for age in ages],
         "staleness/too_old_groups": float(batch.num_too_old),
+    }
+
+
+def source_metrics(ahead: Sequence[Drawn], idle_fractions: tuple[float, float]) -> Metrics:
+    """What is sampled ahead as a step ends; the shares of it in which the trainer waited and the engine did."""
+    num_waiting = sum(own.group is not None for own in ahead)
+    return {
+        "source/in_flight": float(len(ahead) - num_waiting),
+        "source/waiting": float(num_waiting),
+        "source/trainer_idle_fraction": idle_fractions[0],
+        "source/engine_idle_fraction": idle_fractions[1],
     }

@@ -1,7 +1,7 @@
 """The source of a step's groups: it draws queries, keeps them in flight, and hands groups over in their order."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,6 @@ from gspo.rollout.beside import Beside, ScoreGroups
 from gspo.rollout.engine import Engine, SamplingKey
 from gspo.types import Drawn, Group, Query, ShowProgress
 
-METRICS = ("source/in_flight", "source/waiting", "source/trainer_idle_fraction", "source/engine_idle_fraction")
 _LOOK_SECONDS = 0.02  # between two looks at what has been sampled
 
 
@@ -82,12 +81,10 @@ class Source:
         self._beside.score, self.num_too_old, self.waited_seconds = score, 0, 0.0
         self._started, self._busy_before = time.monotonic(), self._beside.busy.seconds
 
-    def metrics(self) -> Mapping[str, float]:
-        """Of the step under way, until now."""
-        seconds, num_waiting = time.monotonic() - self._started, sum(own.group is not None for own in self.ahead)
-        engine_seconds = self._beside.busy.seconds - self._busy_before
-        idle = self.waited_seconds / seconds, max(0.0, 1 - engine_seconds / seconds)
-        return dict(zip(METRICS, (float(len(self.ahead) - num_waiting), float(num_waiting), *idle), strict=True))
+    def idle_fractions(self) -> tuple[float, float]:
+        """Of the step under way, until now: in which the trainer waited, and in which nothing was sampled."""
+        seconds, sampled = time.monotonic() - self._started, self._beside.busy.seconds - self._busy_before
+        return self.waited_seconds / seconds, max(0.0, 1 - sampled / seconds)
 
     def snapshot(self) -> tuple[Drawn, ...]:
         """What is ahead now: with groups what is sampled, and without what is in flight."""

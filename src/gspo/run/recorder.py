@@ -16,10 +16,9 @@ from gspo.learner.clip_range import next_scale
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
 from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
-from gspo.metrics.staleness import staleness_metrics
+from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
-from gspo.rollout.source import METRICS as SOURCE_METRICS
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.checkpoint.store import sha256
 from gspo.run.hooks import call_hooks, fault_of
@@ -83,7 +82,7 @@ class Recorder:
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
         if recipe.rollout.max_staleness:
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
-            metrics |= run.source.metrics() if run.source else dict.fromkeys(SOURCE_METRICS, nan)  # resumed within it
+            metrics |= source_metrics(run.progress.ahead, run.source.idle_fractions() if run.source else (nan, nan))
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
@@ -254,6 +253,7 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             "tokens": sample.num_tokens,
             "finish_reason": sample.finish_reason,
             "policy_version": sample.versions[0][0],  # the oldest that wrote tokens of it
+            **({"versions": [[*span] for span in sample.versions]} if len(sample.versions) > 1 else {}),
         }
         if token_text is not None:
             line["token_characters"] = token_text.lengths(sample.token_ids.tolist(), sample.text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +51,12 @@ class ServerEngine:
         *,
         request_seconds: float,
         returns_experts: bool,
+        num_threads: int | None = None,
     ) -> None:
+        """With `num_threads` the trainer gets so many of the cores, until the engine is closed."""
+        self._threads_before = torch.get_num_threads()
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         self._api, self._policy, self._fleet = api, policy, fleet
         self._request_seconds, self._returns_experts = request_seconds, returns_experts
 
@@ -152,6 +158,7 @@ class ServerEngine:
     def close(self) -> None:
         """End the servers that this run has started."""
         self._fleet.close()
+        torch.set_num_threads(self._threads_before)
 
     async def _ask_all(
         self,
@@ -273,17 +280,27 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)
-    hosts = _hosts(recipe, settings)
+    shares_cores = policy.device.type == "cpu" and rollout.at_publish != "none" and "OMP_NUM_THREADS" not in os.environ
+    hosts = _hosts(recipe, settings, shares_cores=shares_cores)
     fleet = Fleet(api, policy, probe, settings, hosts, dtype=dtype, max_length=max_length, **options)
-    return ServerEngine(api, policy, fleet, request_seconds=settings.request_seconds, returns_experts=returns_experts)
+    return ServerEngine(
+        api,
+        policy,
+        fleet,
+        request_seconds=settings.request_seconds,
+        returns_experts=returns_experts,
+        num_threads=max(1, torch.get_num_threads() // 2) if shares_cores and hosts else None,
+    )
 
 
-def _hosts(recipe: Recipe, settings: ServerConfig) -> list[Host]:
-    """Where the run's own servers are started, one on each."""
+def _hosts(recipe: Recipe, settings: ServerConfig, *, shares_cores: bool) -> list[Host]:
+    """Where the run's own servers are started, one on each; on a CPU they share half of the cores."""
     if settings.urls:
         return []
     if not recipe.cluster.engines:
-        return [ThisHost(devices=devices) for devices in settings.devices or (None,)]
+        devices = settings.devices or (None,)
+        threads = max(1, torch.get_num_threads() // 2 // len(devices)) if shares_cores else None
+        return [ThisHost(devices=own, threads=threads) for own in devices]
     from gspo.rollout.servers.ray_host import ray_hosts
 
     hosts = ray_hosts(recipe.cluster.engines)

@@ -108,6 +108,7 @@ class ThisHost:
     """
 
     devices: str | None = None  # all
+    threads: int | None = None  # of torch; None: as the environment has it
     address: str = LOOPBACK
 
     def free_port(self) -> int:
@@ -117,7 +118,8 @@ class ThisHost:
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> ServerProcess:
         """Start a command that ends with this process."""
         shown = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
-        return ServerProcess(command, {**environment, **shown}, log)
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        return ServerProcess(command, {**environment, **shown, **threads}, log)
 
 
 def free_port(address: str = LOOPBACK) -> int:

@@ -50,7 +50,7 @@ const CHARTS = {
       whole: [["time/total_seconds", "whole step"]] },
     { title: "Who waits: the bubble", unit: "of the step", percent: true, zero: true,
       lines: [["source/trainer_idle_fraction", "trainer, for groups"], ["source/engine_idle_fraction", "engine, for queries"]] },
-    { title: "Groups ahead of the training", unit: "groups", zero: true, linear: true, stack: true,
+    { title: "Groups ahead of the training", unit: "groups", zero: true, linear: true,
       lines: [["source/waiting", "sampled"], ["source/in_flight", "in flight"]] },
     { title: "Age of the tokens", unit: "steps", zero: true, linear: true,
       lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"]] },
