@@ -15,6 +15,7 @@ OUTSIDE = (
     "studies/gspo_vs_grpo/README.md",
     "studies/objectives/README.md",
     "studies/engine_likelihoods/README.md",
+    "studies/staleness/README.md",
 )
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
 

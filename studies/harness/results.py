@@ -30,6 +30,7 @@ SERIES = (
     "mismatch/logprob_gap_mean",
     "ratio/mismatch_log_std",
     "ratio/staleness_log_std",
+    "staleness/mean",
     "hook/token_gap_mean",
     "hook/token_gap_max",
     "engine/publish_seconds",

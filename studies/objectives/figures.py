@@ -6,11 +6,11 @@ from typing import Any
 
 from studies.harness.figures import plt, save
 from studies.harness.results import Results
+from studies.harness.runs import Runs
 from studies.harness.summary import deviation, mean, mean_reward, over_seeds
 from studies.objectives.arms import CUTS, LENGTHS, OBJECTIVES, RANGES, Length
 from studies.objectives.jobs import OBJECTIVE
 from studies.objectives.measures import late, settled
-from studies.objectives.runs import Runs
 
 STYLES = {"narrow": "#8a8a8a", "middle": "#1f6fb4", "wide": "#d1611c", "itself": "#2a9d4a"}
 

@@ -3,15 +3,17 @@
 python -m studies.objectives.page
 """
 
+from functools import partial
 from pathlib import Path
 
 from studies.harness.page import write_page
+from studies.harness.runs import read_runs
 from studies.objectives.figures import draw_all
-from studies.objectives.jobs import RESULTS
-from studies.objectives.runs import load_runs
+from studies.objectives.jobs import RESULTS, all_jobs
 from studies.objectives.tables import TABLES
 
 PAGE = Path(__file__).with_name("README.md")
 
 if __name__ == "__main__":
-    write_page(PAGE, __doc__, results=RESULTS, load_runs=load_runs, draw_all=draw_all, tables=TABLES)
+    load = partial(read_runs, jobs=[*all_jobs()])
+    write_page(PAGE, __doc__, results=RESULTS, load_runs=load, draw_all=draw_all, tables=TABLES)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from studies.harness.markdown import NONE, number, spread, table
 from studies.harness.results import Result, Results
+from studies.harness.runs import Runs
 from studies.harness.summary import Measure, difference, final_pass_at_1, mean, mean_of, mean_reward, over_seeds
 from studies.objectives.arms import CRITIC_SEED, CRITIC_TRIALS, CUTS, GSPO, LENGTHS, OBJECTIVES, RANGES, UNBOUND, Length
 from studies.objectives.jobs import OBJECTIVE, TRIAL
 from studies.objectives.measures import MAX_GRAD_NORM, gain, is_apart, last, late, settled, share
-from studies.objectives.runs import Runs
 
 LATE_REWARD = late("reward/mean")
 CLIPPED = "clip/token_fraction"
@@ -52,7 +52,7 @@ def objectives_table(runs: Runs) -> str:
         found = runs.of(OBJECTIVE, arm)
         cells = [spread(found, measure) for measure in columns.values()]
         rollouts = number(mean(over_seeds(found, _rollouts)), ",.0f")
-        against = NONE if arm is GSPO else _verdict(found, runs.of(OBJECTIVE, GSPO), LATE_REWARD)
+        against = NONE if arm is GSPO else verdict(found, runs.of(OBJECTIVE, GSPO), LATE_REWARD)
         rows.append([arm.label, arm.what, str(len(found)), *cells, rollouts, _gradient(found), against])
     return table(head, rows)
 
@@ -67,7 +67,7 @@ def differences_table(runs: Runs) -> str:
     rows = []
     for arm in OBJECTIVES[1:]:
         pair = (runs.of(OBJECTIVE, arm), runs.of(OBJECTIVE, GSPO))
-        rows.append([arm.label, *(_verdict(*pair, measure) for measure in measures.values())])
+        rows.append([arm.label, *(verdict(*pair, measure) for measure in measures.values())])
     return table(["minus GSPO", *measures], rows)
 
 
@@ -89,7 +89,7 @@ def unbound_table(runs: Runs) -> str:
     for arm in UNBOUND:
         found = runs.of(OBJECTIVE, arm)
         bound = next(one for one in OBJECTIVES if arm.name == f"{one.name}_unbound")
-        against = [_verdict(found, runs.of(OBJECTIVE, bound), measure) for measure in (LATE_REWARD, mean_reward)]
+        against = [verdict(found, runs.of(OBJECTIVE, bound), measure) for measure in (LATE_REWARD, mean_reward)]
         norm = number(mean(over_seeds(found, mean_of("policy/grad_norm"))), ".2g")
         rows.append([arm.label, spread(found, LATE_REWARD), spread(found, mean_reward), norm, *against])
     head = ["`max_grad_norm: 1000`", "late reward", "mean reward", "gradient norm"]
@@ -148,7 +148,7 @@ def _gradient(found: Results) -> str:
     return f"{norm}, {number(mean(over_seeds(found, STEPS_BOUND)), '.0%')}"
 
 
-def _verdict(arm: Results, other: Results, measure: Measure) -> str:
+def verdict(arm: Results, other: Results, measure: Measure) -> str:
     """The paired difference ± its standard error; in bold where it is beyond the spread, else a tie."""
     found = difference(arm, other, measure)
     if not math.isfinite(found.mean):

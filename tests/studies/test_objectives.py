@@ -9,11 +9,11 @@ import pytest
 import yaml
 from studies.harness.jobs import as_arguments
 from studies.harness.results import Result
+from studies.harness.runs import read_runs
 from studies.objectives.arms import CUTS, LENGTHS, OBJECTIVES, RANGES, SEEDS
 from studies.objectives.jobs import BASE, OBJECTIVE, all_jobs
 from studies.objectives.measures import gain, is_apart, late, settled
 from studies.objectives.page import PAGE
-from studies.objectives.runs import load_runs
 from studies.objectives.tables import TABLES
 from studies.objectives.worked import always, lines_right
 
@@ -120,7 +120,7 @@ def test_tables_are_made_of_the_results_that_belong_to_the_recipes(tmp_path: Pat
         replace(made, digest=job.digest).save(tmp_path / f"{job.name}.json")
     stale = next(all_jobs())
     replace(result([0.5] * 6), digest="of another recipe").save(tmp_path / f"{stale.name}.json")
-    runs = load_runs(tmp_path)
+    runs = read_runs(tmp_path, all_jobs())
     assert runs.missing == (stale.name,)
     tables = {name: write(runs) for name, write in TABLES.items()}
     for objective in OBJECTIVES:

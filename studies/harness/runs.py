@@ -1,12 +1,11 @@
-"""The results of the study as it is now: of its arms, lengths and seeds, and no others."""
+"""The results of a study as it is now: of its runs, and no others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.harness.jobs import Named
+from studies.harness.jobs import Job, Named
 from studies.harness.results import Result, Results, load_result
-from studies.objectives.jobs import all_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +21,11 @@ class Runs:
         return self.found.get((experiment, arm.name), {})
 
 
-def load_runs(directory: Path) -> Runs:
+def read_runs(directory: Path, jobs: Iterable[Job]) -> Runs:
     """Read what there is."""
     found: dict[tuple[str, str], dict[int, Result]] = {}
     missing = []
-    for job in all_jobs():
+    for job in jobs:
         result = load_result(directory, job)
         if result is None:
             missing.append(job.name)

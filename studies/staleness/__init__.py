@@ -1,0 +1,1 @@
+"""What staleness costs: reward against rollout.max_staleness, for four ways of learning from stale responses."""
