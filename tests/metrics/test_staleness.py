@@ -16,7 +16,7 @@ def test_each_token_is_as_old_as_the_weights_that_drew_it() -> None:
         "staleness/mean": (3 * 1 + 2 * 3) / 8,
         "staleness/max": 3.0,
         "staleness/tokens_by_age": [4.0, 0.0, 3.0, 1.0],
-        "staleness/too_old_groups": 3.0,
+        "staleness/dropped_groups": 3.0,
     }
 
 

@@ -193,7 +193,7 @@ def test_broken_off_with_groups_that_are_sampled_ahead(keys: tuple[str, ...], br
     by_age = [line["staleness/tokens_by_age"] for line in outcome.metrics if line["step"]]
     assert [len(ages) - 1 for ages in by_age] == ([0, 1, 2, 2, 2] if not keys else [len(own) - 1 for own in by_age])
     assert all(len(ages) <= 3 for ages in by_age) and not any(
-        line["staleness/too_old_groups"] for line in outcome.metrics
+        line["staleness/dropped_groups"] for line in outcome.metrics
     )
 
 

@@ -19,7 +19,7 @@ def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
         "staleness/mean": sum(age * tokens[age] for age in ages) / max(1, tokens.total()),
         "staleness/max": float(ages[-1]),
         "staleness/tokens_by_age": [float(tokens[age]) for age in ages],
-        "staleness/too_old_groups": float(batch.num_too_old),
+        "staleness/dropped_groups": float(batch.num_too_old),
     }
 
 
