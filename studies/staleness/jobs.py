@@ -10,7 +10,7 @@ from studies.objectives.jobs import BASE
 RESULTS = Path(__file__).with_name("results")
 SEEDS = (1, 2, 3, 4, 5)
 ETAS = (0, 1, 2, 4, 8)  # rollout.max_staleness
-STEPS = 24
+STEPS = 20
 ARMS = (
     Arm(name="gspo", label="GSPO", what="the default, π_old of the engine", overrides=SEQUENCE_CLIP),
     Arm(
