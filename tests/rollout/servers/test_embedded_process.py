@@ -129,6 +129,13 @@ def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_
     assert engine.take_metrics()["engine/restarts"] == 1
 
 
+def test_a_version_that_is_published_already_changes_nothing(engine: ServerEngine, policy: Policy) -> None:
+    version, label = engine._fleet.version, engine._fleet.servers[0].label
+    engine.take_metrics()
+    engine.publish(policy, version)
+    assert engine._fleet.servers[0].label == label and engine.take_metrics()["engine/publish_seconds"] == 0
+
+
 def test_it_answers_nobody_without_the_runs_key(engine: ServerEngine, policy: Policy) -> None:
     own = engine._fleet.servers[0]
     stranger = Address(own.address.url, "another")
