@@ -166,6 +166,8 @@ def run_calls(
     each has taken an equal share. However this ends, nothing is left running.
     One thread at a time does this: the end of one would end the calls of another.
     """
+    if not calls:
+        return
     while not _one_at_a_time.acquire(timeout=LOOK_SECONDS):
         check_stop()
     try:
