@@ -92,7 +92,8 @@ def memory_of(
     sampling = _sampling(recipe, text, prompt_tokens, width)
     held = {**held, "libraries": libraries}
     if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer and not recipe.rollout.embedded.devices:
-        held |= {"engine's weights": width * sum(p.numel() for p in model.parameters()), **sampling}
+        own = {"engine's weights": width * sum(p.numel() for p in model.parameters()), "engine's libraries": libraries}
+        held |= own | sampling
     sampling |= {"checkpoint's copy": copy * (device.type == "cpu")} | whole
     stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
