@@ -122,6 +122,9 @@ class Beside:
             self.failed.update(left := self._under_way.intersection(drawn))
             self._under_way.difference_update(left)
 
+        if self.score is not None and self._scorer is None:
+            self._scorer = threading.Thread(target=self._score, name="scoring", daemon=True)
+            self._scorer.start()
         self._under_way.update(drawn)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         self._threads.append(threading.Thread(target=sample, name="sampling", daemon=True))
@@ -144,9 +147,6 @@ class Beside:
         self._changes.put((was, sampled))
         if self.score is None:
             return
-        if self._scorer is None:
-            self._scorer = threading.Thread(target=self._score, name="scoring", daemon=True)
-            self._scorer.start()
         self._to_score.put(sampled)
 
     def _score(self) -> None:

@@ -122,9 +122,11 @@ class Source:
 
         What a thread has tried is sampled here, where a server that has failed can be given the weights of now.
         """
-        missing = list[Drawn]()
-        for place, own in enumerate(self.ahead[: self._most_ahead(number)]):
-            if own.group is None and not self._beside.is_under_way(own):
+        missing, most = list[Drawn](), self._most_ahead(number)
+        idle = {own for own in self.ahead[:most] if own.group is None and not self._beside.is_under_way(own)}
+        self._follow()  # one that has ended since the last look is not under way, and its group is here now
+        for place, own in enumerate(self.ahead[:most]):
+            if own in idle:
                 if own.temperature != self.sampling.temperature:  # of before a resume
                     own = self.ahead[place] = replace(own, temperature=self.sampling.temperature)
                 missing.append(own)

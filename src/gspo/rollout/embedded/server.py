@@ -32,6 +32,7 @@ from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
 from gspo.rollout.embedded.engine import inference_mode
+from gspo.rollout.embedded.one_token import written_out
 from gspo.types import Experts
 
 _SETTLE_SECONDS = 0.02  # the requests of a step's queries come one after the other
@@ -98,7 +99,7 @@ class Decoder:
         tensors: dict[int, tuple[str, torch.Tensor]] = {}
         for name, tensor in live_tensors(self._policy.model):
             tensors.setdefault(id(tensor), (name, tensor))  # of tied ones the first
-        own = dict(tensors.values())
+        own, self._label = dict(tensors.values()), ""  # half replaced, they are nobody's
         with torch.no_grad():
             for path in call.body["paths"]:
                 with safe_open(path, framework="pt") as file:
@@ -214,8 +215,10 @@ class _Listener(ThreadingHTTPServer):
 def main() -> None:
     """Load the model that the command line describes, listen, and decode."""
     own = json.loads(sys.argv[1])
-    tokenizer = load_tokenizer(own["tokenizer"])
-    policy = load_policy(ModelConfig.model_validate(own["model"]), tokenizer, seed=0)
+    model = ModelConfig.model_validate(own["model"])
+    tokenizer = load_tokenizer(own["tokenizer"], trust_remote_code=model.trust_remote_code)
+    policy = load_policy(model, tokenizer, seed=0, stop_tokens=own["stop_tokens"])
+    written_out(policy.trunk)  # proven with these weights: the first that it gets are scrambled
     _Requests.decoder, _Requests.key = Decoder(policy, max_rows=own["max_rows"]), os.environ["GSPO_ENGINE_KEY"]
     listener = _Listener((own["address"], own["port"]), _Requests)
     threading.Thread(target=listener.serve_forever, daemon=True).start()

@@ -26,16 +26,25 @@ class EmbeddedApi:
         *,
         max_rows: int,
         model: ModelConfig,
+        stop_tokens: Sequence[str],
         routing: Routing | None,
         at_publish: AtPublish,
     ) -> None:
         self._max_rows, self._model, self._routing, self._at_publish = max_rows, model, routing, at_publish
+        self._stop_tokens = list(stop_tokens)
         self._seconds = settings.request_seconds if at_publish == "wait" else None
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a process with the recipe's model; its weights are replaced before anything is sampled."""
         own = self._model.model_copy(update={"dtype": dtype}).model_dump(mode="json")
-        about = {"model": own, "tokenizer": str(model), "max_rows": self._max_rows, "address": address, "port": port}
+        about: dict[str, Any] = {
+            "model": own,
+            "stop_tokens": self._stop_tokens,
+            "tokenizer": str(model),
+            "max_rows": self._max_rows,
+            "address": address,
+            "port": port,
+        }
         return [sys.executable, "-m", "gspo.rollout.embedded.server", json.dumps(about)]
 
     def environment(self, key: str) -> Mapping[str, str]:

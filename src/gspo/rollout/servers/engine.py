@@ -232,7 +232,8 @@ class ServerEngine:
         self, query: Query, response: Generated, settings: RolloutConfig, versions: Mapping[str, int]
     ) -> Sample:
         ids, logprobs, full = response.token_ids, torch.tensor(response.logprobs), response.full_logprobs
-        unknown = torch.full_like(logprobs, torch.nan) if settings.shaping else None
+        is_other = self._api.name != EmbeddedApi.name  # which says where q is not π
+        unknown = torch.full_like(logprobs, torch.nan) if settings.shaping and is_other else None
         text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
         ends = [min(end, len(ids)) for end in accumulate(count for _, count in response.labels)]  # a stop string cuts
         spans = zip(response.labels, pairwise([0, *ends]), strict=True)
@@ -276,7 +277,7 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
         api = SglangApi(settings, experts=experts, **own)
     else:
-        api = EmbeddedApi(settings, model=recipe.model, routing=routing, **own)
+        api = EmbeddedApi(settings, model=recipe.model, stop_tokens=rollout.stop_tokens, routing=routing, **own)
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)

@@ -105,7 +105,6 @@ class Fleet:
         """Hand the policy's present weights to all servers, and prove each; RunError where one has others."""
         self.version = version
         try:
-            self.look_after()
             self._publish_or_recover()
         except BaseException:  # a stop, too
             self.version = self.proven_version = -1
@@ -119,6 +118,7 @@ class Fleet:
 
     def _publish_or_recover(self) -> None:
         try:
+            self.look_after()
             self._publish(self.servers)
         except RunError as error:
             own = [server for server in self.servers if server.process is not None and server.problem]
