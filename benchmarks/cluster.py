@@ -59,24 +59,45 @@ class Assumed:
     between: float = 40e9  # between hosts
 
 
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What an update takes on each of so many GPUs."""
+
+    tokens: int  # of a rank's mini-batch
+    passes: int  # of them
+    sent: float  # bytes
+    computes: float  # seconds
+    talks: float
+
+
+def update(model: Model, assumed: Assumed, number: int) -> Update:
+    """The time that a step's update computes and talks."""
+    tokens = assumed.responses * assumed.length // assumed.mini_batches // number
+    passes = max(1, math.ceil(tokens / assumed.micro_batch))
+    # Gathered twice in bfloat16, and the gradients scattered once in float32.
+    sent = assumed.mini_batches * passes * (2 + 2 + 4) * model.parameters * (number - 1) / number
+    return Update(
+        tokens=tokens,
+        passes=passes,
+        sent=sent,
+        computes=assumed.mini_batches * model.flops(tokens, assumed.length) / assumed.flops,
+        talks=sent / (assumed.within if number <= 8 else assumed.between),
+    )
+
+
 def row(model: Model, assumed: Assumed, number: int) -> str:
     """The table's row of so many GPUs."""
-    tokens = assumed.responses * assumed.length // assumed.mini_batches // number  # of a rank's mini-batch
-    passes = max(1, math.ceil(tokens / assumed.micro_batch))
-    own = min(tokens, assumed.micro_batch)
+    own = update(model, assumed, number)
+    held, computes, talks = min(own.tokens, assumed.micro_batch), own.computes, own.talks
     unit = max(model.layer(model.experts), model.outside)
     # Masters, gradients and two moments in float32; a unit in bfloat16 and the next; its gradient in both.
     state, units = 16 * model.parameters / number, 2 * 2 * unit + (2 + 4) * unit
-    activations = own * model.hidden * 2 * model.layers + own * 2 * (
+    activations = held * model.hidden * 2 * model.layers + held * 2 * (
         4 * model.attention + model.active * 3 * model.width
     )
-    # Gathered twice in bfloat16, and the gradients scattered once in float32.
-    sent = assumed.mini_batches * passes * (2 + 2 + 4) * model.parameters * (number - 1) / number
-    talks = sent / (assumed.within if number <= 8 else assumed.between)
-    computes = assumed.mini_batches * model.flops(tokens, assumed.length) / assumed.flops
     memory = f"{state / 2**30:.1f} | {(state + units + activations) / 2**30:.1f}"
     times = f"{computes:.1f} | {talks:.1f} | {max(computes, talks):.1f}–{computes + talks:.1f}"
-    return f"| {number} | {memory} | {passes} | {sent / 2**30:.0f} | {times} |"
+    return f"| {number} | {memory} | {own.passes} | {own.sent / 2**30:.0f} | {times} |"
 
 
 def main() -> None:

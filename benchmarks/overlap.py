@@ -1,6 +1,6 @@
 """Seconds a step with an engine beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
 
-    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 10]
+    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 10] [--keep DIR]
 
 The engine is the embedded one, or vLLM of that interpreter.
 
@@ -31,14 +31,14 @@ model:
   architecture: {{model_type: qwen3, hidden_size: 192, intermediate_size: 768, num_hidden_layers: 4,
     num_attention_heads: 6, num_key_value_heads: 2, head_dim: 32, tie_word_embeddings: true,
     max_position_embeddings: 1024}}
-queries: {{path: queries.jsonl}}
-rollout: {{{engine}, queries_per_step: 16, group_size: 4, max_new_tokens: 512,
+queries: {{path: {prompts}}}
+rollout: {{{engine}, queries_per_step: {queries}, group_size: 4, max_new_tokens: {new_tokens},
   max_staleness: {staleness}}}
 reward: [{{function: "reward.py:share"}}]
 actor: {{old_logprobs: engine, optimizer: {{lr: 1.0e-7}}}}
 evaluation: {{num_queries: 0}}
 checkpoint: {{every: 0}}
-report: {{rollouts: false}}
+report: {{tokens: false}}
 """
 REWARD = "def share(completions, **_):\n    return [len(set(text)) / max(1, len(text)) for text in completions]\n"
 
@@ -49,14 +49,17 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter that has vLLM")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--keep", type=Path, help="where the run directories stay; benchmarks.simulate reads them")
     options = parser.parse_args()
     told: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-    with tempfile.TemporaryDirectory() as place:
-        _prepare(Path(place))
+    with tempfile.TemporaryDirectory() as passing:
+        place = prepare(options.keep or Path(passing))
         print(f"{load()}; medians of steps {WARM + 1} to {options.steps} of {options.turns} runs each", flush=True)
         for turn in range(options.turns):
             for arm in ARMS:
-                told[arm] += _run(arm, Path(place), turn, options)
+                staleness, threads = ARMS[arm]
+                how = {"vllm": options.vllm, "staleness": staleness, "threads": threads, "steps": options.steps}
+                told[arm] += _seconds(run(place, f"run_{staleness}_{threads}_{turn}", **how))
     print("| | s a step | sampling waited for | update | times as fast as synchronous, 2 threads |")
     print("|---|---|---|---|---|")
     seconds = {
@@ -72,28 +75,46 @@ def main() -> None:
     print(f"| bound: the longer side alone, 1 thread | {longer:.2f} | | | {first / longer:.2f} |")
 
 
-def _prepare(place: Path) -> None:
-    """Prompts of 200 characters, each of which becomes a token."""
-    letters = [chr(0x4E00 + number) for number in range(200)]
-    rows = [{"prompt": "".join(letters[(7 * row + 3 * place) % 200] for place in range(24))} for row in range(256)]
-    rows[0]["prompt"] = "".join(letters)
-    (place / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def prepare(place: Path) -> Path:
+    """Write the prompts, of one token (a word) and of 480 (symbols), and the reward function; the place again."""
+    place.mkdir(parents=True, exist_ok=True)
+    for name, first, length in (("queries", 0x4E00, 24), ("long", 0x2200, 480)):
+        symbols = [chr(first + number) for number in range(200)]
+        texts = ["".join(symbols[(7 * row + 3 * column) % 200] for column in range(length)) for row in range(256)]
+        texts[0] = "".join(symbols)
+        rows = "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
+        (place / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     (place / "reward.py").write_text(REWARD)
+    return place
 
 
-def _run(arm: str, place: Path, turn: int, options: argparse.Namespace) -> list[dict[str, float]]:
-    staleness, threads = ARMS[arm]
-    name = f"run_{staleness}_{threads}_{turn}"
-    engine = f"engine: vllm, vllm: {{python: {Path(options.vllm).absolute()}}}" if options.vllm else "engine: embedded"
-    own = {"name": name, "steps": options.steps, "staleness": staleness, "engine": engine}
-    (place / f"{name}.yaml").write_text(RECIPE.format(**own))
+def run(
+    place: Path,
+    name: str,
+    *,
+    vllm: str | None,
+    staleness: int,
+    threads: int,
+    steps: int,
+    queries: int = 16,
+    new_tokens: int = 512,
+    prompts: str = "queries.jsonl",
+) -> Path:
+    """Make a run, with that many threads for either side; its directory."""
+    engine = f"engine: vllm, vllm: {{python: {Path(vllm).absolute()}}}" if vllm else "engine: embedded"
+    shape = {"steps": steps, "staleness": staleness, "queries": queries, "new_tokens": new_tokens, "prompts": prompts}
+    (place / f"{name}.yaml").write_text(RECIPE.format(name=name, engine=engine, **shape))
     command = [sys.executable, "-m", "gspo", "train", f"{name}.yaml"]
     root = str(Path(__file__).parents[1] / "src")
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": root}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    lines = [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return place / "runs" / name
+
+
+def _seconds(directory: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [
         {stage: line[f"time/{stage}_seconds"] for stage in ("total", "rollout", "update")}
         for line in lines
