@@ -20,7 +20,7 @@ VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction")  # betw
 COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
 SAMPLING, REWARD, EVALUATION = (
     "gspo.rollout.embedded.decoding.sample_tokens",
-    "gspo.run.collect.score",
+    "gspo.run.collect.score_each",
     "gspo.run.recorder.evaluate",
 )
 ROUND, APPRAISAL, LIKELIHOOD = (

@@ -197,15 +197,16 @@ class Drawn:
     key_step: int
     temperature: float = 1.0  # that it is sampled at
     group: Group | None = None
-    # Of the calls that scored the group, and others with it, beside the training; as in Batch:
+    # Of the calls that scored the group beside the training; as in Batch:
     reward_seconds: Mapping[str, float] = field(default_factory=dict)
     logged: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     @property
     def is_scored(self) -> bool:
-        """Whether the group has scores, of functions none of which has failed."""
+        """Whether the group has scores, none of which is masked but for time: that would be spent once more."""
         scores = [] if self.group is None else [sample.score for sample in self.group.samples]
-        return bool(scores) and all(score is not None and not score.failures for score in scores)
+        masked = [own.failure.kind for own in scores if own is not None and own.failure is not None]
+        return bool(scores) and None not in scores and {*masked} <= {"timed_out"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,16 +50,18 @@ def likelihood(model: Any, prompt: Sequence[int], response: Tensor) -> Tensor:
 @pytest.fixture
 def case(new_policy: NewPolicy, query_of: Callable[..., Query]) -> Case:
     policy = new_policy()
-    queries, models, looks = [query_of([4, 5, 6], 0), query_of([7], 1)], [copy.deepcopy(policy.model).double()], 0
+    queries, models, due = (
+        [query_of([4, 5, 6], 0), query_of([7], 1)],
+        [copy.deepcopy(policy.model).double()],
+        list(CHANGES),
+    )
 
     def look() -> None:
-        nonlocal looks
-        if looks in CHANGES:
-            moved(policy, looks)
+        if due and len(decoding.transcript._steps) == due[0]:
+            moved(policy, due.pop(0))
             with torch.inference_mode(False):
                 models.append(copy.deepcopy(policy.model).double())
             decoding.change_weights(keep_cache=False)
-        looks += 1
 
     settings = RolloutConfig(group_size=SIZE, max_new_tokens=LENGTH)
     prompts = [query.prompt_ids for query in queries]

@@ -243,7 +243,7 @@ class Scorer:
         self.may, self.calls = threading.Event(), list[list[int]]()
         self.error: Exception | None = None
 
-    def __call__(self, groups: Sequence[Group], check_stop: Callable[[], None]) -> Batch:
+    def __call__(self, groups: Sequence[Group], check_stop: Callable[[], None]) -> list[Batch]:
         self.calls.append(numbers(groups))
         while not self.may.wait(0.001):
             check_stop()
@@ -251,7 +251,7 @@ class Scorer:
             raise self.error
         score = Score(reward=1.0, parts={"f": 1.0})
         scored = [Group(samples=tuple(replace(own, score=score) for own in group.samples)) for group in groups]
-        return Batch(groups=tuple(scored), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)})
+        return [Batch(groups=(own,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}) for own in scored]
 
 
 def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> None:
@@ -266,9 +266,8 @@ def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> No
     while not any(own.is_scored for own in source.snapshot()):  # one of the step to come, while the trainer is at work
         pass
     assert sorted(number for call in score.calls for number in call) == [0, 1, 2, 3]  # each of them once
-    every = [*drawn, *source.ahead]
-    assert sum(own.reward_seconds.get("f", 0.0) for own in every) == 2.0 * len(score.calls)
-    assert sum(own.logged.get("f/n", (0.0, 0))[1] for own in every) == len(score.calls)
+    scored = [own for own in (*drawn, *source.ahead) if own.is_scored]
+    assert [(own.reward_seconds, own.logged) for own in scored] == [({"f": 2.0}, {"f/n": (3.0, 1)})] * 4
     source.close()
 
 
@@ -294,8 +293,12 @@ def test_what_ends_the_scoring_ends_the_run_and_an_end_of_the_run_ends_the_scori
 
 def test_a_group_for_which_a_function_has_failed_counts_as_not_scored() -> None:
     sample = sample_of(query_of([1]), [4])
-    failed = Score(reward=None, parts={"f": None}, failures={"f": Failure(kind="crashed", message="f")})
-    for score, expected in ((None, False), (failed, False), (Score(reward=1.0, parts={"f": 1.0}), True)):
+    whole = Score(reward=1.0, parts={"f": 1.0})
+    crashed, late = Failure(kind="crashed", message="f"), Failure(kind="timed_out", message="f")
+    masked = replace(whole, reward=None, failure=crashed)
+    measured = replace(whole, failures={"of weight 0": crashed})
+    spent = replace(whole, reward=None, failure=late)  # it would take as long once more
+    for score, expected in ((None, False), (masked, False), (measured, True), (spent, True), (whole, True)):
         group = Group(samples=(replace(sample, score=score),))
         assert Drawn(query=sample.query, key_step=1, group=group).is_scored == expected
 

@@ -53,13 +53,13 @@ class Stub:
 
         engine = Mock(sample=sample)
 
-        def scored(groups: Sequence[Group], functions: Any, state: TrainerState, **_: Any) -> Batch:
+        def scored(groups: Sequence[Group], functions: Any, state: TrainerState, **_: Any) -> list[Batch]:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
-            batch = samples.scored(groups, [reward for pair in pairs for reward in pair])
             assert state == TrainerState(global_step=self.progress.steps)
-            return replace(batch, reward_seconds={"f": 1.0}, logged={"f/x": (0.5, 2)})
+            batches = [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
+            return [replace(batches[0], reward_seconds={"f": 1.0}, logged={"f/x": (0.5, 2)}), *batches[1:]]
 
-        monkeypatch.setattr("gspo.run.collect.score", scored)
+        monkeypatch.setattr("gspo.run.collect.score_each", scored)
         train = tuple(query_of([1], number) for number in range(size))
         queries, rows = SimpleNamespace(train=train), SimpleNamespace(num_streamed=0)
         self.engine = engine
@@ -146,11 +146,11 @@ def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: 
     first, second = order(0, 40), order(1, 40)
     run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
 
-    def scored(groups: Sequence[Group], functions: Any, **_: Any) -> Batch:
+    def scored(groups: Sequence[Group], functions: Any, **_: Any) -> list[Batch]:
         pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
-        return samples.scored(groups, [reward for pair in pairs for reward in pair])
+        return [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
 
-    monkeypatch.setattr("gspo.run.collect.score", scored)
+    monkeypatch.setattr("gspo.run.collect.score_each", scored)
     found = run.collect(*DYNAMIC)
     assert numbers(found) == [first[1], first[2], *second[:2]]
     assert rewards(found) == [one for place in numbers(found) for one in (0.0, place + 1.0)]

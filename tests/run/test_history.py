@@ -128,13 +128,13 @@ def test_a_run_that_goes_on_says_so_and_where() -> None:
 def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     from gspo.run import collect
 
-    score = collect.score
+    score = collect.score_each
 
     def stopped(*arguments: Any, **keywords: Any) -> Any:
         signal.raise_signal(number)
         return score(*arguments, **keywords)
 
-    monkeypatch.setattr(collect, "score", stopped)
+    monkeypatch.setattr(collect, "score_each", stopped)
     assert cli.main(["train", str(TINY), *SHORT]) == 128 + number
     ended = lines()[-1]
     assert (ended["how"], ended["reason"], ended["step"]) == ("stopped", number.name, 0)
@@ -175,7 +175,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_is_a_failure(monkeypatch: pyt
         signal.raise_signal(signal.SIGTERM)
         check_stop()
 
-    monkeypatch.setattr("gspo.run.collect.score", stop)
+    monkeypatch.setattr("gspo.run.collect.score_each", stop)
     monkeypatch.setattr(Checkpointer, "save", refuse)
     with pytest.raises(RunError, match="no room"):
         run()

@@ -134,7 +134,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
         ("gspo.learner.sft.micro_batches", 2, signal.SIGINT, "step_000001"),
         ("gspo.run.recorder.evaluate", 1, signal.SIGTERM, "step_000000"),
         ("gspo.rollout.embedded.decoding.sample_tokens", 3, signal.SIGHUP, "step_000000"),
-        ("gspo.run.collect.score", 1, signal.SIGINT, "step_000000"),
+        ("gspo.run.collect.score_each", 1, signal.SIGINT, "step_000000"),
         ("gspo.train.compute_old_logprobs", 2, signal.SIGTERM, "step_000001_batch"),
         ("gspo.run.recorder.evaluate", 2, signal.SIGINT, "step_000001_update_4"),
     ],

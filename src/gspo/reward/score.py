@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import fsum
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,7 +31,7 @@ def score(
     *,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
-    num_beside: int = 0,
+    before: Sequence[Sample] = (),
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
     warn: Callable[[str, str], object] = lambda *_: None,
@@ -41,11 +42,36 @@ def score(
     part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
     A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
     it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples, and of `num_beside` others that are not, are masked; where `strict`, for the first call that fails.
+    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
     `warn` gets a name and a sentence.
     """
-    num_samples = num_beside + sum(len(group.samples) for group in groups)
-    scores = Scores(functions, num_samples, strict, max_masked_fraction)
+    options: dict[str, Any] = {"strict": strict, "max_masked_fraction": max_masked_fraction, "before": before}
+    options |= {"check_stop": check_stop, "show_progress": show_progress, "warn": warn}
+    return together(score_each(groups, functions, state, **options), functions)
+
+
+def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
+    """One batch of them all, in their order."""
+    names = dict.fromkeys([*(own.name for own in functions), *(name for own in batches for name in own.reward_seconds)])
+    seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
+    groups = tuple(group for batch in batches for group in batch.groups)
+    return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
+
+
+def score_each(
+    groups: Sequence[Group],
+    functions: Sequence[RewardFunction],
+    state: TrainerState | None = None,
+    *,
+    strict: bool = False,
+    max_masked_fraction: float = MAX_MASKED_FRACTION,
+    before: Sequence[Sample] = (),
+    check_stop: Callable[[], None] = lambda: None,
+    show_progress: ShowProgress = lambda *_: None,
+    warn: Callable[[str, str], object] = lambda *_: None,
+) -> list[Batch]:
+    """The same, a batch for each group."""
+    scores = Scores(functions, groups, before, strict, max_masked_fraction)
     calls = [_call(group.samples, function, state) for group in groups for function in functions]
     replies = count(1)
 
@@ -56,8 +82,7 @@ def score(
     run_calls(calls, add, check_stop)
     for name, what in scores.refused.items():
         warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
-    batch = Batch(groups=tuple(groups), reward_seconds=scores.seconds, logged=added_up(scores.logged))
-    return batch.with_changed({sample: replace(sample, score=scores.of(sample)) for sample in batch.samples})
+    return [scores.batch(group, place) for place, group in enumerate(groups)]
 
 
 class Scores:
@@ -67,14 +92,23 @@ class Scores:
     """
 
     def __init__(
-        self, functions: Sequence[RewardFunction], num_samples: int, strict: bool, max_masked_fraction: float
+        self,
+        functions: Sequence[RewardFunction],
+        groups: Sequence[Group],
+        before: Sequence[Sample],
+        strict: bool,
+        max_masked_fraction: float,
     ) -> None:
-        self.seconds = dict.fromkeys((function.name for function in functions), 0.0)  # of all calls
-        self._functions, self._num_samples = functions, num_samples
-        self._strict, self._max_masked_fraction = strict, max_masked_fraction
+        """Those scored `before` count, too, in what fraction is masked."""
+        self._functions, self._strict, self._max_masked_fraction = functions, strict, max_masked_fraction
+        self._places = {sample: place for place, group in enumerate(groups) for sample in group.samples}
+        self._num_samples = len(before) + len(self._places)
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
-        self._masked: dict[Sample, UserError] = {}
-        self.logged: list[Mapping[str, tuple[float, int]]] = []  # by calls
+        self._masked = {sample: _masked_error(sample) for sample in before if sample.score and sample.score.failure}
+        self._check_masked()
+        # By group, of all its calls:
+        self._seconds = [dict.fromkeys((function.name for function in functions), 0.0) for _ in groups]
+        self._logged: list[list[Mapping[str, tuple[float, int]]]] = [[] for _ in groups]
         self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
         self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
 
@@ -84,7 +118,7 @@ class Scores:
         Raises UserError where the recipe is at fault, or too much has failed.
         """
         function = call.function
-        self.seconds[function.name] += seconds
+        self._seconds[self._places[call.samples[0]]][function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
             where = f"{where or f'reward function {function.name}'}, row {call.samples[0].query.id}"
@@ -108,7 +142,9 @@ class Scores:
 
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
-        self.logged.append({f"{name}/{metric}": own for metric, own in reply.metrics.items()})
+        self._logged[self._places[call.samples[0]]].append(
+            {f"{name}/{metric}": own for metric, own in reply.metrics.items()}
+        )
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
                 self._extra[sample][f"{name}/{column}"] = cell
@@ -127,6 +163,12 @@ class Scores:
             what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
+
+    def batch(self, group: Group, place: int) -> Batch:
+        """The group with its scores, and what its calls took and logged."""
+        samples = tuple(replace(sample, score=self.of(sample)) for sample in group.samples)
+        own = Group(samples=samples)
+        return Batch(groups=(own,), reward_seconds=self._seconds[place], logged=added_up(self._logged[place]))
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
@@ -183,6 +225,14 @@ def to_token_rewards(
         return numbers
     last_tokens = (torch.tensor(sample.segments).cumsum(0) - 1).clamp(min=0)  # one without tokens: the one before
     return numbers.new_zeros(sample.num_written).index_add_(0, last_tokens, numbers)
+
+
+def _masked_error(sample: Sample) -> UserError:
+    """Why a sample that was scored before has no reward."""
+    assert sample.score is not None and sample.score.failure is not None
+    failure = sample.score.failure
+    fix = _fix(failure.kind, failure.message, "response")
+    return UserError(failure.message, where=f"row {sample.query.id}", fix=fix)
 
 
 def _total(part: float | Tensor) -> float:

@@ -34,8 +34,8 @@ class BesideEngine(Engine, Protocol):
         ...
 
 
-# Scores groups; the callable is called again and again meanwhile, and may raise.
-ScoreGroups = Callable[[Sequence[Group], Callable[[], None]], Batch]
+# Scores groups, a batch for each; the callable is called again and again meanwhile, and may raise.
+ScoreGroups = Callable[[Sequence[Group], Callable[[], None]], Sequence[Batch]]
 
 
 class _ClosedError(Exception):
@@ -157,15 +157,13 @@ class Beside:
                 waiting.append(own)
             try:
                 assert self.score is not None
-                batch = self.score([own.group for own in waiting if own.group is not None], self._check_stop)
+                batches = self.score([own.group for own in waiting if own.group is not None], self._check_stop)
             except _ClosedError:
                 return
             except BaseException as error:
                 self._failure = self._failure or error
                 return
-            scored = [replace(own, group=group) for own, group in zip(waiting, batch.groups, strict=True)]
-            # What all of them took is noted with one.
-            scored[0] = replace(scored[0], reward_seconds=batch.reward_seconds, logged=batch.logged)
-            for was, own in zip(waiting, scored, strict=True):
-                self._changes.put((was, own))
+            for own, batch in zip(waiting, batches, strict=True):
+                cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
+                self._changes.put((own, replace(own, group=batch.groups[0], **cost)))
             self._under_way.difference_update(waiting)

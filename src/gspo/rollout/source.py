@@ -132,7 +132,10 @@ class Source:
                 missing.append(own)
         for key_step, part in groupby(missing, key=lambda drawn: drawn.key_step):
             drawn, key = [*part], SamplingKey(seed=self.seed, step=key_step)
-            if self.sampling.max_staleness and not self.sampling.in_turn and self._beside.failed.isdisjoint(drawn):
+            is_needed = not {*self.ahead[:number]}.isdisjoint(drawn)  # by the step under way
+            is_in_turn = is_needed and not self._beside.failed.isdisjoint(drawn)
+            self._beside.failed.difference_update(drawn)
+            if self.sampling.max_staleness and not self.sampling.in_turn and not is_in_turn:
                 self._beside.start(drawn, self.sampling, key, record_experts=self.record_experts)
                 continue
             queries = [own.query for own in drawn]
@@ -140,7 +143,6 @@ class Source:
                 groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
             found = dict(zip(drawn, groups, strict=True))
             self.ahead = [replace(own, group=found[own]) if own in found else own for own in self.ahead]
-            self._beside.failed.difference_update(drawn)
 
     def _land(self) -> None:
         """Put what threads have sampled into its places; raise what has ended one of them."""

@@ -9,7 +9,7 @@ from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
-from gspo.reward.score import added_up, score
+from gspo.reward.score import added_up, score_each, together
 from gspo.rollout.source import Source
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -60,19 +60,18 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
 
 def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapping[str, Any]) -> Batch:
     """The groups with scores: those that have none yet, or for which a function has failed, are scored now."""
-    before, missing = ([own for own in drawn if own.is_scored == is_scored] for is_scored in (True, False))
+    missing = [own for own in drawn if not own.is_scored]
     groups = [own.group for own in missing if own.group is not None]
-    beside = sum(len(own.group.samples) for own in before if own.group is not None)
-    now = score(groups, run.parts.functions, state=state, num_beside=beside, warn=run.warn_once, **watched)
-    found = {own: own.group for own in before} | dict(zip(missing, now.groups, strict=True))
-    calls = [own.reward_seconds for own in before]
-    return Batch(
-        groups=tuple(group for own in drawn if (group := found[own]) is not None),
-        reward_seconds={
-            name: own + sum(call.get(name, 0.0) for call in calls) for name, own in now.reward_seconds.items()
-        },
-        logged=added_up([now.logged, *(own.logged for own in before)]),
-    )
+    before = [sample for own in drawn if own.is_scored and own.group is not None for sample in own.group.samples]
+    functions = run.parts.functions
+    now = score_each(groups, functions, state=state, before=before, warn=run.warn_once, **watched)
+    found = dict(zip(missing, now, strict=True))
+    return together([found.get(own) or _scored_before(own) for own in drawn], functions)
+
+
+def _scored_before(drawn: Drawn) -> Batch:
+    assert drawn.group is not None
+    return Batch(groups=(drawn.group,), reward_seconds=drawn.reward_seconds, logged=drawn.logged)
 
 
 def _source(run: Run, progress: Progress, version: int) -> Source:
@@ -95,10 +94,12 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
     return run.source
 
 
-def _score_beside(run: Run, state: TrainerState, groups: Sequence[Group], check_stop: Callable[[], None]) -> Batch:
+def _score_beside(
+    run: Run, state: TrainerState, groups: Sequence[Group], check_stop: Callable[[], None]
+) -> list[Batch]:
     """Without an error for what fails: that is scored again in its step."""
     options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once, "check_stop": check_stop}
-    return score(groups, run.parts.functions, state=state, **options)
+    return score_each(groups, run.parts.functions, state=state, **options)
 
 
 def _queries(run: Run, number: int) -> list[Query]:

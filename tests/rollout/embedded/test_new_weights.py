@@ -21,17 +21,15 @@ SIZE, LONGEST, CHANGES = 2, 24, (0, 5, 12)  # before which tokens the weights ar
 def decode(policy: Policy, keep_cache: bool, **settings: Any) -> tuple[list[Response], list[dict[str, torch.Tensor]]]:
     """Responses, and the weights of each version."""
     versions = [{name: own.clone() for name, own in policy.model.state_dict().items()}]
-    num_looks = 0
+    due = list(CHANGES)
 
     def look() -> None:
-        nonlocal num_looks
-        if num_looks in CHANGES:
-            generator = torch.Generator().manual_seed(num_looks)
+        if due and len(decoding.transcript._steps) == due[0]:
+            generator = torch.Generator().manual_seed(due.pop(0))
             for parameter in policy.model.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
             versions.append({name: own.clone() for name, own in policy.model.state_dict().items()})
             decoding.change_weights(keep_cache=keep_cache)
-        num_looks += 1
 
     decoding = Decoding(
         policy=policy,

@@ -217,7 +217,7 @@ class Decoding:
         num_left = 0  # tokens until the first row is full; the rows are not counted yet
         while True:
             self.check_stop()
-            if self._must_read_again:
+            while self._must_read_again:  # also where the weights were replaced while it was read
                 self._read_again(rows)
             num_left = num_left or self.settings.max_new_tokens - int(rows.sampled.max())
             until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), num_left)
@@ -281,7 +281,10 @@ class Decoding:
         own = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
         sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in own]
         size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
-        parts = [self._read(sequences[start : start + size])[0] for start in range(0, len(sequences), size)]
+        parts = []
+        for start in range(0, len(sequences), size):
+            self.check_stop()  # a proof does not wait for all of them
+            parts.append(self._read(sequences[start : start + size])[0])
         read = reduce(Rows.join, parts)
         rows.cache, rows.width, rows.is_padded = read.cache, read.width, read.is_padded
         rows.logits, rows.experts = read.logits, read.experts
