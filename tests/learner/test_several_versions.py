@@ -107,7 +107,7 @@ def test_by_the_engine_each_token_is_compared_with_the_policy_that_drew_it(
     for place, (now, drawn, advantage) in enumerate(zip(case.now, case.drawn, advantages(case), strict=True)):
         ratio = (now - drawn).mean().exp() if level == "sequence" else (now - drawn).exp()
         terms.append((ratio * advantage).mean())
-        assert step.trained[place].sequence_ratio == pytest.approx(float((now - drawn).mean().exp()), rel=1e-5)
+        assert step.trained[place].sequence_ratio == pytest.approx(float((now - drawn).mean().exp().detach()), rel=1e-5)
         torch.testing.assert_close(step.trained[place].old_logprobs.double(), drawn, rtol=0, atol=1e-5)
     assert step.report.step.grad_norm == pytest.approx(gradient_norm(case, torch.stack(terms).mean()), rel=1e-4)
 

@@ -57,7 +57,8 @@ class Stub:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
             assert state == TrainerState(global_step=self.progress.steps)
             batches = [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
-            return [replace(batches[0], reward_seconds={"f": 1.0}, logged={"f/x": (0.5, 2)}), *batches[1:]]
+            cost: Any = {"reward_seconds": {"f": 1.0}, "logged": {"f/x": (0.5, 2)}}  # of a round
+            return [replace(batch, **cost if batch is batches[0] else {}) for batch in batches]
 
         monkeypatch.setattr("gspo.run.collect.score_each", scored)
         train = tuple(query_of([1], number) for number in range(size))

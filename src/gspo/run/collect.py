@@ -9,7 +9,7 @@ from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
 from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
-from gspo.reward.score import added_up, score_each, together
+from gspo.reward.score import score_each, together
 from gspo.rollout.source import Source
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -48,11 +48,10 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     # The first groups whose rewards differ and, where they are too few, the first of the others, in their order.
     order = sorted(range(len(groups)), key=lambda number: not has_signal[number])  # stable
     chosen = sorted(order[: sampling.queries_per_step])
-    return Batch(
+    return replace(
+        together(rounds, run.parts.functions),
         groups=tuple(groups[number] for number in chosen),
         dropped=tuple(group for number, group in enumerate(groups) if number not in chosen),
-        reward_seconds={name: sum(batch.reward_seconds[name] for batch in rounds) for name in rounds[0].reward_seconds},
-        logged=added_up([batch.logged for batch in rounds]),
         version=source.version,
         num_too_old=source.num_too_old,
     )
