@@ -80,6 +80,9 @@ def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
             than gspo; leave it out""": any(refused.values()),
             f"""rollout.embedded.weights: {server.weights} is for vLLM; set memory or files
             """: server.weights in ("ipc", "nccl"),
+            "rollout.embedded.dtype: float16 is for servers of others; set auto, float32 or bfloat16": (
+                server.dtype == "float16"
+            ),
             """rollout.embedded.weights: files needs weights_dir, a directory that trainer and engine see; others none
             """: (server.weights == "files") != (server.weights_dir is not None),
         }

@@ -12,6 +12,8 @@ from tests.sampling import generate
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.embedded.decoding import Decoding, Response
+from gspo.rollout.embedded.engine import inference_mode
 
 NewPolicy = Callable[..., Policy]
 LONGEST = 24
@@ -50,3 +52,36 @@ def test_responses_are_the_models_whatever_row_they_are_decoded_in(
     torch.testing.assert_close(torch.cat([r.sampler_logprobs for _, r in pairs]), expected, rtol=0, atol=1e-5)
     assert len({len(r.token_ids) for _, r in pairs}) > 5
     assert joined or max_rows == 3  # rows were taken over while others were under way
+
+
+@pytest.mark.parametrize("look_every", [1, 5])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text"])
+def test_a_group_is_handed_over_as_its_last_response_ends(
+    family: str, look_every: int, new_policy: NewPolicy, refilling: Any
+) -> None:
+    refilling("written out", look_every)
+    policy = replace(new_policy(family), stop_ids=(5, 6, 7, 8))
+    rng, handed = random.Random(0), dict[int, tuple[int, list[Response]]]()
+    settings = RolloutConfig(max_new_tokens=LONGEST, group_size=2, max_rows=6)
+    decoding = Decoding(
+        policy=policy,
+        prompts=[[rng.randrange(9, 20) for _ in range(rng.randint(1, 12))] for _ in range(3)],
+        settings=settings,
+        keys=range(6),
+        record_experts=policy.routing is not None,
+        put=lambda number, own: handed.__setitem__(number, (len(decoding.transcript._steps), own)),
+    )
+    with inference_mode(policy.model):
+        responses = [*decoding.generate().responses(policy.stop_ids)]
+    assert sorted(handed) == [0, 1, 2] and len({num_steps for num_steps, _ in handed.values()}) > 1
+    for number, (num_steps, own) in handed.items():
+        whole = responses[number * 2 : number * 2 + 2]
+        longest = max(len(response.token_ids) for response in whole)
+        assert longest <= num_steps < longest + look_every
+        for one, other in zip(own, whole, strict=True):
+            assert torch.equal(one.token_ids, other.token_ids) and torch.equal(one.logprobs, other.logprobs)
+            assert (one.counts, one.finish_reason) == (other.counts, other.finish_reason)
+            assert (one.experts is None) == (other.experts is None)
+            if one.experts is not None and other.experts is not None:
+                assert torch.equal(one.experts.prefix, other.experts.prefix)
+                assert torch.equal(one.experts.row, other.experts.row)

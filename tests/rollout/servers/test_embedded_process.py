@@ -1,5 +1,6 @@
 """The embedded engine in a process of its own: what it samples, new weights under way, and its end."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from gspo.errors import RunError
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.load import load_recipe
-from gspo.recipe.sections import RolloutConfig
+from gspo.recipe.sections import ModelConfig, RolloutConfig, ServerConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.servers.api import Request
+from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.engine import ServerEngine, server_engine
 from gspo.rollout.servers.requests import Address, RefusedError
 from gspo.types import Group, Query
@@ -153,3 +155,13 @@ def test_weights_of_another_model_are_refused(
 
     with pytest.raises(RunError, match="tensors are not given"):
         engine.publish(policy, engine._fleet.version + 1)
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(("1",), "cuda"), ((), "cuda:1")])
+def test_a_process_that_sees_its_own_devices_only_numbers_them_anew(devices: tuple[str, ...], expected: str) -> None:
+    model = ModelConfig(path="model", device="cuda:1")
+    api = EmbeddedApi(
+        ServerConfig(devices=devices), max_rows=1, model=model, stop_tokens=(), routing=None, at_publish="recompute"
+    )
+    command = api.command(model=Path("model"), address="", port=1, max_length=8, dtype="float32", kind="")
+    assert json.loads(command[-1])["model"]["device"] == expected

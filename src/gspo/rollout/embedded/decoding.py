@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -74,8 +73,10 @@ class Transcript:
         """What is added from now on was drawn with other weights."""
         self._changes.append(len(self._steps))
 
-    def responses(self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None) -> Iterator[Response]:
-        """Each response, in their order.
+    def responses(
+        self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None, groups: Sequence[int] | None = None
+    ) -> Iterator[Response]:
+        """Each response of these groups, or of all, in their order.
 
         A response ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on
         beyond it has sampled the rest for nothing.
@@ -85,15 +86,19 @@ class Transcript:
         *columns, full, recorded = zip(*self._steps, strict=True)
         index, token, logprob = (torch.cat(column).cpu() for column in columns)
         order = index.argsort(stable=True)
-        token, logprob = token[order], logprob[order]
+        if groups is not None:
+            order = order[torch.isin(index[order] // self._group_size, torch.tensor(groups))]
+        index, token, logprob = index[order], token[order], logprob[order]
         step = torch.arange(len(recorded)).repeat_interleave(torch.tensor([len(own) for own in columns[0]]))[order]
         weights = torch.bucketize(step, torch.tensor(self._changes), right=True) if self._changes else step * 0
         full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
         experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
         is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
-        prefixes = [prefix.cpu().clone() for prefix in self.prefixes]
+        numbers, lengths = (own.tolist() for own in index.unique(return_counts=True))
+        of_groups = {number // self._group_size for number in numbers} if self.prefixes else set()
+        prefixes = {group: self.prefixes[group].cpu().clone() for group in of_groups}
         start, ends = 0, ends or {}
-        for number, num_sampled in enumerate(index.bincount().tolist()):
+        for number, num_sampled in zip(numbers, lengths, strict=True):
             length = ends.get(number, num_sampled)
             stopped = True in is_stop[start : start + length]
             end = is_stop.index(True, start) + 1 if stopped else start + length
@@ -166,6 +171,7 @@ class Decoding:
     record_experts: bool = False
     check_stop: Callable[[], None] = lambda: None
     show_progress: ShowProgress = lambda *_: None
+    put: Callable[[int, list[Response]], None] | None = None  # hand over a group as its last row is dropped
 
     def __post_init__(self) -> None:
         self.routing = self.policy.routing if self.record_experts else None
@@ -235,15 +241,27 @@ class Decoding:
             num_alive = int(rows.alive.sum())
             self.show_progress(len(self.keys) - num_waiting - num_alive, len(self.keys), "responses")
             if num_alive == 0:
+                self._hand_over(rows.index, rows.index[:0])
                 return None
             if num_left == 0 or num_alive < _COMPACT_BELOW * len(rows.alive):
                 num_left = 0
                 kept = rows.alive.nonzero()[:, 0]
+                self._hand_over(rows.index, rows.index[kept])
                 token = token[kept]
                 rows.keep(kept)
             self._advance(rows, token)
             if num_waiting and self._has_room(rows):
                 return rows
+
+    def _hand_over(self, before: Int[Tensor, "R"], left: Int[Tensor, "K"]) -> None:
+        """The groups that have ended with the responses that are not left."""
+        if self.put is None:
+            return
+        size = self.settings.group_size
+        ended = sorted({*(before // size).tolist()} - {*(left // size).tolist()})
+        responses = self.transcript.responses(self.policy.stop_ids, self.stop_strings.ends, ended)
+        for group in ended:
+            self.put(group, [next(responses) for _ in range(size)])
 
     def _sample(self, rows: Rows) -> Int[Tensor, "R"]:
         """Draw a token a row and write it down."""
@@ -281,11 +299,12 @@ class Decoding:
         own = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
         sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in own]
         size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
-        parts = []
+        rows.cache, read = None, None  # the memory is needed for the new one
         for start in range(0, len(sequences), size):
             self.check_stop()  # a proof does not wait for all of them
-            parts.append(self._read(sequences[start : start + size])[0])
-        read = reduce(Rows.join, parts)
+            new, _ = self._read(sequences[start : start + size])
+            read = new if read is None else read.join(new)
+        assert read is not None
         rows.cache, rows.width, rows.is_padded = read.cache, read.width, read.is_padded
         rows.logits, rows.experts = read.logits, read.experts
 

@@ -125,20 +125,25 @@ class Decoder:
     def _sample(self, calls: Sequence[Call], *, is_first: bool = False) -> None:
         """Decode these groups side by side; others' calls are looked at after each token, but not within a proof."""
         try:
-            answers = self._decode([call.body for call in calls], is_first=is_first)
-            for call, answer in zip(calls, answers, strict=True):
-                call.answer.set_result(answer)
+            self._decode(calls, is_first=is_first)
         except Exception as error:  # such as too little memory
             traceback.print_exc()
             for call in calls:
-                call.answer.set_exception(error)
+                if not call.answer.done():
+                    call.answer.set_exception(error)
         if not is_first:
             self._under_way, waiting, self._weights = None, self._weights, []
             for call in waiting:
                 self._take(call)
 
-    def _decode(self, bodies: Sequence[Any], *, is_first: bool) -> list[list[dict[str, Any]]]:
+    def _decode(self, calls: Sequence[Call], *, is_first: bool) -> None:
+        """Each call is answered as the last response of its group has ended."""
+        bodies = [call.body for call in calls]
         policy, labels = replace(self._policy, stop_ids=tuple(bodies[0]["stop_ids"])), [self._label]
+
+        def put(number: int, responses: Sequence[Response]) -> None:
+            calls[number].answer.set_result([_as_json(response, labels) for response in responses])
+
         # Not validated again: an evaluation's temperature may be 0.
         settings = RolloutConfig.model_construct(**bodies[0]["settings"])
         decoding = Decoding(
@@ -148,12 +153,12 @@ class Decoder:
             keys=[*chain.from_iterable(body["keys"] for body in bodies)],
             record_experts=bodies[0]["wants_experts"],
             check_stop=(lambda: None) if is_first else self._look,
+            put=put,
         )
         if not is_first:
             self._under_way = (decoding, labels)
         with inference_mode(policy.model):
-            responses = decoding.generate().responses(policy.stop_ids, decoding.stop_strings.ends)
-        return [[_as_json(next(responses), labels) for _ in range(settings.group_size)] for _ in bodies]
+            decoding.generate()
 
 
 def _as_json(response: Response, labels: Sequence[str]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class EmbeddedApi:
         at_publish: AtPublish,
     ) -> None:
         self._max_rows, self._model, self._routing, self._at_publish = max_rows, model, routing, at_publish
+        if settings.devices:  # a process sees its own only, and numbers them anew
+            self._model = model.model_copy(update={"device": model.device.split(":")[0]})
         self._stop_tokens = list(stop_tokens)
         self._seconds = settings.request_seconds if at_publish == "wait" else None
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,8 @@ from gspo.rollout.shaping import biased_ids
 from gspo.rollout.stop_strings import StopStrings
 from gspo.types import Experts, Group, Query, Sample, ShowProgress
 
-_MOST_REQUESTS = 256  # at once, each with a socket: a process has 1,024 files by default
+_MOST_REQUESTS = 256  # of a server at once, each with a socket
+_MOST_FILES = 65_536  # open at once, where the system allows it: a process has 1,024 by default
 
 
 class ServerEngine:
@@ -54,6 +56,8 @@ class ServerEngine:
         num_threads: int | None = None,
     ) -> None:
         """With `num_threads` the trainer gets so many of the cores, until the engine is closed."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES if most < 0 else min(most, _MOST_FILES), most))
         self._threads_before = torch.get_num_threads()
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -170,10 +174,9 @@ class ServerEngine:
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
         steps = 1 + max((own.settings.max_staleness for own in asked), default=0)  # that are asked for side by side
-        some = asyncio.Semaphore(max(1, _MOST_REQUESTS // steps))
         servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
 
-        async def ask(server: Server, number: int) -> None:
+        async def ask(server: Server, number: int, some: asyncio.Semaphore) -> None:
             own = asked[number]
             try:
                 async with some:
@@ -188,7 +191,8 @@ class ServerEngine:
                 server.problem = server.problem or f"{server.name}: {error}"
 
         async def ask_server(place: int, server: Server) -> None:
-            work = asyncio.gather(*(ask(server, number) for number in missing[place :: len(servers)]))
+            some = asyncio.Semaphore(max(1, _MOST_REQUESTS // steps))
+            work = asyncio.gather(*(ask(server, number, some) for number in missing[place :: len(servers)]))
             watch = asyncio.create_task(server.until_it_hangs(client))
             try:
                 await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
