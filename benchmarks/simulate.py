@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.cluster import Assumed, Model, update
 from benchmarks.machine import load
 from benchmarks.overlap import WARM, prepare, run
-from benchmarks.simulation import PROBE_TOKENS, PROBES, REQUESTS, Rates, Setting, simulate
+from benchmarks.simulation import PROBE_TOKENS, PROBES, Rates, Setting, simulate
 
 LONG_PROMPT = 480
 # Every side has one thread. The rates are those of "small", "large" and "long"; two runs at the same time tell how much
@@ -185,7 +185,6 @@ class Cluster:
     memory: float = 0.85 * 80e9  # bytes of a GPU for weights and cache
     hand_over: float = 1.0  # seconds that new weights take besides being sent with 40e9 bytes a second
     rows: int = 512  # at once on a server, if its memory has room for them
-    requests: int = 10**9  # at once on all servers
     sampling: float = 0.75  # of the GPUs, where the two sides do not take turns on all of them
 
 
@@ -201,7 +200,6 @@ def show_clusters() -> None:
         ("1.5B", dense, 1, (8, 64, 128, 512), plain),
         ("1.5B", dense, 1, (128,), replace(plain, queries=128)),
         ("30B-A3B", Model(), 2, (64, 512), plain),
-        (f"30B-A3B, {REQUESTS} requests", Model(), 2, (64, 512), replace(plain, requests=REQUESTS)),
     ):
         lengths, responses = _lengths(assumed), assumed.queries * assumed.group
         for gpus in numbers:
@@ -247,7 +245,6 @@ def _tokens_a_second(
         rows=min(assumed.rows, int(room)),
         prompt=assumed.prompt,
         most_read=8192,
-        requests=assumed.requests,
     )
     rates = Rates(
         decode=lru_cache(partial(_decode_seconds, model, assumed, width)),

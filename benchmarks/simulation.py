@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count, groupby
 
 PROBES, PROBE_TOKENS = 4, 16  # of the proof after each hand-over of weights
-REQUESTS = 256  # at once, of all steps that are asked for side by side
+REQUESTS = 256  # of a server at once, of all steps that are asked for side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,16 +223,15 @@ def simulate(setting: Setting, rates: Rates, lengths: Callable[[int], Sequence[i
 
 
 def _fly(engine: _Engine, groups: Sequence[_Group], setting: Setting) -> None:
-    """Share out a step's groups to the servers in turn, and ask server by server for as many as may be at once."""
-    for place, group in enumerate(groups):
-        group.server = place % setting.servers
-    left = deque(sorted(groups, key=lambda group: group.server))  # stable
+    """Share out a step's groups to the servers in turn, and ask each for as many as it may have at once."""
+    for server in range(setting.servers):
+        left = deque(groups[server :: setting.servers])
 
-    def ask() -> None:
-        if left:
-            engine.ask(left.popleft())
+        def ask(left: deque[_Group] = left) -> None:
+            if left:
+                engine.ask(left.popleft())
 
-    for group in groups:
-        group.ended = ask
-    for _ in range(min(len(left), max(1, setting.requests // (1 + setting.staleness)))):
-        ask()
+        for group in left:
+            group.server, group.ended = server, ask
+        for _ in range(min(len(left), max(1, setting.requests // (1 + setting.staleness)))):
+            ask()
