@@ -125,7 +125,7 @@ def test_what_is_simulated_is_printed_beside_what_was_measured(
     assert [float(ratio) for ratio in ratios[1:]] == pytest.approx([1.0, 1.0, 1.0], abs=0.02)
     benchmark.main([])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(rows) == 11 and len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 9 and len({row.count("|") for row in rows}) == 1
 
 
 def write(directory: Path, setting: Setting, rates: Rates, *, num_steps: int = 6) -> None:
