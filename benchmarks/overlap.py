@@ -1,6 +1,6 @@
 """Seconds a step with an engine beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
 
-    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 10] [--keep DIR]
+    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 12] [--keep DIR]
 
 The engine is the embedded one, or vLLM of that interpreter.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.machine import load
 
 ARMS = {"synchronous, 2 threads": (0, 2), "synchronous, 1 thread": (0, 1), "η = 1": (1, 1), "η = 2": (2, 1)}
-WARM = 3  # steps that are not counted
+WARM, LAST = 3, 2  # steps that are not counted: beside the last ones nothing is sampled any more
 RECIPE = """\
 name: {name}
 steps: {steps}
@@ -48,13 +48,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter that has vLLM")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--keep", type=Path, help="where the run directories stay; benchmarks.simulate reads them")
     options = parser.parse_args()
     told: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     with tempfile.TemporaryDirectory() as passing:
         place = prepare(options.keep or Path(passing))
-        print(f"{load()}; medians of steps {WARM + 1} to {options.steps} of {options.turns} runs each", flush=True)
+        print(
+            f"{load()}; medians of steps {WARM + 1} to {options.steps - LAST} of {options.turns} runs each", flush=True
+        )
         for turn in range(options.turns):
             for arm in ARMS:
                 staleness, threads = ARMS[arm]
@@ -115,11 +117,8 @@ def run(
 
 def _seconds(directory: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {stage: line[f"time/{stage}_seconds"] for stage in ("total", "rollout", "update")}
-        for line in lines
-        if line["step"] > WARM
-    ]
+    counted = [line for line in lines if line["step"] > WARM][:-LAST]
+    return [{stage: line[f"time/{stage}_seconds"] for stage in ("total", "rollout", "update")} for line in counted]
 
 
 if __name__ == "__main__":

@@ -115,6 +115,24 @@ def test_a_query_that_the_step_has_is_not_drawn_again() -> None:
     assert numbers(taken(source, 2, first)) == [3] and numbers(taken(source, 1, first)) == [4]
 
 
+def test_no_query_comes_twice_with_the_same_random_numbers_where_rounds_take_what_is_ahead() -> None:
+    """Epochs of four queries, and a step of three rounds."""
+    run = Run(1)
+    source, groups = run.source(), list[Group]()
+    source.queries_of = lambda batch: [query_of([1], (batch * SIZE + place) % 4) for place in range(SIZE)]
+    for _ in range(3):
+        groups += taken(source, SIZE, groups)
+    assert len(groups) > SIZE and len(set(run.sampler.asked)) == len(run.sampler.asked)
+
+
+@pytest.mark.parametrize("too_old", ["drop", "refresh"])
+def test_what_was_drawn_at_another_temperature_is_sampled_again_and_never_left_out(too_old: Any) -> None:
+    run = Run(1, too_old)
+    for step in range(3):  # as a hook sets it for each step
+        run.sampling = run.sampling.model_copy(update={"temperature": 1.0 - step / 10})
+        assert numbers(run.step()) == [*range(step * SIZE, (step + 1) * SIZE)]
+
+
 @pytest.mark.parametrize(("too_old", "expected"), [("drop", [9, 10, 11]), ("refresh", [3, 4, 5])])
 def test_what_is_too_old_after_a_resume_is_not_trained_on(too_old: Any, expected: list[int]) -> None:
     """Sampled at step 0 for steps 1 and 2; then nothing may be older than the step itself."""

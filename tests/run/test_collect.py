@@ -25,7 +25,7 @@ from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.interrupt import Interrupt
 from gspo.run.progress import Progress
-from gspo.types import Batch, Group, Query
+from gspo.types import Batch, Drawn, Group, Query
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3")
@@ -119,6 +119,19 @@ def test_where_every_group_has_signal_one_round_is_all(stub: Any) -> None:
         found = run.collect(*overrides)
         assert numbers(found) == order(0, 40) and found.dropped == () and found.reward_seconds == {"f": 1.0}
         assert len(run.calls) == 1 and run.num_rounds == 1
+
+
+def test_groups_ahead_that_other_functions_have_scored_are_scored_again(stub: Any) -> None:
+    run = stub(flat=set())
+    for names, expected in (("f",), [9.0, 9.0]), (("f", "g"), [1.0, 0.0]), (("g",), [1.0, 0.0]):
+        run.parts.functions = (SimpleNamespace(name="f"),)
+        query = run.parts.queries.train[order(0, 40)[0]]
+        own = replace(sample_of(query, [5]), versions=((7, 1),))
+        (group,) = samples.scored([Group(samples=(own, own))], (9.0, 9.0)).groups
+        ahead = Drawn(query=query, key_step=1, group=group, reward_seconds=dict.fromkeys(names, 1.0))
+        run.progress = Progress(ahead=(ahead,))
+        found = run.collect("rollout.max_staleness=1", "rollout.in_turn=true")
+        assert rewards(found)[:2] == expected
 
 
 def test_a_stream_is_taken_in_the_order_it_comes_in(stub: Any) -> None:

@@ -135,7 +135,8 @@ def _origin_metrics(parts: Sequence[Rows], actor: ActorConfig) -> Metrics:
     """The mean log π_θ/π_engine of a sequence in its two parts: π_θ/π_old is staleness, π_old/π_engine mismatch.
 
     Where π_old is the engine's, s is of both. Only the first mini-batch's policy is the one that sampled, so it shows
-    the mismatch; of the later ones that is taken off, as if the two were independent.
+    the mismatch; of the later ones that is taken off, as if the two were independent. Of responses that are some steps
+    old, the first mini-batch's has those steps in it, too.
     """
     counts = [len(rows["num_tokens"]) for rows in parts]
     # The tensor's logarithm of 0 is -∞, where math.log raises.

@@ -1,7 +1,8 @@
 """The source of a step's groups: it draws queries, keeps them in flight, and hands groups over in their order."""
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -57,24 +58,19 @@ class Source:
         sampled beside the training has its scores, where that is told to score.
         """
         watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
-        ids, began = {group.query.id for group in taken}, time.monotonic()
-        self._land()
-        self._leave_out_old()
-        self._draw(number, ids)
-        self._sample(number, watched)
-        while (ended := sum(map(self._has_ended, self.ahead[:number]))) < len(self.ahead[:number]):
-            check_stop()
-            show_progress(ended * self.sampling.group_size, number * self.sampling.group_size, "responses")
-            time.sleep(_LOOK_SECONDS)
-            self._land()
-            if self._leave_out_old():
-                self._draw(number, ids)
-            self._sample(number, watched)
+        with self.waiting():
+            self._have_ended(number, {group.query.id for group in taken}, watched)
         self._follow()  # what is not under way any more may have scores by now
         found = self.ahead[:number]
         del self.ahead[:number]
-        self.waited_seconds += time.monotonic() - began
         return found
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The trainer does nothing but wait within the block."""
+        began = time.monotonic()
+        yield
+        self.waited_seconds += time.monotonic() - began
 
     def begin_step(self, score: ScoreGroups) -> None:
         """Before weights are published for a step; groups that end from now on are scored so, beside the training."""
@@ -95,6 +91,22 @@ class Source:
         """Give up what is in flight; a second call does nothing."""
         self._beside.close()
 
+    def _have_ended(self, number: int, taken: Set[str], watched: dict[str, Any]) -> None:
+        """Draw and sample until the first so many have their groups."""
+        self._land()
+        self._leave_out_old()
+        self._draw(number, taken)
+        self._sample(number, watched)
+        while (ended := sum(map(self._has_ended, self.ahead[:number]))) < len(self.ahead[:number]):
+            watched["check_stop"]()
+            size = self.sampling.group_size
+            watched["show_progress"](ended * size, number * size, "responses")
+            time.sleep(_LOOK_SECONDS)
+            self._land()
+            if self._leave_out_old():
+                self._draw(number, taken)
+            self._sample(number, watched)
+
     def _has_ended(self, drawn: Drawn) -> bool:
         return drawn.group is not None and not self._beside.is_under_way(drawn)
 
@@ -104,9 +116,8 @@ class Source:
         room = self._most_ahead(number) - len(self.ahead)
         while room > 0:
             key_step = self.steps + 1 + len(self.ahead) // size
-            # A query comes once with the random numbers of a step.
-            others = {own.query.id for own in self.ahead if own.key_step == key_step}
-            others |= taken if key_step == self.steps + 1 else set()
+            # A query comes once with the random numbers of a step, and not again while a step has it.
+            others = taken | {own.query.id for own in self.ahead if own.key_step == key_step}
             queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in others][:room]
             temperature = self.sampling.temperature
             self.ahead += [Drawn(query=query, key_step=key_step, temperature=temperature) for query in queries]
@@ -158,16 +169,16 @@ class Source:
     def _leave_out_old(self) -> bool:
         """Groups of which any token is older than `max_staleness` steps, or was drawn at another temperature.
 
-        Their queries are sampled again (`too_old: refresh`), or not. Whether there were any.
+        Their queries are sampled again or, of what is too old, left out (`too_old: drop`). Whether there were any.
         """
         kept: list[Drawn] = []
         for drawn in self.ahead:
-            is_of_now = drawn.temperature == self.sampling.temperature
-            if drawn.group is None or (is_of_now and self._age(drawn.group) <= self.sampling.max_staleness):
+            is_old = drawn.group is not None and self._age(drawn.group) > self.sampling.max_staleness
+            if drawn.group is None or not (is_old or drawn.temperature != self.sampling.temperature):
                 kept.append(drawn)
                 continue
             self.num_too_old += 1
-            if self.sampling.too_old == "refresh":
+            if not is_old or self.sampling.too_old == "refresh":
                 kept.append(
                     replace(drawn, group=None, reward_seconds={}, logged={}, temperature=self.sampling.temperature)
                 )

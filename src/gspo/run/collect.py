@@ -21,7 +21,8 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
 
     def make() -> tuple[Batch, int]:
         source = _source(run, progress, policy_version)
-        run.engine.publish(run.parts.policy, policy_version)
+        with source.waiting():
+            run.engine.publish(run.parts.policy, policy_version)
         return _collect(run, progress, source), source.batches_drawn
 
     batch, batches_drawn = run.on_first(make)
@@ -58,11 +59,13 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
 
 
 def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapping[str, Any]) -> Batch:
-    """The groups with scores: those that have none yet, or for which a function has failed, are scored now."""
-    missing = [own for own in drawn if not own.is_scored]
-    groups = [own.group for own in missing if own.group is not None]
-    before = [sample for own in drawn if own.is_scored and own.group is not None for sample in own.group.samples]
+    """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
     functions = run.parts.functions
+    names = {function.name for function in functions}
+    has_scores = {own: own.is_scored and {*own.reward_seconds} == names for own in drawn}
+    missing = [own for own in drawn if not has_scores[own]]
+    groups = [own.group for own in missing if own.group is not None]
+    before = [sample for own in drawn if has_scores[own] and own.group is not None for sample in own.group.samples]
     now = score_each(groups, functions, state=state, before=before, warn=run.warn_once, **watched)
     found = dict(zip(missing, now, strict=True))
     return together([found.get(own) or _scored_before(own) for own in drawn], functions)

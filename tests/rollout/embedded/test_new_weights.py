@@ -80,7 +80,7 @@ def test_a_token_has_the_likelihood_of_the_weights_that_drew_it(
 def test_with_the_cache_of_other_weights_it_has_not(new_policy: NewPolicy, plain_logprobs: Any) -> None:
     policy = new_policy()
     first, second = gaps(policy, *decode(policy, keep_cache=True), plain_logprobs)[:2]
-    assert not len(first)
+    assert len(first) and first.max() < 1e-5  # the first token: what it was drawn from was there before
     assert second.max() > 1e-3  # the prompt was read before
 
 

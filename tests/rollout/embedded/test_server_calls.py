@@ -112,3 +112,12 @@ def test_weights_that_lack_a_tensor_are_refused(ask: Asked, policy: Policy) -> N
     with in_memory(policy, as_saved=False) as paths, pytest.raises(ValueError, match="are not given"):
         ask("/weights", {"paths": paths[:-1], "label": "a", "at_publish": "keep"}).result(60)
     assert torch.is_tensor(next(policy.model.parameters()))
+
+
+def test_what_is_drawn_with_half_of_the_weights_is_nobodys(ask: Asked, policy: Policy) -> None:
+    weights(policy, ask, "a", "keep")
+    long = ask("/sample", group(LONG))
+    ask.wait_until_under_way()
+    with in_memory(policy, as_saved=False) as paths, pytest.raises(ValueError, match="are not given"):
+        ask("/weights", {"paths": paths[:-1], "label": "b", "at_publish": "keep"}).result(60)
+    assert all(own[-1] == "" for own in labels(long.result(60)))

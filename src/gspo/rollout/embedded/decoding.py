@@ -69,9 +69,9 @@ class Transcript:
         owner, token = torch.cat([step[0] for step in self._steps]), torch.cat([step[1] for step in self._steps])
         return [token[owner == number].tolist() for number in index]
 
-    def change_weights(self) -> None:
-        """What is added from now on was drawn with other weights."""
-        self._changes.append(len(self._steps))
+    def change_weights(self, *, is_next_drawn: bool) -> None:
+        """What is added from now on was drawn with other weights, or what comes after the next tokens."""
+        self._changes.append(len(self._steps) + is_next_drawn)
 
     def responses(
         self, stop_ids: Sequence[int], ends: Mapping[int, int] | None = None, groups: Sequence[int] | None = None
@@ -190,7 +190,7 @@ class Decoding:
 
         What was computed of these with the weights before is kept, or computed anew.
         """
-        self.transcript.change_weights()
+        self.transcript.change_weights(is_next_drawn=keep_cache)  # then their logits are there already
         self._must_read_again |= not keep_cache
 
     def generate(self) -> Transcript:

@@ -100,18 +100,20 @@ class Decoder:
         for name, tensor in live_tensors(self._policy.model):
             tensors.setdefault(id(tensor), (name, tensor))  # of tied ones the first
         own, self._label = dict(tensors.values()), ""  # half replaced, they are nobody's
-        with torch.no_grad():
-            for path in call.body["paths"]:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - it is no mapping
-                        own.pop(name).copy_(file.get_tensor(name))
-        if own:
-            raise ValueError(f"{len(own)} tensors are not given: {[*own][:3]}")
-        self._label = call.body["label"]
-        if self._under_way is not None:
-            decoding, labels = self._under_way
-            decoding.change_weights(keep_cache=call.body["at_publish"] == "keep")
-            labels.append(self._label)
+        try:
+            with torch.no_grad():
+                for path in call.body["paths"]:
+                    with safe_open(path, framework="pt") as file:
+                        for name in file.keys():  # noqa: SIM118 - it is no mapping
+                            own.pop(name).copy_(file.get_tensor(name))
+            if own:
+                raise ValueError(f"{len(own)} tensors are not given: {[*own][:3]}")
+            self._label = call.body["label"]
+        finally:  # what is drawn with half of them must not pass for the old ones'
+            if self._under_way is not None:
+                decoding, labels = self._under_way
+                decoding.change_weights(keep_cache=call.body["at_publish"] == "keep")
+                labels.append(self._label)
         call.answer.set_result({})
 
     def _next_groups(self) -> list[Call]:

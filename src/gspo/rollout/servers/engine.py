@@ -182,7 +182,7 @@ class ServerEngine:
                 async with some:
                     since = self._fleet.proven_version  # another may be published meanwhile
                     request = self._api.sample(own, self._fleet.label_of(since))
-                    answer = await server.ask(client, request, seconds=self._request_seconds)
+                    answer = await server.ask(client, request, seconds=self._request_seconds * steps)
                 responses = self._api.read(answer, own)
                 put(number, self._group(queries[number], responses, own.settings, since=since))
             except RefusedError as error:

@@ -12,7 +12,7 @@ from gspo.rollout.servers.api import Asked, Generated
 
 _PROMPT_LENGTHS = (3, 7, 11, 15)  # tokens
 _NUM_TOKENS = 16  # of each response
-LENGTH = max(_PROMPT_LENGTHS) + _NUM_TOKENS
+LENGTH, NUM_RESPONSES = max(_PROMPT_LENGTHS) + _NUM_TOKENS, len(_PROMPT_LENGTHS)
 # The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server. Weights of
 # one layer that are not the policy's move it much further (docs/engines.md has both as measured).
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -15,6 +15,7 @@ from numpy.lib.format import read_array
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.sections import AtPublish, ServerConfig
 from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
+from gspo.rollout.servers.probe import NUM_RESPONSES
 
 _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker"
 # Compiling takes minutes there, for little; vLLM ends where a seeded request's prompt is read in chunks.
@@ -78,7 +79,8 @@ class VllmApi:
             "worker_extension_cls": _WORKER,
             "middleware": "gspo_vllm_worker.RequireKey",
             "max_model_len": max_length,
-            "max_num_seqs": self._max_rows,
+            # A proof needs room beside responses that go on.
+            "max_num_seqs": self._max_rows + NUM_RESPONSES * self._is_beside,
             "disable_uvicorn_access_log": True,
             **({"weight_transfer_config": {"backend": self._settings.weights}} if self._is_transferred else {}),
             **({"enable_return_routed_experts": True} if self._returns_experts else {}),

@@ -28,7 +28,7 @@ const CHARTS = {
       lines: [["clip/token_fraction_positive", "better than their group"], ["clip/token_fraction_negative", "worse"]] },
     { title: "Effective sample size", unit: "fraction of the samples", digits: 6, lines: [["ratio/effective_fraction", "effective"]] },
     { title: "Why ratios differ from 1", unit: "log ratio a token, rms", zero: true,
-      lines: [["ratio/staleness_log_std", "updates since sampling"], ["ratio/mismatch_log_std", "numerics of the engine"]] },
+      lines: [["ratio/staleness_log_std", "updates since sampling"], ["ratio/mismatch_log_std", "the engine: numerics, and its age"]] },
   ],
   "Policy": [
     { title: "Entropy", unit: "nats a token", zero: true, lines: [["policy/entropy", "entropy"]] },
