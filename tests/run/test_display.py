@@ -454,3 +454,16 @@ def test_a_run_names_all_that_it_waits_for_and_counts_what_can_be_counted() -> N
         ),
         *("updating the weights", "saving a checkpoint", "writing the last checkpoint", "saving the model", ""),
     }
+
+
+@pytest.mark.parametrize(("engine", "expected"), [(0.125, "idle trainer 3%, engine 12%"), (math.nan, "engine –")])
+def test_who_waits_is_shown_where_groups_are_sampled_ahead(engine: float, expected: str) -> None:
+    display, text = plain()
+    beside = {
+        "staleness/mean": 0.75,
+        "source/trainer_idle_fraction": 0.03,
+        "source/engine_idle_fraction": engine,
+    }
+    display.start("GSPO", 2)
+    display.step(1, LINE | beside)
+    assert "tokens' age 0.8 steps" in text.getvalue() and expected in text.getvalue()

@@ -111,12 +111,13 @@ def facts(line: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
-    """Of a step whose groups were sampled ahead: how old its tokens are, and what the engine leaves unused."""
+    """Of a step whose groups were sampled ahead: how old its tokens are, and who of the two had nothing to do."""
     if "staleness/mean" not in line:
         return {}
+    idle = [f"{who} {line[f'source/{who}_idle_fraction']:.0%}" for who in ("trainer", "engine")]
     return {
         "tokens' age": f"{line['staleness/mean']:.1f} steps",
-        "engine idle": f"{line['source/engine_idle_fraction']:.0%}",
+        "idle": ", ".join(idle).replace("nan%", "–"),  # a step that was begun by another process
     }
 
 
