@@ -31,7 +31,8 @@ def test_arms_differ_in_nothing_but_what_they_say() -> None:
 def test_tables_are_made_of_the_results(tmp_path: Path) -> None:
     for place, job in enumerate(all_jobs()):
         rewards = [0.5, 0.6, 0.7, 0.8, 0.9, 0.9 - 0.001 * place]
-        series = {"reward/mean": rewards, "clip/token_fraction": [0.1] * 6, "ratio/staleness_log_std": [0.01] * 6}
+        series = {"reward/mean": rewards, "clip/token_fraction": [0.1] * 6}
+        series |= {"ratio/staleness_log_std": [0.03] * 6, "ratio/mismatch_log_std": [0.04] * 6}
         own: dict[str, Any] = {"overrides": {}, "steps": 6, "failed": None, "seconds": {}, "pass_at_1": [0.4, 0.9]}
         result = Result(**own, digest=job.digest, evaluated_tokens=[], series=series, means={})
         result.save(tmp_path / f"{job.name}.json")
@@ -42,3 +43,6 @@ def test_tables_are_made_of_the_results(tmp_path: Path) -> None:
         lines = [line for line in write(runs).splitlines() if line.startswith("|")]
         assert f"<!-- {name} -->" in page and f"<!-- /{name} -->" in page, name
         assert len({line.count("|") for line in lines}) <= 1 and "–" not in "".join(lines), name
+    ratios = TABLES["ratios"](runs).splitlines()[2:]
+    spreads = [line.split("|")[3].strip().partition(" ")[0] for line in ratios]
+    assert spreads == ["0.050", "0.050", "0.050", "0.030"]  # with the engine's π_old log s is of both; 3² + 4² = 5²
