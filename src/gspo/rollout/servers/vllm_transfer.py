@@ -70,9 +70,11 @@ class Transfer:
             return await server.ask(http, Request(path=path, body=body), seconds=PUBLISH_SECONDS)
 
         def post(path: str, body: Any) -> None:
+            asked = ask(path, body)
             try:
-                asyncio.run_coroutine_threadsafe(ask(path, body), loop).result()
+                asyncio.run_coroutine_threadsafe(asked, loop).result()
             except BaseException as error:
+                asked.close()  # the loop may have ended, and never have run it
                 _settle(done, error)  # at once: the sender waits forever for a server that has failed
                 raise
 
