@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a thousand processes would compile all that it imports
 torch.set_num_threads(1)
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     signal.signal(number, handler)  # under nohup, and in a shell's background job, they come ignored, and stay so

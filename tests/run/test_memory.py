@@ -13,6 +13,7 @@ from gspo.model.packing import TokenSequence, pack
 from gspo.model.trunk import enable_packing, packed_pass
 from gspo.recipe.load import make_recipe
 from gspo.rollout.embedded.cache import in_place_cache
+from gspo.rollout.embedded.one_token import read_tokens
 from gspo.run import memory
 from gspo.run.memory import Memory, memory_of
 
@@ -106,7 +107,8 @@ def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> No
     model, rows, tokens = model_of(), 12, 60
     cache = in_place_cache(model.config, most=tokens)
     with torch.inference_mode():
-        model(input_ids=torch.ones(rows, tokens, dtype=torch.long), past_key_values=cache, use_cache=True)
+        ids = torch.ones(rows, tokens, dtype=torch.long)
+        read_tokens(model.model, ids, None, torch.arange(tokens)[None], cache)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     layers = model.config.num_hidden_layers
     assert computed(rollout={"max_rows": rows})["while sampling"]["cache"] == held * (layers + 1) / layers

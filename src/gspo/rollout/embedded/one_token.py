@@ -5,6 +5,7 @@ seven operators. The decoder that most families share (Llama's, with or without 
 here; `written_out` knows it by its modules, and proves on a few tokens that this file computes the same.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,10 +42,15 @@ def read_tokens(
         input_ids=ids,
         attention_mask=None if mask is None else mask.long(),
         position_ids=position,
-        past_key_values=cache,
         use_cache=cache is not None,
+        **{_cache_name(trunk): cache},
     ).last_hidden_state
     return states
+
+
+def _cache_name(trunk: Any) -> str:
+    """What a trunk calls its keys and values: transformers has another name for them since 5.24."""
+    return "cache" if "cache" in inspect.signature(trunk.forward).parameters else "past_key_values"
 
 
 def written_out(trunk: Any) -> Decoder | None:
