@@ -79,7 +79,7 @@ class Stub:
         self.progress = replace(self.progress, steps=step - 1)
         before, self.progress = self.progress.batches_drawn, collect(run, self.progress, policy_version=7)
         self.num_rounds = self.progress.batches_drawn - before
-        assert {*run.clock.seconds} == {"rollout", "reward"} and self.progress.batch is not None
+        assert {*run.clock.seconds} == {"publish", "rollout", "reward"} and self.progress.batch is not None
         return self.progress.batch
 
 

@@ -190,7 +190,10 @@ def test_broken_off_with_groups_that_are_sampled_ahead(keys: tuple[str, ...], br
     recipe = recipe_of("broken", *keys, *ahead, "steps=5", NO_EVALUATION)
     places = [(SAMPLING, 12), (GRADIENT, 3), (SAMPLING, 14), (GRADIENT, 2), (REWARD, 1)]
     outcome = resumed_is_unbroken(recipe, places, broken_off)
-    by_age = [line["staleness/tokens_by_age"] for line in outcome.metrics if line["step"]]
+    lines = [line for line in outcome.metrics if line["step"]]
+    rates = [line["throughput/generated_tokens_per_second"] * line["time/total_seconds"] for line in lines]
+    by_age = [line["staleness/tokens_by_age"] for line in lines]
+    assert keys or rates == pytest.approx([sum(ages) for ages in by_age])  # also where a step has sampled nothing
     assert [len(ages) - 1 for ages in by_age] == ([0, 1, 2, 2, 2] if not keys else [len(own) - 1 for own in by_age])
     assert all(len(ages) <= 3 for ages in by_age) and not any(
         line["staleness/dropped_groups"] for line in outcome.metrics

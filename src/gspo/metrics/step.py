@@ -31,7 +31,7 @@ def step_metrics(
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations.
 
-    `sampling` is the stage in which tokens are sampled: beside the training that is all of a step, `total`.
+    `sampling` is the stage that tokens are sampled in: where groups are sampled ahead, all of a step, `total`.
     """
     samples, rows = batch.samples, trained_rows(batch.samples)
     # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.

@@ -24,6 +24,7 @@ _LINE_SECONDS = 60.0  # after which any step is printed there
 _PLAIN_PATIENCE_SECONDS = 10.0
 _NUMBER = re.compile(r"-?\d[\d.,]*")
 _STAGES = {  # of a clock; the others take no time
+    "publish": "handing new weights to the engine",
     "rollout": "sampling responses",
     "reward": "waiting for rewards",
     "appraisal": "reading responses with reference and value model",

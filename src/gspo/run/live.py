@@ -21,6 +21,7 @@ _SAMPLED = 20  # values that a column of a curve is a mean of at most, so that d
 _HUGE = 1e100  # beyond it, differences and sums may not be finite
 _DIGITS = {"reward": 3, "response tokens": 1, "loss": 3}  # after the point
 _STAGES = {
+    "new weights": ("publish",),
     "sampling": ("rollout",),
     "rewards": ("reward",),
     "likelihoods": ("appraisal", "likelihood"),

@@ -78,7 +78,7 @@ class Recorder:
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
-        sampling = "rollout" if recipe.rollout.at_publish == "none" else "total"
+        sampling = "total" if recipe.rollout.max_staleness else "rollout"
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
         if recipe.rollout.max_staleness:
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)

@@ -60,15 +60,16 @@ def test_a_column_without_any_number_is_left_out() -> None:
     assert run_in(run_of([{"step": 1, "x": None, "y": float("nan"), "z": 1.0}]))["columns"] == {"z": [1]}
 
 
-def test_tokens_and_time_so_far_stand_beside_the_steps() -> None:
-    rate, seconds = "throughput/generated_tokens_per_second", "time/rollout_seconds"
+@pytest.mark.parametrize(("max_staleness", "stage"), [(0, "rollout"), (1, "total")])
+def test_tokens_and_time_so_far_stand_beside_the_steps(max_staleness: int, stage: str) -> None:
+    rate, seconds = "throughput/generated_tokens_per_second", f"time/{stage}_seconds"
     log: list[dict[str, Any]] = [
         {"step": 0, "time/elapsed_seconds": 5.0},
         {"step": 1, rate: 100.0, seconds: 2.0, "time/elapsed_seconds": 8.0},
         {"step": 2, rate: None, seconds: 2.0},
         {"step": 3, rate: 50.0, seconds: 3.0, "time/elapsed_seconds": 20.0},
     ]
-    run = run_in(run_of(log))
+    run = run_in(run_of(log, settings={"rollout": {"max_staleness": max_staleness}}))
     assert (
         run["tokens"] == [0, 200, 200, 350]
         and run["minutes"] == [0.083333, 0.13333, None, 0.33333]

@@ -80,9 +80,8 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
 
 def _tokens(run: RunFiles) -> Iterator[float]:
     """The tokens generated so far, at each line: their rate times the time that it is of, summed."""
-    rollout = section(run.recipe, "rollout")
-    is_beside = rollout.get("max_staleness") and not rollout.get("in_turn")
-    rate, seconds = "throughput/generated_tokens_per_second", f"time/{'total' if is_beside else 'rollout'}_seconds"
+    is_ahead = section(run.recipe, "rollout").get("max_staleness")
+    rate, seconds = "throughput/generated_tokens_per_second", f"time/{'total' if is_ahead else 'rollout'}_seconds"
     tokens = [
         line[rate] * line[seconds] if is_number(line.get(rate)) and is_number(line.get(seconds)) else 0.0
         for line in run.lines

@@ -1,6 +1,6 @@
 // Which charts there are, as data: families of charts, and for each the columns of numbers that it draws, in words.
 
-const STAGES = ["rollout", "reward", "appraisal", "likelihood", "advantage", "update", "checkpoint", "evaluation"];
+const STAGES = ["publish", "rollout", "reward", "appraisal", "likelihood", "advantage", "update", "checkpoint", "evaluation"];
 const QUANTILES = "ratio/sequence_quantiles"; // at 1, 5, 25, 50, 75, 95 and 99 %
 const AXES = { steps: "step", tokens: "generated tokens", minutes: "time, minutes" };
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4]];
