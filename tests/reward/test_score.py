@@ -1,6 +1,7 @@
 """Scores: the columns a function gets, None and weights, faults with their place."""
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import close_functions, load_functions
-from gspo.reward.score import score
+from gspo.reward.score import score, score_each
+from gspo.types import Batch
 
 
 def rewards(scored: Any) -> list[float | None]:
@@ -46,6 +48,24 @@ def test_the_progress_shown_rises_to_all_calls_though_a_call_that_failed_is_made
     five = groups(["a", "b", "bad"], *[["c"] * 6] * 4)
     score(five, functions(fails_on_one), show_progress=lambda *count: shown.append(count))
     assert shown == [(done, 5, "calls of reward functions") for done in (1, 2, 3, 4, 5, 5, 5, 5)]
+
+
+def test_a_group_is_handed_over_while_another_waits_for_its_scores(groups: Any, functions: Any) -> None:
+    """Whole: after the call of its second function, and after those that are made for one that failed."""
+    others_are_there, placed = threading.Event(), dict[int, Batch]()
+
+    def waits_or_fails(completions: list[str], **columns: Any) -> list[float]:
+        assert len(completions) == 1 or "b" not in completions[0]
+        return [float("a" not in text or others_are_there.wait(10)) for text in completions]
+
+    def put(place: int, batch: Batch) -> None:
+        placed[place] = batch
+        if placed.keys() >= {1, 2}:
+            others_are_there.set()
+
+    batches = score_each(groups(["a", "a"], ["b", "b"], ["c"]), functions(waits_or_fails, by_length), put=put)
+    assert others_are_there.is_set() and [placed[place] for place in range(3)] == batches
+    assert [rewards(batch) for batch in batches] == [[2.0, 2.0], [2.0, 2.0], [2.0]]
 
 
 def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functions: Any) -> None:

@@ -261,15 +261,18 @@ class Scorer:
         self.may, self.calls = threading.Event(), list[list[int]]()
         self.error: Exception | None = None
 
-    def __call__(self, groups: Sequence[Group], check_stop: Callable[[], None]) -> list[Batch]:
+    def __call__(
+        self, groups: Sequence[Group], put: Callable[[int, Batch], None], check_stop: Callable[[], None]
+    ) -> None:
         self.calls.append(numbers(groups))
         while not self.may.wait(0.001):
             check_stop()
         if self.error is not None:
             raise self.error
         score = Score(reward=1.0, parts={"f": 1.0})
-        scored = [Group(samples=tuple(replace(own, score=score) for own in group.samples)) for group in groups]
-        return [Batch(groups=(own,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}) for own in scored]
+        for place, group in enumerate(groups):
+            scored = Group(samples=tuple(replace(own, score=score) for own in group.samples))
+            put(place, Batch(groups=(scored,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}))
 
 
 def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> None:

@@ -69,20 +69,27 @@ def score_each(
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
     warn: Callable[[str, str], object] = lambda *_: None,
+    put: Callable[[int, Batch], object] = lambda *_: None,
 ) -> list[Batch]:
-    """The same, a batch for each group."""
+    """The same, a batch for each group; `put` gets its place and its batch as soon as its own calls are answered."""
     scores = Scores(functions, groups, before, strict, max_masked_fraction)
     calls = [_call(group.samples, function, state) for group in groups for function in functions]
-    replies = count(1)
+    replies, batches = count(1), dict[int, Batch]()
+    num_missing = [len(functions)] * len(groups)  # calls, by group
 
     def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         show_progress(min(next(replies), len(calls)), len(calls), "calls of reward functions")
-        return scores.add(call, reply, seconds)
+        others, place = scores.add(call, reply, seconds), scores.places[call.samples[0]]
+        num_missing[place] += len(others) - 1
+        if not num_missing[place]:
+            batches[place] = scores.batch(groups[place], place)
+            put(place, batches[place])
+        return others
 
     run_calls(calls, add, check_stop)
     for name, what in scores.refused.items():
         warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
-    return [scores.batch(group, place) for place, group in enumerate(groups)]
+    return [batches[place] for place in range(len(groups))]
 
 
 class Scores:
@@ -101,8 +108,8 @@ class Scores:
     ) -> None:
         """Those scored `before` count, too, in what fraction is masked."""
         self._functions, self._strict, self._max_masked_fraction = functions, strict, max_masked_fraction
-        self._places = {sample: place for place, group in enumerate(groups) for sample in group.samples}
-        self._num_samples = len(before) + len(self._places)
+        self.places = {sample: place for place, group in enumerate(groups) for sample in group.samples}
+        self._num_samples = len(before) + len(self.places)
         self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
         self._masked = {sample: _masked_error(sample) for sample in before if sample.score and sample.score.failure}
         self._check_masked()
@@ -118,7 +125,7 @@ class Scores:
         Raises UserError where the recipe is at fault, or too much has failed.
         """
         function = call.function
-        self._seconds[self._places[call.samples[0]]][function.name] += seconds
+        self._seconds[self.places[call.samples[0]]][function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
             where = f"{where or f'reward function {function.name}'}, row {call.samples[0].query.id}"
@@ -142,7 +149,7 @@ class Scores:
 
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
-        self._logged[self._places[call.samples[0]]].append(
+        self._logged[self.places[call.samples[0]]].append(
             {f"{name}/{metric}": own for metric, own in reply.metrics.items()}
         )
         for column, cells in reply.columns.items():

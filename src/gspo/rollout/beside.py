@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,8 +35,9 @@ class BesideEngine(Engine, Protocol):
         ...
 
 
-# Scores groups, a batch for each; the callable is called again and again meanwhile, and may raise.
-ScoreGroups = Callable[[Sequence[Group], Callable[[], None]], Sequence[Batch]]
+# Scores groups: hands over the place and the batch of each as it is scored, and calls the other again and again
+# meanwhile, which may raise.
+ScoreGroups = Callable[[Sequence[Group], Callable[[int, Batch], None], Callable[[], None]], object]
 
 
 class _ClosedError(Exception):
@@ -157,13 +159,15 @@ class Beside:
                 waiting.append(own)
             try:
                 assert self.score is not None
-                batches = self.score([own.group for own in waiting if own.group is not None], self._check_stop)
+                groups = [own.group for own in waiting if own.group is not None]
+                self.score(groups, partial(self._put_scored, waiting), self._check_stop)
             except _ClosedError:
                 return
             except BaseException as error:
                 self._failure = self._failure or error
                 return
-            for own, batch in zip(waiting, batches, strict=True):
-                cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
-                self._changes.put((own, replace(own, group=batch.groups[0], **cost)))
-            self._under_way.difference_update(waiting)
+
+    def _put_scored(self, waiting: Sequence[Drawn], place: int, batch: Batch) -> None:
+        cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
+        self._changes.put((waiting[place], replace(waiting[place], group=batch.groups[0], **cost)))
+        self._under_way.discard(waiting[place])

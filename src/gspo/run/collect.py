@@ -97,11 +97,15 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
 
 
 def _score_beside(
-    run: Run, state: TrainerState, groups: Sequence[Group], check_stop: Callable[[], None]
-) -> list[Batch]:
+    run: Run,
+    state: TrainerState,
+    groups: Sequence[Group],
+    put: Callable[[int, Batch], None],
+    check_stop: Callable[[], None],
+) -> None:
     """Without an error for what fails: that is scored again in its step."""
     options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once, "check_stop": check_stop}
-    return score_each(groups, run.parts.functions, state=state, **options)
+    score_each(groups, run.parts.functions, state=state, put=put, **options)
 
 
 def _queries(run: Run, number: int) -> list[Query]:
