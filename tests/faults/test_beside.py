@@ -97,3 +97,16 @@ def test_a_signal_saves_what_is_ahead(laboratory: Laboratory, tmp_path: Path) ->
     assert process.wait(ENGINE_SECONDS) == 143, laboratory.said
     assert laboratory.start("resume", "run").wait(ENGINE_SECONDS) == 0, laboratory.said
     steps_of(laboratory)
+
+
+def test_evaluations_judge_the_policy_of_their_step_and_dynamic_sampling_takes_from_what_is_ahead(
+    laboratory: Laboratory,
+) -> None:
+    keys = ("rollout.dynamic_sampling=true", "evaluation.num_queries=4", "evaluation.every=1", "steps=4")
+    assert laboratory.start("train", "run.yaml", *BESIDE, *keys).wait(ENGINE_SECONDS) == 0, laboratory.said
+    for line in steps_of(laboratory):
+        path = laboratory.run / "evaluation" / f"step_{line['step']:06d}.jsonl"
+        judged = [json.loads(row) for row in path.read_text().splitlines()]
+        assert len(judged) == 4 and {row["policy_version"] for row in judged} == {2 * line["step"]}
+    assert max(line["group/sampled"] for line in laboratory.lines()) > 4  # more than a step trains on
+    assert max(line["staleness/max"] for line in laboratory.lines()) > 0

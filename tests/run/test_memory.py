@@ -108,7 +108,7 @@ def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> No
     cache = in_place_cache(model.config, most=tokens)
     with torch.inference_mode():
         ids = torch.ones(rows, tokens, dtype=torch.long)
-        read_tokens(model.model, ids, None, torch.arange(tokens)[None], cache)
+        read_tokens(model.model, ids, None, torch.arange(tokens).expand(rows, -1), cache)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     layers = model.config.num_hidden_layers
     assert computed(rollout={"max_rows": rows})["while sampling"]["cache"] == held * (layers + 1) / layers
