@@ -96,11 +96,11 @@ def _join(size: int, seconds: float) -> None:
             raise UserError(what, where="--processes", fix="start one process for each GPU")
         torch.cuda.set_device(local)
     try:
-        store, own, size = next(rendezvous(place, int(os.environ["RANK"]), size, timeout=start))
+        store, number, size = next(rendezvous(place, int(os.environ["RANK"]), size, timeout=start))
         store = dist.PrefixStore(f"joined {next(_joined)}", store)  # torchrun's outlives one call of `train`
-        store.set(f"here/{own}", "")
+        store.set(f"here/{number}", "")
         store.wait([f"here/{other}" for other in range(size)], start)
-        dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timedelta(seconds=seconds))
+        dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=seconds))
     except (RuntimeError, ValueError) as error:
         what = f"the {size} ranks have not found each other: {error}"
         raise RunError(f"{what}\n  fix: see that all of them start, and reach MASTER_ADDR and MASTER_PORT") from None
@@ -174,7 +174,7 @@ def on_all(make: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     meet()
-    failed = [own for own, is_failure in enumerate(gathered(failure is not None)) if is_failure]
+    failed = [other for other, is_failure in enumerate(gathered(failure is not None)) if is_failure]
     if not failed:
         return made
     if failure is not None and rank() == failed[0]:
@@ -198,12 +198,12 @@ def is_of_all(error: BaseException) -> bool:
     return num_ranks() == 1 or getattr(error, "is_of_all_ranks", False)
 
 
-def tell(key: str, text: str) -> None:
+def leave_note(key: str, text: str) -> None:
     """Say something that other ranks can wait for; from any thread. No collective."""
     _store().set(key, text)
 
 
-def told(key: str, by: int) -> str:
+def wait_for_note(key: str, by: int) -> str:
     """What a rank says under a key, once it does, as long as it is alive; from any thread. No collective.
 
     Of other ranks than 0, only rank 0 knows whether they are.
@@ -295,7 +295,7 @@ def _loss(error: BaseException) -> RunError:
     """Which rank is lost, as far as this one can tell."""
     silence = {other: time.monotonic() - at for other, (_, at) in _life.seen.items()}
     if silence and max(silence.values()) > _life.seconds / 4:
-        other = max(silence, key=lambda own: silence[own])
+        other = max(silence, key=lambda each: silence[each])
         return _lost(other, f"has given no sign of life for {silence[other]:.0f} s")
     exchanges = {other: int(sign.split()[1]) for other, (sign, _) in _life.seen.items() if sign}
     behind = [other for other, number in exchanges.items() if number < _life.exchanges]

@@ -205,7 +205,7 @@ class Drawn:
     def is_scored(self) -> bool:
         """Whether the group has scores, none of which is masked but for time: that would be spent once more."""
         scores = [] if self.group is None else [sample.score for sample in self.group.samples]
-        masked = [own.failure.kind for own in scores if own is not None and own.failure is not None]
+        masked = [score.failure.kind for score in scores if score is not None and score.failure is not None]
         return bool(scores) and None not in scores and {*masked} <= {"timed_out"}
 
 

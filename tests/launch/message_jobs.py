@@ -22,7 +22,7 @@ from gspo.ranks import (
     on_all,
     rank,
     stop_all,
-    told,
+    wait_for_note,
 )
 
 
@@ -89,7 +89,7 @@ def _silent() -> Any:
     if rank() == 1:
         time.sleep(0.5)
         os._exit(0)
-    return told("word", by=1) if rank() == 0 else None
+    return wait_for_note("word", by=1) if rank() == 0 else None
 
 
 def _lose_one() -> None:

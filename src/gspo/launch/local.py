@@ -25,11 +25,11 @@ class LocalRank(subprocess.Popen[bytes]):
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **options: Any) -> None:
         """Run gspo with these arguments, and these variables beside this process's own."""
-        own = {name: str(value) for name, value in environment.items()}
+        texts = {name: str(value) for name, value in environment.items()}
         command = [sys.executable, "-m", "gspo", *arguments]
         # A session of its own, so that Ctrl-C comes to a rank once, from here. Its input ends with this process.
         options |= {"stdin": subprocess.PIPE, "start_new_session": True}
-        super().__init__(command, env={**os.environ, **own, HAS_LAUNCHER: "yes"}, **options)
+        super().__init__(command, env={**os.environ, **texts, HAS_LAUNCHER: "yes"}, **options)
 
     def how_ended(self) -> str:
         """Which signal has ended it."""
@@ -57,7 +57,7 @@ def run_processes(arguments: Sequence[str], number: int) -> int:
             "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
             RENDEZVOUS: f"file://{directory}/store",
         }
-        return run_ranks([LocalRank(arguments, {**shared, "RANK": own, "LOCAL_RANK": own}) for own in range(number)])
+        return run_ranks([LocalRank(arguments, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(number)])
 
 
 def end_with_launcher() -> None:

@@ -204,12 +204,12 @@ def _placed(
 
     ranks = [_Asked(cpus=job.cpus_per_process, gpus=job.gpus_per_process)] * job.processes
     servers = [_Asked(cpus=cluster.cpus_per_engine, gpus=cluster.gpus_per_engine)] * cluster.engines
-    asked = " and ".join(f"{len(own)} times {own[0]}" for own in (ranks, servers) if own)
-    group = placement_group([own.bundle() for own in (*ranks, *servers)], strategy="PACK")
+    asked = " and ".join(f"{len(alike)} times {alike[0]}" for alike in (ranks, servers) if alike)
+    group = placement_group([amount.bundle() for amount in (*ranks, *servers)], strategy="PACK")
 
     def actor(kind: type, place: int, **options: Any) -> Any:
-        own, where = (*ranks, *servers)[place], PlacementGroupSchedulingStrategy(group, place)
-        options |= {"num_cpus": own.cpus, "num_gpus": own.gpus, "max_restarts": 0, "scheduling_strategy": where}
+        amount, where = (*ranks, *servers)[place], PlacementGroupSchedulingStrategy(group, place)
+        options |= {"num_cpus": amount.cpus, "num_gpus": amount.gpus, "max_restarts": 0, "scheduling_strategy": where}
         return ray.remote(kind).options(**options).remote()
 
     try:
@@ -219,11 +219,11 @@ def _placed(
             what = f"it has not had {asked} within {job.wait_seconds} s, but {_free()}"
             raise UserError(what, where=_WHERE, fix="ask for less, or add nodes; --wait-seconds says how long to wait")
         actors = [actor(_Host, place) for place in range(len(ranks))]
-        found = ray.get([own.place.remote() for own in actors])
+        places = ray.get([host.place.remote() for host in actors])
         names = [f"gspo-{secrets.token_hex(8)}" for _ in servers]
-        held = [actor(HostActor, len(ranks) + own, name=name) for own, name in enumerate(names)]
-        ray.get([own.address.remote() for own in held])  # they are there; one without a handle would end
-        yield sorted(((own, *at) for own, at in zip(actors, found, strict=True)), key=lambda own: own[1]), names
+        held = [actor(HostActor, len(ranks) + number, name=name) for number, name in enumerate(names)]
+        ray.get([host.address.remote() for host in held])  # they are there; one without a handle would end
+        yield sorted(((host, *at) for host, at in zip(actors, places, strict=True)), key=lambda host: host[1]), names
     finally:
         remove_placement_group(group)  # with its actors, and what they have started
 
@@ -270,7 +270,7 @@ def _started(
     import ray
 
     _, _, address, port = hosts[0]
-    nodes, is_one_machine = [node for _, node, _, _ in hosts], len({own for _, _, own, _ in hosts}) == 1
+    nodes, is_one_machine = [node for _, node, _, _ in hosts], len({address for _, _, address, _ in hosts}) == 1
     shared: dict[str, Any] = {"WORLD_SIZE": len(hosts), "OMP_NUM_THREADS": job.cpus_per_process, "MASTER_PORT": port}
     shared["MASTER_ADDR"] = "127.0.0.1" if is_one_machine else address
     if is_one_machine:
@@ -280,10 +280,10 @@ def _started(
     if servers:
         shared[HOSTS] = " ".join((ray.get_runtime_context().gcs_address, *servers))
     started = []
-    for own, (actor, node, _, _) in enumerate(hosts):
+    for rank, (actor, node, _, _) in enumerate(hosts):
         # Ray shows a rank the GPUs that are its own, and no others.
-        local = 0 if job.gpus_per_process else nodes[:own].count(node)
-        environment = {**shared, "RANK": own, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": nodes.count(node)}
+        local = 0 if job.gpus_per_process else nodes[:rank].count(node)
+        environment = {**shared, "RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": nodes.count(node)}
         started.append(actor.start.remote(arguments, environment, str(Path.cwd())))
     ray.get(started)
     return [_RayRank(actor, address) for actor, _, address, _ in hosts]

@@ -67,7 +67,7 @@ def run_ranks(ranks: Sequence[RankProcess]) -> int:
 
 def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> int:
     failed: dict[int, bool] = {}  # by the rank: whether it has ended by itself
-    since, told, handed = 0.0, 0, 0
+    since, num_warnings, handed = 0.0, 0, 0
     while None in [process.poll() for process in ranks]:
         time.sleep(_POLL_SECONDS)
         for number in received[handed:]:
@@ -75,22 +75,30 @@ def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals])
                 _signal(process, signal.SIGKILL if handed else number)
             handed += 1
         since = since if failed else time.monotonic()
-        failed |= {own: not told for own, process in enumerate(ranks) if process.returncode and own not in failed}
-        if failed and time.monotonic() - since > _END_SECONDS * (told + 1):
+        failed |= {
+            number: not num_warnings
+            for number, process in enumerate(ranks)
+            if process.returncode and number not in failed
+        }
+        if failed and time.monotonic() - since > _END_SECONDS * (num_warnings + 1):
             for process in ranks:
-                _signal(process, signal.SIGKILL if told else signal.SIGTERM)
-            told += 1
+                _signal(process, signal.SIGKILL if num_warnings else signal.SIGTERM)
+            num_warnings += 1
     codes = [process.returncode or 0 for process in ranks]
-    causes = [own for own, code in enumerate(codes) if code and (failed.get(own, not told) or ranks[own].is_lost)]
+    causes = [
+        number
+        for number, code in enumerate(codes)
+        if code and (failed.get(number, not num_warnings) or ranks[number].is_lost)
+    ]
     if len(received) > 1:
         print(f"ended at once by {received[1].name}{FIX}")
-    elif ended := [own for own in causes if codes[own] < 0]:
+    elif ended := [number for number in causes if codes[number] < 0]:
         print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")
-    elif causes and all(codes[own] == SILENT for own in causes):
-        stuck = listed([f"rank {own}" for own, code in enumerate(codes) if code == -signal.SIGKILL])
+    elif causes and all(codes[number] == SILENT for number in causes):
+        stuck = listed([f"rank {number}" for number, code in enumerate(codes) if code == -signal.SIGKILL])
         lost = f"rank {causes[0]} has lost the others, and then they have lost it"
         print(f"failed: {f'{stuck} has kept the others waiting, and had to be killed' if stuck else lost}{FIX}")
-    return next((codes[own] for own in causes if codes[own] > 0 and codes[own] != SILENT), int(any(codes)))
+    return next((codes[number] for number in causes if codes[number] > 0 and codes[number] != SILENT), int(any(codes)))
 
 
 def _signal(process: RankProcess, number: int) -> None:
@@ -112,7 +120,9 @@ def _collected_signals(received: list[signal.Signals]) -> Iterator[None]:
             received.append(signal.Signals(number))
         at[number] = time.monotonic()
 
-    numbers = [own for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(own) != signal.SIG_IGN]
+    numbers = [
+        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, collect) for number in numbers}
     try:
         yield

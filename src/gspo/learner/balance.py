@@ -20,19 +20,19 @@ def shares(costs: Sequence[Sequence[float]], number: int) -> list[list[int]]:
     ends = [*accumulate(map(len, costs))]
     places = [range(end - len(group), end) for end, group in zip(ends, costs, strict=True)]
     dealt = _dealt([sum(group) for group in costs], number)
-    ranks = [sorted(place for index in own for place in places[index]) for own in dealt]
-    totals = [sum(single[place] for place in own) for own in ranks]
+    ranks = [sorted(place for index in indices for place in places[index]) for indices in dealt]
+    totals = [sum(single[place] for place in own_places) for own_places in ranks]
     if max(totals) * len(totals) <= 1.05 * sum(totals):
         return ranks
-    return [sorted(own) for own in _dealt(single, number)]
+    return [sorted(indices) for indices in _dealt(single, number)]
 
 
 def _dealt(costs: Sequence[float], number: int) -> list[list[int]]:
     """The costliest first, each to the rank that has least so far."""
     ranks: list[list[int]] = [[] for _ in range(number)]
-    totals = [(0.0, own) for own in range(number)]  # a heap
+    totals = [(0.0, rank) for rank in range(number)]  # a heap
     for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
-        total, own = totals[0]
-        ranks[own].append(index)
-        heapreplace(totals, (total + costs[index], own))
+        total, rank = totals[0]
+        ranks[rank].append(index)
+        heapreplace(totals, (total + costs[index], rank))
     return ranks

@@ -25,7 +25,7 @@ def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
 
 def source_metrics(ahead: Sequence[Drawn], idle_fractions: tuple[float, float]) -> Metrics:
     """What is sampled ahead as a step ends; the shares of it in which the trainer waited and the engine did."""
-    num_waiting = sum(own.group is not None for own in ahead)
+    num_waiting = sum(drawn.group is not None for drawn in ahead)
     return {
         "source/in_flight": float(len(ahead) - num_waiting),
         "source/waiting": float(num_waiting),

@@ -129,4 +129,4 @@ def _add_up(unit: Any) -> None:
 def _compute(model: Any, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
     """Run it where the parameters outside of the layers are whole: within a forward pass of the model's."""
     # FSDP2 warns of views: what is written into one would not be seen.
-    return tuple(own.clone() if isinstance(own, Tensor) and own._is_view() else own for own in compute())
+    return tuple(output.clone() if isinstance(output, Tensor) and output._is_view() else output for output in compute())

@@ -118,7 +118,7 @@ class Beside:
         def sample() -> None:
             try:
                 with suppress(_ClosedError), self.busy.working():
-                    engine.sample_beside([own.query for own in drawn], settings, key, put, **options)
+                    engine.sample_beside([each.query for each in drawn], settings, key, put, **options)
             except BaseException as error:
                 self._failure = self._failure or error
             self.failed.update(left := self._under_way.intersection(drawn))
@@ -155,11 +155,11 @@ class Beside:
         """Have groups scored, all at once that wait: functions make many calls at a time."""
         while not self._is_closed and (first := self._to_score.get()) is not None:
             waiting = [first]
-            while not self._to_score.empty() and (own := self._to_score.get()) is not None:
-                waiting.append(own)
+            while not self._to_score.empty() and (another := self._to_score.get()) is not None:
+                waiting.append(another)
             try:
                 assert self.score is not None
-                groups = [own.group for own in waiting if own.group is not None]
+                groups = [each.group for each in waiting if each.group is not None]
                 self.score(groups, partial(self._put_scored, waiting), self._check_stop)
             except _ClosedError:
                 return

@@ -78,8 +78,8 @@ class EngineOfRanks:
         asked = _Queries(queries=queries, settings=settings, key=key, record_experts=record_experts)
         ask_others(asked)
         shares = self._sample(asked, **options)
-        found = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
-        return tuple(_about(group, query) for group, query in zip(found, queries, strict=True))
+        groups = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
+        return tuple(_about(group, query) for group, query in zip(groups, queries, strict=True))
 
     def sample_beside(self, *arguments: Any, **options: Any) -> None:
         """Called by a thread of rank 0, as BesideEngine has it; servers can do that."""
@@ -120,12 +120,12 @@ class EngineOfRanks:
         if rank() == 0:
             if failure is not None:
                 raise failure
-            for own, (_, number, text) in enumerate(results):
+            for other, (_, number, text) in enumerate(results):
                 if number is not None:
                     raise Stopped(Signals(number))
                 if text is not None:
-                    raise RunError(f"rank {own} could not sample: {text}")
-        return [own for own, _, _ in results]
+                    raise RunError(f"rank {other} could not sample: {text}")
+        return [sampled for sampled, _, _ in results]
 
     def publish(self, policy: Policy, version: int) -> None:
         """Called by rank 0: have the engine sample with the present weights."""

@@ -61,9 +61,9 @@ class Source:
         with self.waiting():
             self._have_ended(number, {group.query.id for group in taken}, watched)
         self._follow()  # what is not under way any more may have scores by now
-        found = self.ahead[:number]
+        handed_over = self.ahead[:number]
         del self.ahead[:number]
-        return found
+        return handed_over
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class Source:
         while room > 0:
             key_step = self.steps + 1 + len(self.ahead) // size
             # A query comes once with the random numbers of a step, and not again while a step has it.
-            others = taken | {own.query.id for own in self.ahead if own.key_step == key_step}
+            others = taken | {drawn.query.id for drawn in self.ahead if drawn.key_step == key_step}
             queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in others][:room]
             temperature = self.sampling.temperature
             self.ahead += [Drawn(query=query, key_step=key_step, temperature=temperature) for query in queries]
@@ -134,26 +134,26 @@ class Source:
         What a thread has tried is sampled here, where a server that has failed can be given the weights of now.
         """
         missing, most = list[Drawn](), self._most_ahead(number)
-        idle = {own for own in self.ahead[:most] if own.group is None and not self._beside.is_under_way(own)}
+        idle = {drawn for drawn in self.ahead[:most] if drawn.group is None and not self._beside.is_under_way(drawn)}
         self._follow()  # one that has ended since the last look is not under way, and its group is here now
-        for place, own in enumerate(self.ahead[:most]):
-            if own in idle:
-                if own.temperature != self.sampling.temperature:  # of before a resume
-                    own = self.ahead[place] = replace(own, temperature=self.sampling.temperature)
-                missing.append(own)
-        for key_step, part in groupby(missing, key=lambda drawn: drawn.key_step):
-            drawn, key = [*part], SamplingKey(seed=self.seed, step=key_step)
-            is_needed = not {*self.ahead[:number]}.isdisjoint(drawn)  # by the step under way
-            is_in_turn = is_needed and not self._beside.failed.isdisjoint(drawn)
-            self._beside.failed.difference_update(drawn)
+        for place, drawn in enumerate(self.ahead[:most]):
+            if drawn in idle:
+                if drawn.temperature != self.sampling.temperature:  # of before a resume
+                    drawn = self.ahead[place] = replace(drawn, temperature=self.sampling.temperature)
+                missing.append(drawn)
+        for key_step, part in groupby(missing, key=lambda each: each.key_step):
+            batch, key = [*part], SamplingKey(seed=self.seed, step=key_step)
+            is_needed = not {*self.ahead[:number]}.isdisjoint(batch)  # by the step under way
+            is_in_turn = is_needed and not self._beside.failed.isdisjoint(batch)
+            self._beside.failed.difference_update(batch)
             if self.sampling.max_staleness and not self.sampling.in_turn and not is_in_turn:
-                self._beside.start(drawn, self.sampling, key, record_experts=self.record_experts)
+                self._beside.start(batch, self.sampling, key, record_experts=self.record_experts)
                 continue
-            queries = [own.query for own in drawn]
+            queries = [each.query for each in batch]
             with self._beside.busy.working():
                 groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
-            found = dict(zip(drawn, groups, strict=True))
-            self.ahead = [replace(own, group=found[own]) if own in found else own for own in self.ahead]
+            group_of = dict(zip(batch, groups, strict=True))
+            self.ahead = [replace(each, group=group_of[each]) if each in group_of else each for each in self.ahead]
 
     def _land(self) -> None:
         """Put what threads have sampled into its places; raise what has ended one of them."""
@@ -162,9 +162,9 @@ class Source:
 
     def _follow(self) -> None:
         changes = dict(self._beside.take_changes())
-        for place, own in enumerate(self.ahead):
-            while own in changes:
-                own = self.ahead[place] = changes[own]
+        for place, drawn in enumerate(self.ahead):
+            while drawn in changes:
+                drawn = self.ahead[place] = changes[drawn]
 
     def _leave_out_old(self) -> bool:
         """Groups of which any token is older than `max_staleness` steps, or was drawn at another temperature.

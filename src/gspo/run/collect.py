@@ -62,13 +62,13 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapp
     """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
     functions = run.parts.functions
     names = {function.name for function in functions}
-    has_scores = {own: own.is_scored and {*own.reward_seconds} == names for own in drawn}
-    missing = [own for own in drawn if not has_scores[own]]
-    groups = [own.group for own in missing if own.group is not None]
-    before = [sample for own in drawn if has_scores[own] and own.group is not None for sample in own.group.samples]
+    has_scores = {each: each.is_scored and {*each.reward_seconds} == names for each in drawn}
+    missing = [each for each in drawn if not has_scores[each]]
+    groups = [each.group for each in missing if each.group is not None]
+    before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
     now = score_each(groups, functions, state=state, before=before, warn=run.warn_once, **watched)
-    found = dict(zip(missing, now, strict=True))
-    return together([found.get(own) or _scored_before(own) for own in drawn], functions)
+    scored_now = dict(zip(missing, now, strict=True))
+    return together([scored_now.get(each) or _scored_before(each) for each in drawn], functions)
 
 
 def _scored_before(drawn: Drawn) -> Batch:

@@ -55,9 +55,9 @@ class InPlaceLayer(DynamicLayer):
             shape = (sum(map(len, buffers)), first.shape[1], width + _SPARE_TOKENS, first.shape[3])
             joined = first.new_zeros(shape)  # what is padding must be finite: it is multiplied by 0
             rows = joined.split([len(buffer) for buffer in buffers])
-            for own, buffer, length in zip(rows, buffers, (self._length, other._length), strict=True):
+            for row, buffer, length in zip(rows, buffers, (self._length, other._length), strict=True):
                 kept = min(length, width)
-                own[:, :, width - kept : width] = buffer[:, :, length - kept : length]
+                row[:, :, width - kept : width] = buffer[:, :, length - kept : length]
             self._buffers[place] = joined
         self._most = width + max(self._most - self._length, other._most - other._length)
         self._expose(width)

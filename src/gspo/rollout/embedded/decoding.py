@@ -89,12 +89,14 @@ class Transcript:
         if groups is not None:
             order = order[torch.isin(index[order] // self._group_size, torch.tensor(groups))]
         index, token, logprob = index[order], token[order], logprob[order]
-        step = torch.arange(len(recorded)).repeat_interleave(torch.tensor([len(own) for own in columns[0]]))[order]
+        step = torch.arange(len(recorded)).repeat_interleave(torch.tensor([len(column) for column in columns[0]]))[
+            order
+        ]
         weights = torch.bucketize(step, torch.tensor(self._changes), right=True) if self._changes else step * 0
         full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
         experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
         is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
-        numbers, lengths = (own.tolist() for own in index.unique(return_counts=True))
+        numbers, lengths = (tensor.tolist() for tensor in index.unique(return_counts=True))
         of_groups = {number // self._group_size for number in numbers} if self.prefixes else set()
         prefixes = {group: self.prefixes[group].cpu().clone() for group in of_groups}
         start, ends = 0, ends or {}
@@ -103,9 +105,9 @@ class Transcript:
             stopped = True in is_stop[start : start + length]
             end = is_stop.index(True, start) + 1 if stopped else start + length
             stopped |= number in ends
-            own = None
+            recorded_experts = None
             if experts is not None:
-                own = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
+                recorded_experts = Experts(prefix=prefixes[number // self._group_size], row=experts[start:end].clone())
             full_own = None if full_logprob is None else full_logprob[start:end]
             yield Response(
                 token_ids=token[start:end],
@@ -113,7 +115,7 @@ class Transcript:
                 full_logprobs=full_own,
                 counts=(*weights[start:end].bincount(minlength=len(self._changes) + 1).tolist(),),
                 finish_reason="stop" if stopped else "length",
-                experts=own,
+                experts=recorded_experts,
             )
             start += num_sampled
 
@@ -285,7 +287,7 @@ class Decoding:
         rows, experts = self._read(prompts)
         if experts is not None:
             self.transcript.prefixes += [
-                own[rows.width - len(prompt) : -1] for own, prompt in zip(experts, prompts, strict=True)
+                row[rows.width - len(prompt) : -1] for row, prompt in zip(experts, prompts, strict=True)
             ]
         repeat = rows.index.repeat_interleave(self.settings.group_size)
         rows.keep(repeat)
@@ -296,8 +298,8 @@ class Decoding:
     def _read_again(self, rows: Rows) -> None:
         """Compute anew what is known of prompts and responses so far: with the present weights."""
         self._must_read_again = False
-        own = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
-        sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in own]
+        tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
+        sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in tokens_by_row]
         size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
         rows.cache, read = None, None  # the memory is needed for the new one
         for start in range(0, len(sequences), size):
@@ -311,10 +313,10 @@ class Decoding:
     def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
         """Rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
         policy, device = self.policy, self.policy.device
-        lengths = torch.tensor([len(own) for own in sequences], device=device)[:, None]
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)[:, None]
         width = max(map(len, sequences))
         is_padded = min(map(len, sequences)) < width
-        ids = [[0] * (width - len(own)) + list(own) for own in sequences]
+        ids = [[0] * (width - len(sequence)) + list(sequence) for sequence in sequences]
         column = torch.arange(width, device=device) - (width - lengths)
         cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
         mask = column >= 0 if is_padded else None

@@ -99,15 +99,15 @@ class Decoder:
         tensors: dict[int, tuple[str, torch.Tensor]] = {}
         for name, tensor in live_tensors(self._policy.model):
             tensors.setdefault(id(tensor), (name, tensor))  # of tied ones the first
-        own, self._label = dict(tensors.values()), ""  # half replaced, they are nobody's
+        missing, self._label = dict(tensors.values()), ""  # half replaced, they are nobody's
         try:
             with torch.no_grad():
                 for path in call.body["paths"]:
                     with safe_open(path, framework="pt") as file:
                         for name in file.keys():  # noqa: SIM118 - it is no mapping
-                            own.pop(name).copy_(file.get_tensor(name))
-            if own:
-                raise ValueError(f"{len(own)} tensors are not given: {[*own][:3]}")
+                            missing.pop(name).copy_(file.get_tensor(name))
+            if missing:
+                raise ValueError(f"{len(missing)} tensors are not given: {[*missing][:3]}")
             self._label = call.body["label"]
         finally:  # what is drawn with half of them must not pass for the old ones'
             if self._under_way is not None:
@@ -221,13 +221,13 @@ class _Listener(ThreadingHTTPServer):
 
 def main() -> None:
     """Load the model that the command line describes, listen, and decode."""
-    own = json.loads(sys.argv[1])
-    model = ModelConfig.model_validate(own["model"])
-    tokenizer = load_tokenizer(own["tokenizer"], trust_remote_code=model.trust_remote_code)
-    policy = load_policy(model, tokenizer, seed=0, stop_tokens=own["stop_tokens"])
+    settings = json.loads(sys.argv[1])
+    model = ModelConfig.model_validate(settings["model"])
+    tokenizer = load_tokenizer(settings["tokenizer"], trust_remote_code=model.trust_remote_code)
+    policy = load_policy(model, tokenizer, seed=0, stop_tokens=settings["stop_tokens"])
     written_out(policy.trunk)  # proven with these weights: the first that it gets are scrambled
-    _Requests.decoder, _Requests.key = Decoder(policy, max_rows=own["max_rows"]), os.environ["GSPO_ENGINE_KEY"]
-    listener = _Listener((own["address"], own["port"]), _Requests)
+    _Requests.decoder, _Requests.key = Decoder(policy, max_rows=settings["max_rows"]), os.environ["GSPO_ENGINE_KEY"]
+    listener = _Listener((settings["address"], settings["port"]), _Requests)
     threading.Thread(target=listener.serve_forever, daemon=True).start()
     _Requests.decoder.run()
 

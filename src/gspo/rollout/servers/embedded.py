@@ -38,9 +38,9 @@ class EmbeddedApi:
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a process with the recipe's model; its weights are replaced before anything is sampled."""
-        own = self._model.model_copy(update={"dtype": dtype}).model_dump(mode="json")
+        settings = self._model.model_copy(update={"dtype": dtype}).model_dump(mode="json")
         about: dict[str, Any] = {
-            "model": own,
+            "model": settings,
             "stop_tokens": self._stop_tokens,
             "tokenizer": str(model),
             "max_rows": self._max_rows,
@@ -88,18 +88,18 @@ class EmbeddedApi:
 
     def read(self, answer: Any, asked: Asked) -> list[Generated]:
         """The responses in their order; BadAnswerError where their numbers are none."""
-        if not all(math.isfinite(number) for own in answer for number in own["logprobs"]):
+        if not all(math.isfinite(number) for sample in answer for number in sample["logprobs"]):
             raise BadAnswerError("a log-likelihood is not finite: the weights may not be")
         return [
             Generated(
-                token_ids=own["token_ids"],
-                logprobs=own["logprobs"],
-                full_logprobs=own["full_logprobs"],
-                finish_reason=own["finish_reason"],
-                labels=[(label, count) for label, count in own["labels"]],
-                experts=None if own["experts"] is None else self._experts(own["experts"]),
+                token_ids=sample["token_ids"],
+                logprobs=sample["logprobs"],
+                full_logprobs=sample["full_logprobs"],
+                finish_reason=sample["finish_reason"],
+                labels=[(label, count) for label, count in sample["labels"]],
+                experts=None if sample["experts"] is None else self._experts(sample["experts"]),
             )
-            for own in answer
+            for sample in answer
         ]
 
     def _experts(self, text: str) -> np.ndarray:

@@ -79,24 +79,24 @@ class ServerEngine:
         Weights must have been published before.
         """
         asked = self._asked(queries, settings, key, record_experts)
-        found: dict[int, Group] = {}
+        groups: dict[int, Group] = {}
         size = settings.group_size
         self._fleet.look_after()
 
         def look() -> None:
             check_stop()
-            show_progress(len(found) * size, len(asked) * size, "responses")
+            show_progress(len(groups) * size, len(asked) * size, "responses")
 
         num_failures = 0
-        while missing := [number for number in range(len(asked)) if number not in found]:
+        while missing := [number for number in range(len(asked)) if number not in groups]:
             problem = self._fleet.watch(
-                lambda client: self._ask_all(client, queries, asked, missing, found.__setitem__), look
+                lambda client: self._ask_all(client, queries, asked, missing, groups.__setitem__), look
             )
-            num_left = len(asked) - len(found)
+            num_left = len(asked) - len(groups)
             num_failures = num_failures + 1 if num_left == len(missing) else 1
             if num_left:
                 self._fleet.recover(num_failures, problem)
-        return tuple(found[number] for number in range(len(queries)))
+        return tuple(groups[number] for number in range(len(queries)))
 
     def sample_beside(
         self,
@@ -173,18 +173,18 @@ class ServerEngine:
         put: Callable[[int, Group], None],
     ) -> str:
         """Ask once for each of the missing groups, shared out to the servers; the first problem, if there is one."""
-        steps = 1 + max((own.settings.max_staleness for own in asked), default=0)  # that are asked for side by side
+        steps = 1 + max((group.settings.max_staleness for group in asked), default=0)  # that are asked for side by side
         servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
 
         async def ask(server: Server, number: int, some: asyncio.Semaphore) -> None:
-            own = asked[number]
+            group = asked[number]
             try:
                 async with some:
                     since = self._fleet.proven_version  # another may be published meanwhile
-                    request = self._api.sample(own, self._fleet.label_of(since))
+                    request = self._api.sample(group, self._fleet.label_of(since))
                     answer = await server.ask(client, request, seconds=self._request_seconds * steps)
-                responses = self._api.read(answer, own)
-                put(number, self._group(queries[number], responses, own.settings, since=since))
+                responses = self._api.read(answer, group)
+                put(number, self._group(queries[number], responses, group.settings, since=since))
             except RefusedError as error:
                 raise RunError(f"{server.name} refuses a request: {error}") from None
             except (NoAnswerError, BadAnswerError) as error:
@@ -211,7 +211,7 @@ class ServerEngine:
     def _group(self, query: Query, responses: Sequence[Generated], settings: RolloutConfig, *, since: int) -> Group:
         """The samples of an answer; BadAnswerError where other weights have drawn them than since a version."""
         versions = self._fleet.versions(since)
-        if others := {label for own in responses for label, _ in own.labels} - versions.keys():
+        if others := {label for response in responses for label, _ in response.labels} - versions.keys():
             raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {self._fleet.label}")
         if settings.stop_strings:
             responses = self._cut(responses, settings.stop_strings)
@@ -227,8 +227,8 @@ class ServerEngine:
                 return response
             size = stop_strings.ends[number]
             full = response.full_logprobs and response.full_logprobs[:size]
-            own = replace(response, token_ids=ids[:size], logprobs=logprobs[:size], full_logprobs=full)
-            return replace(own, finish_reason="stop")
+            shortened = replace(response, token_ids=ids[:size], logprobs=logprobs[:size], full_logprobs=full)
+            return replace(shortened, finish_reason="stop")
 
         return [cut(number, response) for number, response in enumerate(responses)]
 
@@ -270,18 +270,22 @@ def server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **op
     """The engine of a recipe whose `rollout.engine` is a server; options are those of Fleet."""
     rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
-    group_sizes = [rollout.group_size, recipe.evaluation.samples, *(own.samples for own in recipe.evaluation.suites)]
+    group_sizes = [
+        rollout.group_size,
+        recipe.evaluation.samples,
+        *(suite.samples for suite in recipe.evaluation.suites),
+    ]
     max_rows = max(rollout.max_rows, *group_sizes)
     returns_experts = recipe.actor.routing_replay == "engine" or rollout.engine == "embedded"
-    own: dict[str, Any] = {"max_rows": max_rows, "at_publish": rollout.at_publish}
+    common: dict[str, Any] = {"max_rows": max_rows, "at_publish": rollout.at_publish}
     api: ServerApi
     if rollout.engine == "vllm":
-        api = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **own)
+        api = VllmApi(settings, group_size=max(group_sizes), returns_experts=returns_experts, **common)
     elif rollout.engine == "sglang":
         experts = (routing.num_layers, routing.top_k) if returns_experts and routing else None
-        api = SglangApi(settings, experts=experts, **own)
+        api = SglangApi(settings, experts=experts, **common)
     else:
-        api = EmbeddedApi(settings, model=recipe.model, stop_tokens=rollout.stop_tokens, routing=routing, **own)
+        api = EmbeddedApi(settings, model=recipe.model, stop_tokens=rollout.stop_tokens, routing=routing, **common)
     dtype = str(policy.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
     max_length = max(longest_sequence, LENGTH)
     probe = Probe(policy, getattr(torch, dtype), rollout)
@@ -305,7 +309,7 @@ def _hosts(recipe: Recipe, settings: ServerConfig, *, shares_cores: bool) -> lis
     if not recipe.cluster.engines:
         devices = settings.devices or (None,)
         threads = max(1, torch.get_num_threads() // 2 // len(devices)) if shares_cores else None
-        return [ThisHost(devices=own, threads=threads) for own in devices]
+        return [ThisHost(devices=each, threads=threads) for each in devices]
     from gspo.rollout.servers.ray_host import ray_hosts
 
     hosts = ray_hosts(recipe.cluster.engines)

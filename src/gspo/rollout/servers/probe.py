@@ -48,7 +48,7 @@ class Probe:
 
     def __init__(self, policy: Policy, dtype: torch.dtype, settings: RolloutConfig) -> None:
         self._policy, self._temperature = policy, settings.temperature
-        coarser = max((dtype, policy.dtype), key=lambda own: TOLERANCE.get(own, 0.0))
+        coarser = max((dtype, policy.dtype), key=lambda each: TOLERANCE.get(each, 0.0))
         self._tolerance = TOLERANCE.get(coarser, TOLERANCE[torch.float32])
         special = set(policy.tokenizer.all_special_ids)
         ids = [index for index in range(min(len(policy.tokenizer), len(policy.head.weight))) if index not in special]

@@ -84,8 +84,8 @@ class RayHost:
             return ray.get(method.remote(*arguments), timeout=_SECONDS)
         except ray.exceptions.RayError as error:
             # Of an error that was raised there, the last line says what it is.
-            own = str(error).strip().rpartition("\n")[2] if isinstance(error, ray.exceptions.RayTaskError) else ""
-            what = f"a server's host {self.address} is lost, or cannot be used: {own or type(error).__name__}"
+            reason = str(error).strip().rpartition("\n")[2] if isinstance(error, ray.exceptions.RayTaskError) else ""
+            what = f"a server's host {self.address} is lost, or cannot be used: {reason or type(error).__name__}"
             raise LostHostError(what) from None
 
 

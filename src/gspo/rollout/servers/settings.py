@@ -20,7 +20,7 @@ def check_settings(name: str, settings: ServerConfig, refused: Mapping[str, str]
     """
     where = f"rollout.{name}"
     for option in settings.options:  # a command line takes abbreviations, too
-        for name_of_it in (own for own in refused if own.startswith(option)):
+        for name_of_it in (each for each in refused if each.startswith(option)):
             what = f"this option is not yours to set: {refused[name_of_it]}"
             raise UserError(what, where=f"{where}.options.{option}")
     most = settings.options.get("max_model_len", settings.options.get("context_length", longest))

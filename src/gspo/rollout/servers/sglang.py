@@ -57,10 +57,10 @@ class SglangApi:
 
     def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
         """What starts a server for a model's configuration; its weights are dummies until some are published."""
-        own = {"model_path": str(model), "host": address, "port": port, "device": kind, "dtype": dtype}
-        own |= {"context_length": max_length + _SLACK, "max_running_requests": self._max_rows}
-        own |= {"enable_return_routed_experts": self._experts is not None}
-        options = {**_FIXED, **own, **self._settings.options}
+        needed = {"model_path": str(model), "host": address, "port": port, "device": kind, "dtype": dtype}
+        needed |= {"context_length": max_length + _SLACK, "max_running_requests": self._max_rows}
+        needed |= {"enable_return_routed_experts": self._experts is not None}
+        options = {**_FIXED, **needed, **self._settings.options}
         arguments = [text for name, value in options.items() for text in _as_option(name, value)]
         return [self._settings.python or sys.executable, "-c", _LAUNCH, *arguments]
 
@@ -87,7 +87,7 @@ class SglangApi:
         """The responses in their order; BadAnswerError where they are not what was asked for."""
         answers = [answer] if isinstance(answer, dict) else answer  # a group of one is no list
         try:
-            responses = [self._generated(own, asked) for own in answers]
+            responses = [self._generated(each, asked) for each in answers]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise BadAnswerError(f"the answer has another form: {type(error).__name__}: {error}") from None
         if len(responses) != asked.settings.group_size:

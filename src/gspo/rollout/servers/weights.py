@@ -62,14 +62,14 @@ def weights_by_layer(policy: Policy, *, scrambled: bool = False, as_saved: bool 
 
 
 def _tensor(model: Any, name: str) -> Tensor:
-    module, _, own = name.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(module), own)
+    module, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(module), leaf)
     return tensor.detach()
 
 
 def _is_finite(tensor: Tensor) -> bool:
     """By its least and largest number, NaN if there is one: without a tensor of its size beside it."""
-    return not tensor.numel() or all(own.isfinite() for own in torch.aminmax(tensor))
+    return not tensor.numel() or all(bound.isfinite() for bound in torch.aminmax(tensor))
 
 
 def _scrambled(tensor: Tensor) -> Tensor:

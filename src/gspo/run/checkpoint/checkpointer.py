@@ -17,7 +17,7 @@ from torch import Tensor
 from gspo.errors import RunError
 from gspo.model.parameters import saved_part
 from gspo.model.policy import Policy
-from gspo.ranks import from_first, gathered, meet, rank, tell, told
+from gspo.ranks import from_first, gathered, leave_note, meet, rank, wait_for_note
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.best import Best
 from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
@@ -192,7 +192,7 @@ class Checkpointer:
         except Exception as error:
             self._failure = RunError(f"{what}: {error}")
             if snapshot.other_ranks:
-                tell(f"{self._key}/directory", "")
+                leave_note(f"{self._key}/directory", "")
             with suppress(OSError):  # the disk may be gone altogether
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
@@ -209,13 +209,13 @@ class Checkpointer:
     def _work_beside(self, snapshot: Snapshot) -> None:
         """What another rank than 0 writes: its own tensors, once rank 0 has made the directory."""
         with suppress(RunError, RuntimeError):  # rank 0 is gone: the main thread will come upon that
-            if snapshot.tensors and told(f"{self._key}/directory", by=0):
+            if snapshot.tensors and wait_for_note(f"{self._key}/directory", by=0):
                 path, problem = self.store.unfinished(snapshot.position) / tensors_file(rank()), ""
                 try:
                     save_file(dict(snapshot.tensors), path)
                 except Exception as error:
                     problem = f"{path.name}, of rank {rank()}: {error}"
-                tell(f"{self._key}/{rank()}", problem)
+                leave_note(f"{self._key}/{rank()}", problem)
 
     @property
     def _key(self) -> str:
@@ -226,7 +226,7 @@ class Checkpointer:
         """Those of rank 0, while the others write theirs; RunError where one of these could not."""
         save_file(dict(snapshot.tensors), directory / TENSORS)
         for other in snapshot.other_ranks:
-            if problem := told(f"{self._key}/{other}", by=other):
+            if problem := wait_for_note(f"{self._key}/{other}", by=other):
                 raise RunError(problem)
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -237,7 +237,7 @@ class Checkpointer:
         clear(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         if snapshot.other_ranks:
-            tell(f"{self._key}/directory", "made")
+            leave_note(f"{self._key}/directory", "made")
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
             with suppress(FileNotFoundError):  # somebody has tidied up
                 sync(path)
