@@ -5,7 +5,7 @@ returns it, by `dataclasses.replace`, with more of its fields filled in. Its per
 each of the tokens that the policy wrote. Tensors lie on the CPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -207,6 +207,18 @@ class Drawn:
         scores = [] if self.group is None else [sample.score for sample in self.group.samples]
         masked = [score.failure.kind for score in scores if score is not None and score.failure is not None]
         return bool(scores) and None not in scores and {*masked} <= {"timed_out"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """When the trainer waited in a step, and when the engine sampled: spans in seconds from the step's beginning.
+
+    Example: Timeline(seconds=3.0, waited=[(0.0, 0.5)], sampled=[(0.2, 1.0), (1.4, 3.0)])
+    """
+
+    seconds: float  # that the step took
+    waited: Sequence[tuple[float, float]]
+    sampled: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)

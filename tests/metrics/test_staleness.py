@@ -1,11 +1,12 @@
 """The age of tokens, in steps: of each span of a response its own."""
 
+import math
 from dataclasses import replace
 
 from tests.samples import query_of, sample_of
 
 from gspo.metrics.staleness import source_metrics, staleness_metrics
-from gspo.types import Batch, Drawn, Group
+from gspo.types import Batch, Drawn, Group, Timeline
 
 
 def test_each_token_is_as_old_as_the_weights_that_drew_it() -> None:
@@ -29,9 +30,14 @@ def test_where_all_is_of_now_nothing_is_old() -> None:
 def test_what_is_ahead_is_sampled_or_in_flight() -> None:
     query = query_of([1])
     sampled = Drawn(query=query, key_step=1, group=Group(samples=(sample_of(query, [4]),)))
-    assert source_metrics([sampled, Drawn(query=query, key_step=2), sampled], (0.25, 0.5)) == {
+    timeline = Timeline(seconds=4.0, waited=[(0.0, 1.0)], sampled=[(0.5, 1.0), (2.0, 3.5)])
+    assert source_metrics([sampled, Drawn(query=query, key_step=2), sampled], timeline) == {
         "source/in_flight": 1.0,
         "source/waiting": 2.0,
         "source/trainer_idle_fraction": 0.25,
         "source/engine_idle_fraction": 0.5,
+        "source/trainer_waited_seconds": [0.0, 1.0],
+        "source/engine_sampled_seconds": [0.5, 1.0, 2.0, 3.5],
     }
+    of_another_process = source_metrics([], None)
+    assert math.isnan(of_another_process["source/engine_idle_fraction"])

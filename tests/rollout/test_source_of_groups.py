@@ -324,7 +324,7 @@ def test_a_group_for_which_a_function_has_failed_counts_as_not_scored() -> None:
         assert Drawn(query=sample.query, key_step=1, group=group).is_scored == expected
 
 
-def test_the_idle_fractions_are_of_the_step() -> None:
+def test_the_timeline_is_of_the_step() -> None:
     """The engine works until its last group ends; the trainer waits until the first three have."""
     engine = Beside()
     source = beside(engine)
@@ -334,14 +334,18 @@ def test_the_idle_fractions_are_of_the_step() -> None:
         engine.ends[f"test:{number}"].set()
     source.take(SIZE, [])
     time.sleep(0.1)  # the trainer is at work, and the engine, too
-    trainer, in_flight = source.idle_fractions()
-    assert 0 < trainer <= 1 and in_flight < 0.5
+    both = source.timeline()
+    ((start, waited),) = both.waited
+    assert 0 <= start < waited <= both.seconds - 0.1
+    ((begun, until),) = both.sampled  # without a gap: it goes on
+    assert start <= begun < waited and until > waited + 0.1
     for number in range(SIZE, 2 * SIZE):
         engine.ends[f"test:{number}"].set()
-    while len([own for own in source.snapshot() if own.group]) < SIZE or source._beside.busy._num_working:
+    while len([own for own in source.snapshot() if own.group]) < SIZE or source._beside.sampling._num_open:
         pass
-    before = source.idle_fractions()
     time.sleep(0.1)
-    after = source.idle_fractions()
-    assert after[0] < before[0] and after[1] > before[1]  # nothing is left to sample
+    after = source.timeline()
+    assert after.waited == both.waited and after.sampled[0][1] <= after.seconds - 0.1  # nothing is left to sample
+    source.begin_step(Mock())
+    assert source.timeline().waited == source.timeline().sampled == []  # what was before is of another step
     source.close()

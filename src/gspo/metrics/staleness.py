@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, nan
 
 from gspo.metrics.numbers import Metrics
-from gspo.types import Batch, Drawn
+from gspo.types import Batch, Drawn, Timeline
 
 
 def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
@@ -23,12 +23,23 @@ def staleness_metrics(batch: Batch, *, updates_per_step: int) -> Metrics:
     }
 
 
-def source_metrics(ahead: Sequence[Drawn], idle_fractions: tuple[float, float]) -> Metrics:
-    """What is sampled ahead as a step ends; the shares of it in which the trainer waited and the engine did."""
+def source_metrics(ahead: Sequence[Drawn], timeline: Timeline | None) -> Metrics:
+    """What is sampled ahead as a step ends, and when in it the trainer waited and the engine sampled.
+
+    No timeline: another process has begun the step.
+    """
+    waited, sampled = ([], []) if timeline is None else (timeline.waited, timeline.sampled)
+    seconds = nan if timeline is None else timeline.seconds
     num_waiting = sum(drawn.group is not None for drawn in ahead)
     return {
         "source/in_flight": float(len(ahead) - num_waiting),
         "source/waiting": float(num_waiting),
-        "source/trainer_idle_fraction": idle_fractions[0],
-        "source/engine_idle_fraction": idle_fractions[1],
+        "source/trainer_idle_fraction": _total(waited) / seconds,
+        "source/engine_idle_fraction": 1 - _total(sampled) / seconds,
+        "source/trainer_waited_seconds": [moment for span in waited for moment in span],
+        "source/engine_sampled_seconds": [moment for span in sampled for moment in span],
     }
+
+
+def _total(spans: Sequence[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)

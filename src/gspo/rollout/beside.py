@@ -44,32 +44,34 @@ class _ClosedError(Exception):
     """The run ends, and what is under way is given up."""
 
 
-class Busy:
-    """The seconds in which at least one thread was at work."""
+class Spans:
+    """The times in which at least one thread was in a block of `open`."""
 
     def __init__(self) -> None:
-        self._lock, self._num_working, self._seconds, self._since = threading.Lock(), 0, 0.0, 0.0
+        self._lock, self._num_open, self._opened = threading.Lock(), 0, 0.0
+        self._closed: list[tuple[float, float]] = []
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def open(self) -> Iterator[None]:
         """The calling thread is, within the block."""
         with self._lock:
-            self._num_working += 1
-            if self._num_working == 1:
-                self._since = time.monotonic()
+            self._num_open += 1
+            if self._num_open == 1:
+                self._opened = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self._num_working -= 1
-                if not self._num_working:
-                    self._seconds += time.monotonic() - self._since
+                self._num_open -= 1
+                if not self._num_open:
+                    self._closed.append((self._opened, time.monotonic()))
 
-    @property
-    def seconds(self) -> float:
-        """Until now."""
+    def since(self, start: float) -> list[tuple[float, float]]:
+        """From a moment on until now, in seconds after it; what was over before is forgotten."""
         with self._lock:
-            return self._seconds + (time.monotonic() - self._since if self._num_working else 0.0)
+            self._closed = [span for span in self._closed if span[1] > start]
+            spans = [*self._closed, *([(self._opened, time.monotonic())] if self._num_open else [])]
+        return [(max(0.0, opened - start), closed - start) for opened, closed in spans]
 
 
 @dataclass(kw_only=True)
@@ -81,7 +83,7 @@ class Beside:
 
     engine: Engine
     score: ScoreGroups | None = None  # None: groups are handed over as they are
-    busy: Busy = field(default_factory=Busy)  # sampling
+    sampling: Spans = field(default_factory=Spans)
     failed: set[Drawn] = field(default_factory=set)  # what was tried in vain
     _under_way: set[Drawn] = field(default_factory=set)
     _changes: SimpleQueue[tuple[Drawn, Drawn]] = field(default_factory=SimpleQueue)
@@ -117,7 +119,7 @@ class Beside:
 
         def sample() -> None:
             try:
-                with suppress(_ClosedError), self.busy.working():
+                with suppress(_ClosedError), self.sampling.open():
                     engine.sample_beside([each.query for each in drawn], settings, key, put, **options)
             except BaseException as error:
                 self._failure = self._failure or error

@@ -1,16 +1,15 @@
 """The source of a step's groups: it draws queries, keeps them in flight, and hands groups over in their order."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.beside import Beside, ScoreGroups
+from gspo.rollout.beside import Beside, ScoreGroups, Spans
 from gspo.rollout.engine import Engine, SamplingKey
-from gspo.types import Drawn, Group, Query, ShowProgress
+from gspo.types import Drawn, Group, Query, ShowProgress, Timeline
 
 _LOOK_SECONDS = 0.02  # between two looks at what has been sampled
 
@@ -37,9 +36,8 @@ class Source:
     version: int = 0  # of the policy: the updates that were made or skipped
     steps_left: int = 0  # after it
     num_too_old: int = 0
-    waited_seconds: float = 0.0
+    waiting: Spans = field(default_factory=Spans)  # of the trainer, which does nothing else meanwhile
     _started: float = 0.0
-    _busy_before: float = 0.0
 
     def __post_init__(self) -> None:
         self._beside = Beside(engine=self.engine)
@@ -58,29 +56,21 @@ class Source:
         sampled beside the training has its scores, where that is told to score.
         """
         watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
-        with self.waiting():
+        with self.waiting.open():
             self._have_ended(number, {group.query.id for group in taken}, watched)
         self._follow()  # what is not under way any more may have scores by now
         handed_over = self.ahead[:number]
         del self.ahead[:number]
         return handed_over
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The trainer does nothing but wait within the block."""
-        began = time.monotonic()
-        yield
-        self.waited_seconds += time.monotonic() - began
-
     def begin_step(self, score: ScoreGroups) -> None:
         """Before weights are published for a step; groups that end from now on are scored so, beside the training."""
-        self._beside.score, self.num_too_old, self.waited_seconds = score, 0, 0.0
-        self._started, self._busy_before = time.monotonic(), self._beside.busy.seconds
+        self._beside.score, self.num_too_old, self._started = score, 0, time.monotonic()
 
-    def idle_fractions(self) -> tuple[float, float]:
-        """Of the step under way, until now: in which the trainer waited, and in which nothing was sampled."""
-        seconds, sampled = time.monotonic() - self._started, self._beside.busy.seconds - self._busy_before
-        return self.waited_seconds / seconds, max(0.0, 1 - sampled / seconds)
+    def timeline(self) -> Timeline:
+        """Of the step under way, until now."""
+        waited, sampled = self.waiting.since(self._started), self._beside.sampling.since(self._started)
+        return Timeline(seconds=time.monotonic() - self._started, waited=waited, sampled=sampled)
 
     def snapshot(self) -> tuple[Drawn, ...]:
         """What is ahead now: with groups what is sampled, and without what is in flight."""
@@ -150,7 +140,7 @@ class Source:
                 self._beside.start(batch, self.sampling, key, record_experts=self.record_experts)
                 continue
             queries = [each.query for each in batch]
-            with self._beside.busy.working():
+            with self._beside.sampling.open():
                 groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
             group_of = dict(zip(batch, groups, strict=True))
             self.ahead = [replace(each, group=group_of[each]) if each in group_of else each for each in self.ahead]

@@ -21,7 +21,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
 
     def make() -> tuple[Batch, int]:
         source = _source(run, progress, policy_version)
-        with run.clock.stage("publish"), source.waiting():
+        with run.clock.stage("publish"), source.waiting.open():
             run.engine.publish(run.parts.policy, policy_version)
         return _collect(run, progress, source), source.batches_drawn
 

@@ -82,7 +82,7 @@ class Recorder:
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
         if recipe.rollout.max_staleness:
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
-            metrics |= source_metrics(run.progress.ahead, run.source.idle_fractions() if run.source else (nan, nan))
+            metrics |= source_metrics(run.progress.ahead, run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):

@@ -48,13 +48,16 @@ const CHARTS = {
     { title: "Where the time of a step goes", unit: "seconds", zero: true, linear: true, stack: true,
       lines: STAGES.map((name) => [`time/${name}_seconds`, name]),
       whole: [["time/total_seconds", "whole step"]] },
-    { title: "The bubble: who waits for the other", unit: "of the step", percent: true, zero: true, linear: true, stack: true,
-      lines: [["source/trainer_idle_fraction", "trainer waits"], ["source/engine_idle_fraction", "engine stands still"]],
-      whole: [["source/engine_idle_fraction", "engine stands still"]] },
+    { title: "The bubble: when trainer (left) and engine (right) work in each step", unit: "seconds of the step", zero: true, linear: true,
+      wide: true, timeline: true, lines: [] },
+    { title: "Share of the step that is waited", unit: "of the step", percent: true, zero: true, linear: true,
+      lines: [["source/trainer_idle_fraction", "trainer waits"], ["source/engine_idle_fraction", "engine stands still"]] },
     { title: "Groups ahead of the training", unit: "groups", zero: true, linear: true,
       lines: [["source/waiting", "sampled"], ["source/in_flight", "in flight"]] },
     { title: "Age of the tokens", unit: "steps", zero: true, linear: true,
       lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"]] },
+    { title: "Tokens by age in steps", unit: "tokens", zero: true, linear: true, stack: true, listed: "staleness/tokens_by_age",
+      lines: [], whole: [["staleness/mean", "mean age"]] },
     { title: "Speed", unit: "tokens a second", zero: true,
       lines: [["throughput/generated_tokens_per_second", "generated"], ["throughput/trained_tokens_per_second", "trained"]] },
     { title: "Peak memory", unit: "MiB", zero: true, scale: 2 ** -20, lines: [["memory/peak_bytes", "most held so far"]] },
@@ -151,8 +154,10 @@ function scaled(values, factor) {
 // What a chart draws: a line for each column of each arm. Arms differ by colour, columns by dashes, or colour in a single arm.
 function modelOf(spec) {
   const those = spec.cold ? coldArms : arms, alone = those.length === 1;
+  if (spec.timeline) return timelineOf(spec);
   const isKnown = ([name]) => those.some((arm) => seriesOf(arm, name));
-  const lines = (spec.stack && !alone ? spec.whole : spec.lines).filter(isKnown); // of several, what a step takes in all
+  const places = spec.listed ? (page.lists.get(spec.listed) || []).map((name, place) => [name, `age ${place}`]) : spec.lines;
+  const lines = (spec.stack && !alone ? spec.whole : places).filter(isKnown); // of several, what a step takes in all
   const measures = scoresOf(spec, alone).filter(isKnown);
   const count = lines.length + measures.length;
   const looks = (arm, place, words) => ({
@@ -172,6 +177,31 @@ function modelOf(spec) {
     metric: spec.quantiles ? QUANTILES : (lines[0] || measures[0])?.[0],
     series: spec.stack && alone ? stackOf(series) : series,
   };
+}
+
+// Of one run, a bar a step for the trainer and one for the engine, filled while they work; in the legend the sums of that.
+function timelineOf(spec) {
+  const [arm] = arms, [run] = arm.runs;
+  if (arms.length > 1 || arm.runs.length > 1 || !seriesOf(arm, "source/trainer_idle_fraction")) return null;
+  const bars = arm.steps.map((step) => {
+    const row = arm.rows[0].get(step), whole = run.columns.get("time/total_seconds")?.[row];
+    const momentsOf = (name) => (page.lists.get(name) || []).map((column) => run.columns.get(column)[row]).filter(Number.isFinite);
+    const begun = Number.isFinite(run.columns.get("source/trainer_idle_fraction")?.[row]); // else by an earlier process
+    const waits = momentsOf("source/trainer_waited_seconds"), samples = momentsOf("source/engine_sampled_seconds");
+    return { whole, lanes: begun ? [[0, ...waits, whole], samples].map((moments) => pairsOf(moments, whole)) : [[], []] }; // the trainer works between its waits
+  });
+  const looks = (label, colour) => ({ label, colour, x: xOf(arm), hidden: true, stepped: true });
+  const summed = (lane) => bars.map(({ whole, lanes }) => Number.isFinite(whole) ? lanes[lane].reduce((sum, [from, to]) => sum + to - from, 0) : null);
+  const series = [
+    { ...looks("trainer works", 0), y: summed(0) }, { ...looks("engine samples", 1), y: summed(1) },
+    { ...looks("whole step", 2), y: bars.map(({ whole }) => whole) },
+  ];
+  return { ...spec, shared: true, xTitle: AXES[view.axis.value], metric: "source/trainer_waited_seconds", bars, series };
+}
+
+function pairsOf(moments, end) {
+  const within = moments.map((moment) => Math.min(moment, end));
+  return within.flatMap((moment, place) => (place % 2 ? [[within[place - 1], moment]] : []));
 }
 
 // A line; of several seeds with the band of one standard deviation around it.

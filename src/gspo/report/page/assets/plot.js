@@ -70,8 +70,9 @@ function columnsOf(model) {
     const dots = { show: true, size: 6, fill: colour }, none = { show: false };
     const named = { label: curve.label, value: (chart) => shownText(curve, model, limitOf(chart)) }, unnamed = { class: "unnamed" };
     const line = { ...named, stroke: colour, width: curve.width || 2, dash: curve.dash, paths, points: few ? dots : none };
-    const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none, auto: curve.auto ?? true };
     const of = (values, options) => ({ x: curve.x, values, options });
+    if (curve.hidden) return [{ ...of(curve.y, { ...line, width: 0, points: none }), mark: colour }]; // drawn as bars
+    const edge = { width: curve.stepped ? 1 : 0, stroke: colour, paths, points: none, auto: curve.auto ?? true };
     if (curve.points) {
       const marks = { ...line, width: few ? 0 : 1, dash: [2, 4], spanGaps: true, points: { ...dots, size: 8 } };
       const end = (sign) => of(curve.deviations.map((bar, place) => curve.y[place] + sign * bar), { ...unnamed, width: 0, points: none });
@@ -205,6 +206,27 @@ function resumedAt(model) {
   return arms[0].runs[0].resumed.map((step) => x[arms[0].steps.indexOf(step)]).filter(Number.isFinite);
 }
 
+// Of each step a bar for the trainer and one beside it for the engine, filled in the seconds in which they work.
+function drawBars(chart, { bars, series: [{ x: xs }] }) {
+  const { ctx, bbox } = chart, middles = xs.map((x) => chart.valToPos(x, "x", true));
+  const gaps = middles.map((middle, place) => middle - middles[place - 1]).filter((gap) => gap > 0);
+  const width = Math.max(1, Math.min(30 * uPlot.pxRatio, ...gaps.map((gap) => 0.4 * gap)));
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  bars.forEach(({ whole, lanes }, place) => lanes.forEach((spans, lane) => {
+    const fill = ([from, to], opacity) => {
+      const [low, high] = [from, to].map((second) => chart.valToPos(second, "y", true));
+      ctx.fillStyle = withOpacity(colourOf(lane), opacity);
+      ctx.fillRect(middles[place] - (lane ? 0 : width), high, width, low - high);
+    };
+    if (Number.isFinite(whole)) fill([0, whole], 0.15);
+    for (const span of spans) fill(span, 0.9);
+  }));
+  ctx.restore();
+}
+
 // Error bars, and a dotted line where the run was resumed.
 function drawExtras(chart, model) {
   const { ctx, scales: { x: across, y: up } } = chart;
@@ -217,6 +239,7 @@ function drawExtras(chart, model) {
     for (const y of [low, high]) ctx.lineTo(chart.valToPos(x, "x", true), chart.valToPos(y, "y", true));
     ctx.stroke();
   };
+  if (model.bars) drawBars(chart, model);
   ctx.save();
   for (const { x, y, deviations = [], colour } of model.series.filter((curve) => curve.points)) {
     x.forEach((at, place) => line(at, Math.max(y[place] - deviations[place], up.min), y[place] + deviations[place], colourOf(colour), []));
