@@ -58,12 +58,12 @@ def check(
     if pairs:
         yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
     yield from _reward_lines(inputs.functions, inputs.probed)
-    for own in inputs.evaluation_sets:
-        sampling = own.sampling
-        if own.probed:
+    for eval_set in inputs.evaluation_sets:
+        sampling = eval_set.sampling
+        if eval_set.probed:
             drawn = f"{sampling.group_size} sampled at temperature {sampling.temperature:g}"
-            yield f"evaluation  {own.name}: {len(own.queries):,} questions, {drawn}"
-            yield from _reward_lines(own.functions, own.probed)
+            yield f"evaluation  {eval_set.name}: {len(eval_set.queries):,} questions, {drawn}"
+            yield from _reward_lines(eval_set.functions, eval_set.probed)
     if inputs.hooks:
         yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"

@@ -289,17 +289,17 @@ def _eval(options: Namespace) -> None:
     pairs = zip(targets, evaluation_directories(targets, options.out), strict=True)
     done = [evaluate(target, suites, overrides=overrides, out=out, display=display) for target, out in pairs]
     asked = [suite["name"] for suite in suites]
-    for own in done:
-        for line in evaluation_lines(own.tree, asked):
+    for evaluation in done:
+        for line in evaluation_lines(evaluation.tree, asked):
             _note(line)
-        _note(f"every response: {own.directory / 'evaluation.json'}")
+        _note(f"every response: {evaluation.directory / 'evaluation.json'}")
     for other in done[1:]:
         for name in asked:
             _note(comparison_line(done[0].tree, other.tree, name))
     place = done[0].directory if len(done) == 1 else Path(options.out or "evaluations")
     page = place / ("evaluation.html" if len(done) == 1 else "compared.html")
     with display.waiting("writing the page"):
-        _note(f"page: {write_evaluation_page([own.directory for own in done], page)}")
+        _note(f"page: {write_evaluation_page([evaluation.directory for evaluation in done], page)}")
 
 
 def _init(options: Namespace) -> None:

@@ -78,7 +78,7 @@ def evaluate(
         interrupt = stack.enter_context(Interrupt(display.alert, ending="ending; what is judged is kept"))
         with display.waiting("reading the suites") as say:
             sets, tokenizer, longest = _load(recipe, say)
-            stack.callback(close_functions, [function for own in sets for function in own.functions])
+            stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
             interrupt.check_stop()
             say(f"loading {recipe.model.path}")
             policy = load_policy(recipe.model, tokenizer, seed=0, stop_tokens=recipe.rollout.stop_tokens)
@@ -86,14 +86,17 @@ def evaluate(
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
         journal = stack.enter_context(closing(Journal(directory, model)))
         judged = {
-            own.name: journal.begin(own.name, _about(own, suite, recipe.rollout.engine))
-            for own, suite in zip(sets, recipe.evaluation.suites, strict=True)
+            eval_set.name: journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine))
+            for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True)
         }
         description: Mapping[str, str] = {}
-        pending = {own.name: [query for query in own.queries if query.id not in judged[own.name]] for own in sets}
-        for own in sets:
-            if judged[own.name]:
-                display.note(f"{own.name}: {len(judged[own.name])} of {len(own.queries)} questions are judged already")
+        pending = {
+            eval_set.name: [query for query in eval_set.queries if query.id not in judged[eval_set.name]]
+            for eval_set in sets
+        }
+        for eval_set in sets:
+            if ids := judged[eval_set.name]:
+                display.note(f"{eval_set.name}: {len(ids)} of {len(eval_set.queries)} questions are judged already")
         if any(pending.values()):
             with display.waiting("starting the engine") as say:
                 options: dict[str, Any] = {"directory": directory, "check_stop": interrupt.check_stop, "say": say}
@@ -101,10 +104,10 @@ def evaluate(
                 stack.enter_context(closing(engine))
                 engine.publish(policy, 0)
             description = engine.describe()
-            for own in sets:
-                count = f"{len(pending[own.name])} questions, {own.sampling.group_size} samples each"
-                display.note(f"{own.name}: {count}, at most {own.sampling.max_new_tokens} tokens")
-                _judge(own, pending[own.name], engine, recipe, journal, interrupt, display)
+            for eval_set in sets:
+                count = f"{len(pending[eval_set.name])} questions, {eval_set.sampling.group_size} samples each"
+                display.note(f"{eval_set.name}: {count}, at most {eval_set.sampling.max_new_tokens} tokens")
+                _judge(eval_set, pending[eval_set.name], engine, recipe, journal, interrupt, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
         ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
@@ -120,13 +123,15 @@ def _load(recipe: Recipe, say: Any) -> tuple[tuple[EvaluationSet, ...], Any, int
     tokenizer = make_tokenizer(recipe.model, ())
     say("starting and trying the verifiers")
     sets = make_sets(recipe, rows, (), (), tokenizer, max_positions=max_positions(config))
-    longest = max(len(query.prompt_ids) + own.sampling.max_new_tokens for own in sets for query in own.queries)
+    longest = max(
+        len(query.prompt_ids) + eval_set.sampling.max_new_tokens for eval_set in sets for query in eval_set.queries
+    )
     check_engine(recipe, device=device, longest_sequence=longest)
     return sets, tokenizer, longest
 
 
 def _judge(
-    own: EvaluationSet,
+    eval_set: EvaluationSet,
     pending: Sequence[Any],
     engine: Engine,
     recipe: Recipe,
@@ -136,46 +141,50 @@ def _judge(
 ) -> None:
     """Sample and judge the questions by chunks, each written before the next."""
     watched: dict[str, Any] = {"check_stop": interrupt.check_stop, "show_progress": display.progress}
-    size = max(1, _CHUNK * recipe.rollout.max_rows // own.sampling.group_size)
-    done = len(own.queries) - len(pending)
+    size = max(1, _CHUNK * recipe.rollout.max_rows // eval_set.sampling.group_size)
+    done = len(eval_set.queries) - len(pending)
     for start in range(0, len(pending), size):
         chunk = pending[start : start + size]
         began = time.monotonic()
         try:
-            with display.waiting(f"{own.name}: sampling, {done + start} of {len(own.queries)} questions done"):
-                groups = engine.sample(chunk, own.sampling, SAMPLING_KEY, **watched)
+            with display.waiting(
+                f"{eval_set.name}: sampling, {done + start} of {len(eval_set.queries)} questions done"
+            ):
+                groups = engine.sample(chunk, eval_set.sampling, SAMPLING_KEY, **watched)
         except RunError as error:  # of an engine that cannot go on
             fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
-            raise UserError(str(error), where=f"{own.name}, {journal.path}", fix=fix) from None
+            raise UserError(str(error), where=f"{eval_set.name}, {journal.path}", fix=fix) from None
         sampled = time.monotonic()
-        with display.waiting(f"{own.name}: judging"):
-            batch = score(groups, own.functions, max_masked_fraction=1.0, **watched)
-        lines = [line for group in batch.groups for line in judged_lines(group.samples, own.pass_threshold)]
-        journal.add(own.name, lines, (sampled - began, time.monotonic() - sampled))
+        with display.waiting(f"{eval_set.name}: judging"):
+            batch = score(groups, eval_set.functions, max_masked_fraction=1.0, **watched)
+        lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
+        journal.add(eval_set.name, lines, (sampled - began, time.monotonic() - sampled))
 
 
 def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The CodeForces rating of the judged tries, as evaluation.json has it: null for what does not exist."""
     tries: dict[tuple[Any, Any], list[bool]] = {}
     for line in lines:
-        own = tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), [])
-        own.append(bool(line["passed"]))
+        verdicts = tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), [])
+        verdicts.append(bool(line["passed"]))
     rows = [{"contest": contest, "index": index, "passed": passed} for (contest, index), passed in tries.items()]
     rating = rate(read_contests(Path(str(suite.queries.path))), collect_attempts(rows), procedure=suite.procedure)
     return plain_rating(rating)
 
 
-def _about(own: EvaluationSet, suite: SuiteConfig, engine: str) -> dict[str, Any]:
+def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str) -> dict[str, Any]:
     """What decides a suite's numbers, beside the model: its settings, as they are in force, and its data."""
     settings = suite.model_dump(mode="json", exclude={"about": True, "queries": {"path"}})
     shaping = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
-    sampling = own.sampling.model_dump(mode="json", include={*shaping, "stop_strings", "stop_tokens"})
-    rows = [[query.id, query.prompt, query.columns] for query in own.queries]
+    sampling = eval_set.sampling.model_dump(mode="json", include={*shaping, "stop_strings", "stop_tokens"})
+    rows = [[query.id, query.prompt, query.columns] for query in eval_set.queries]
     data = {"path": suite.queries.path, "num_rows": len(rows), "sha256": contents_digest(rows)}
-    data["prompts_sha256"] = contents_digest([query.text for query in own.queries])  # by the model's chat template
+    data["prompts_sha256"] = contents_digest([query.text for query in eval_set.queries])  # by the model's chat template
     # Of gspo's own functions the version says enough.
-    code = {function.name: code_of(function.call) for function in own.functions if function.call not in OWN_FUNCTIONS}
-    settings |= {**sampling, "samples": own.sampling.group_size, "engine": engine, "code": code}
+    code = {
+        function.name: code_of(function.call) for function in eval_set.functions if function.call not in OWN_FUNCTIONS
+    }
+    settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": engine, "code": code}
     return {"settings": settings, "data": data}
 
 
@@ -192,22 +201,22 @@ def evaluation_recipe(
     tree: dict[str, Any] = {"name": _name(target), "steps": 1, "model": {"path": str(target)}}
     if (run := Path(target)).is_dir() and (run / "recipe.yaml").is_file() and not (run / "config.json").is_file():
         tree |= _of_run(run)
-    own = _by_name([suite_tree(suite) for suite in suites])
+    suite_trees = _by_name([suite_tree(suite) for suite in suites])
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         first, _, rest = key.partition(".")
-        if first in own and rest:
-            own[first] = overridden(own[first], f"{rest}={value}")
+        if first in suite_trees and rest:
+            suite_trees[first] = overridden(suite_trees[first], f"{rest}={value}")
         elif first in SuiteConfig.model_fields and first != "name":
-            own = {name: overridden(suite, override) for name, suite in own.items()}
+            suite_trees = {name: overridden(suite, override) for name, suite in suite_trees.items()}
         elif first in _SECTIONS and rest:
             tree = overridden(tree, override)
         else:
-            known = [*SuiteConfig.model_fields, *_SECTIONS, *own]
+            known = [*SuiteConfig.model_fields, *_SECTIONS, *suite_trees]
             otherwise = f"keys are those of a suite ({', '.join(SuiteConfig.model_fields)}), model.… and rollout.…"
             fix = did_you_mean(first, known, otherwise)
             raise UserError(f"unknown key {key}", where="command line", fix=fix)
-    return make_recipe({**tree, "evaluation": {"suites": list(own.values())}}, where="gspo eval")
+    return make_recipe({**tree, "evaluation": {"suites": list(suite_trees.values())}}, where="gspo eval")
 
 
 def _by_name(trees: Sequence[Any]) -> dict[str, dict[str, Any]]:

@@ -147,9 +147,9 @@ def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
         ids = {query.id for query in rendered}
         fitting = replace(rows, train=tuple(row for row in rows.train if row.id in ids))
         for wanted in ({"system": asks}, {"template": f"{{prompt}}\n{asks}\n"}):
-            own = draft.model_copy(update={"queries": queries.model_copy(update={**wanted, "overlong": "error"})})
+            recipe = draft.model_copy(update={"queries": queries.model_copy(update={**wanted, "overlong": "error"})})
             with suppress(UserError):  # no chat template, one without system messages, rows with one, or no room
-                rendered, instruction = render(fitting, recipe=own).train, wanted
+                rendered, instruction = render(fitting, recipe=recipe).train, wanted
                 break
     lengths = [len(query.prompt_ids) for query in rendered]
     sizes = _sizes(draft, config, max(lengths), len({str(row.prompt) for row in rows.train}))
@@ -200,9 +200,9 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     }
 
     def parts(stage: str) -> Mapping[str, float]:
-        own = {"rollout": draft.rollout.model_copy(update=sizes), "actor": draft.actor.model_copy(update=sizes)}
+        sections = {"rollout": draft.rollout.model_copy(update=sizes), "actor": draft.actor.model_copy(update=sizes)}
         try:
-            return memory_of(draft.model_copy(update=own), config, prompt_tokens=longest, device=device)[stage]
+            return memory_of(draft.model_copy(update=sections), config, prompt_tokens=longest, device=device)[stage]
         except Exception as error:  # transformers raises many kinds
             what, fix = f"no model can be made: {str(error)[:200]}", "give a causal language model"
             raise UserError(what, where=f"--model: {draft.model.path}", fix=fix) from None
@@ -237,12 +237,12 @@ def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str
     builtin, about, asks = _builtin(column, [row.clean_columns.get(column) for row in rows])
     quoted = json.dumps(column, ensure_ascii=False)
     options = "" if column == "answer" else f"\n    options: {{answer_column: {quoted}}}"
-    own = "- function: rewards.py:score # "
-    verifier = f"\n  - function: {builtin} # {about}{options}\n  # {own}one of your own, once it is written"
+    entry = "- function: rewards.py:score # "
+    verifier = f"\n  - function: {builtin} # {about}{options}\n  # {entry}one of your own, once it is written"
     names = [name for name in first if name.isidentifier() and not iskeyword(name)]
     return asks, {
         "builtin": builtin,
-        "reward": verifier if builtin else f"\n  {own}{about}",
+        "reward": verifier if builtin else f"\n  {entry}{about}",
         "about_reward": f"{builtin or 'rewards.py'}: {about}",
         "columns": "".join(f"\n#   {name!r}: {' '.join(repr(value).split())[:100]}" for name, value in first.items()),
         "parameters": "".join(f"{name}, " for name in names if name not in ("completions", "columns")),

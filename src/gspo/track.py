@@ -18,8 +18,8 @@ def track(path: Path, to: Sequence[str] | None, *, note: Callable[[str], object]
     where a tracker has failed, once the others have everything.
     """
     run = read_run(path)
-    own = section(run.recipe, "report").get("trackers")
-    names = dict.fromkeys(to or map(str, own if isinstance(own, list) else ()))
+    trackers = section(run.recipe, "report").get("trackers")
+    names = dict.fromkeys(to or map(str, trackers if isinstance(trackers, list) else ()))
     if not names:
         fix = f"name one: gspo track {path} --to tensorboard"
         raise UserError("the run's recipe has no report.trackers", where=str(path), fix=fix)

@@ -143,8 +143,8 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
     if reward and recipe.reward:
         what = "the recipe's is set aside, with its weights and limits: gspo.Reward(function, weight=…) gives others"
         display.note(f"note: the reward comes from Python: {what}", style="yellow")
-    own = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
-    recipe = recipe.model_copy(update={"queries": own, "reward": () if reward else recipe.reward})
+    kept_queries = recipe.queries.model_copy(update={"path": None, "procedural": None}) if queries else recipe.queries
+    recipe = recipe.model_copy(update={"queries": kept_queries, "reward": () if reward else recipe.reward})
     if isinstance(source, str | Path):
         check_files(recipe, source)
     return recipe

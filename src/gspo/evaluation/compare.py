@@ -44,14 +44,14 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
     """
     both = [_suite(evaluation, suite) for evaluation in (first, second)]
     _check_alike(both, suite)
-    questions = [_questions(own) for own in both]
-    before, after = judged = [{query: passed for query, passed in own.items() if passed} for own in questions]
+    questions = [_questions(tree) for tree in both]
+    before, after = judged = [{query: passed for query, passed in verdicts.items() if passed} for verdicts in questions]
     if not (common := [query for query in before if query in after]):
         fix = "evaluate both models on the same questions"
         raise UserError("no question has judged responses of both models", where=f"suite {suite}", fix=fix)
     differences = {query: _mean(after[query]) - _mean(before[query]) for query in common}
     paired = estimate([[difference] for difference in differences.values()])
-    errors = [estimate([own[query] for query in common]).error_over_samples for own in judged]
+    errors = [estimate([verdicts[query] for query in common]).error_over_samples for verdicts in judged]
     won = tuple(query for query, difference in differences.items() if difference > 0)
     lost = tuple(query for query, difference in differences.items() if difference < 0)
     return Comparison(
@@ -79,18 +79,18 @@ def _suite(evaluation: Evaluation, suite: str) -> Mapping[str, Any]:
     if suite not in suites:
         where = f"the evaluation of {evaluation['model']['name']}"
         raise UserError(f"it has no suite {suite}", where=where, fix=f"name one that it has: {listed(list(suites))}")
-    own: Mapping[str, Any] = suites[suite]
-    return own
+    tree: Mapping[str, Any] = suites[suite]
+    return tree
 
 
 def _check_alike(both: Sequence[Mapping[str, Any]], suite: str) -> None:
     where = f"suite {suite}"
-    if len({own["data"].get("sha256") for own in both}) > 1:
+    if len({tree["data"].get("sha256") for tree in both}) > 1:
         fix = "evaluate both models on the same data"
-        shown = " and ".join(f"{own['data'].get('path')} ({own['data'].get('num_rows')} rows)" for own in both)
+        shown = " and ".join(f"{tree['data'].get('path')} ({tree['data'].get('num_rows')} rows)" for tree in both)
         raise UserError(f"the two models were evaluated on different data: {shown}", where=where, fix=fix)
-    settings = [_leaves(own["settings"]) for own in both]
-    names = dict.fromkeys(name for own in settings for name in own if name not in _FREE)
+    settings = [_leaves(tree["settings"]) for tree in both]
+    names = dict.fromkeys(name for leaves in settings for name in leaves if name not in _FREE)
     differing = [name for name in names if settings[0].get(name) != settings[1].get(name)]
     if differing:
         pairs = [f"{name} {settings[0].get(name)} and {settings[1].get(name)}" for name in differing]

@@ -110,12 +110,18 @@ def _read_contest(folder: Path) -> Contest:
         id=int(folder.name),
         name=_field(_field(standings, "contest", dict, where), "name", str, where),
         problems=tuple(_field(problem, "index", str, where) for problem in problems),
-        max_points=np.array([_field(one, "points", float, where) if "points" in one else math.nan for one in problems]),
+        max_points=np.array(
+            [_field(problem, "points", float, where) if "points" in problem else math.nan for problem in problems]
+        ),
         ratings=np.array([ratings[handle] for handle in rows]),
         points=np.array([_field(row, "points", float, where) for row in rows.values()]),
         penalties=np.array([_field(row, "penalty", float, where) for row in rows.values()]),
-        solved=np.array([[_field(one, "points", float, where) > 0 for one in own] for own in results]),
-        wrong_tries=np.array([[_field(one, "rejectedAttemptCount", int, where) for one in own] for own in results]),
+        solved=np.array(
+            [[_field(result, "points", float, where) > 0 for result in row_results] for row_results in results]
+        ),
+        wrong_tries=np.array(
+            [[_field(result, "rejectedAttemptCount", int, where) for result in row_results] for row_results in results]
+        ),
         num_unmatched=len(ratings) - len(rows),
     )
 

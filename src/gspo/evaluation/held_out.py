@@ -108,7 +108,7 @@ def passes(judged: Verdict, threshold: float) -> bool | None:
 
 def evaluate(
     engine: Engine,
-    own: EvaluationSet,
+    eval_set: EvaluationSet,
     state: TrainerState | None = None,
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
@@ -118,20 +118,20 @@ def evaluate(
     `check_stop` is called while responses are sampled and scored; it may raise.
     """
     watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
-    groups = engine.sample(own.queries, own.sampling, SAMPLING_KEY, **watched)
-    batch = score(groups, own.functions, state, max_masked_fraction=1.0, **watched)
-    lines = [line for group in batch.groups for line in judged_lines(group.samples, own.pass_threshold)]
-    names = [function.name for function in own.functions]
+    groups = engine.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, **watched)
+    batch = score(groups, eval_set.functions, state, max_masked_fraction=1.0, **watched)
+    lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
+    names = [function.name for function in eval_set.functions]
     return replace(held_out_score(lines, names), logged=batch.logged, samples=batch.samples)
 
 
 def judged_lines(samples: Sequence[Sample], pass_threshold: float) -> Iterator[dict[str, Any]]:
     """What is to be known of each scored response to a query, as evaluation.json has it."""
     for number, sample in enumerate(samples):
-        own = sample.score
-        assert own is not None
-        judge, _ = judged = verdict(own)
-        failure = own.failures.get(judge) or own.failure
+        sample_score = sample.score
+        assert sample_score is not None
+        judge, _ = judged = verdict(sample_score)
+        failure = sample_score.failures.get(judge) or sample_score.failure
         yield {
             "query": sample.query.id,
             "sample": number,
@@ -140,11 +140,11 @@ def judged_lines(samples: Sequence[Sample], pass_threshold: float) -> Iterator[d
             "completion": sample.text,
             "passed": passes(judged, pass_threshold),
             "judge": judge or None,
-            "reward": own.reward,
-            "rewards": dict(own.parts),
-            "extra": dict(own.extra),
+            "reward": sample_score.reward,
+            "rewards": dict(sample_score.parts),
+            "extra": dict(sample_score.extra),
             "failure": failure and failure.message,
-            "is_masked": own.failure is not None,
+            "is_masked": sample_score.failure is not None,
             "tokens": sample.num_tokens,
             "finish_reason": sample.finish_reason,
         }
@@ -167,7 +167,7 @@ def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str])
 
     def over_questions(value: Callable[[Mapping[str, Any]], float | None]) -> Estimate:
         """Over the responses for which there is a value."""
-        rows = [[value(line) for line in own] for own in questions.values()]
+        rows = [[value(line) for line in question_lines] for question_lines in questions.values()]
         return estimate([[number for number in row if number is not None] for row in rows])
 
     judges = Counter(line["judge"] for line in lines)
@@ -175,7 +175,7 @@ def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str])
     causes = (f"{line['failure']} (row {line['query']})" for line in lines if line["failure"])
     return HeldOutScore(
         pass_at_1=over_questions(itemgetter("passed")),
-        pass_at_k=pass_at_k([[line["passed"] for line in own] for own in questions.values()]),
+        pass_at_k=pass_at_k([[line["passed"] for line in question_lines] for question_lines in questions.values()]),
         reward=over_questions(itemgetter("reward")),
         function_means={name: over_questions(partial(_part, name)).mean for name in functions},
         num_responses=len(lines),
@@ -199,7 +199,7 @@ def pass_at_k(passed: Sequence[Sequence[bool | None]]) -> dict[int, float]:
     c of a question's n judged responses pass; None is not judged, and a question without any is left out. The form
     1 − Π_{i=n−c+1}^{n} (1 − k/i) is exact and needs no large numbers (arXiv 2107.03374, Eq. 1).
     """
-    judged = [[own for own in row if own is not None] for row in passed]
+    judged = [[has_passed for has_passed in row if has_passed is not None] for row in passed]
     counts = [(len(row), sum(row)) for row in judged if row]
     most = min((n for n, _ in counts), default=0)
     return {
@@ -216,13 +216,13 @@ def estimate(values: Sequence[Sequence[float | bool]]) -> Estimate:
     equal, as they are of a single question: a deviation of 0 would be read as certainty. Over samples:
     (1/Q) √Σ_q s_q²/n_q, which is (1/Q) √Σ_q p̂_q (1 − p̂_q)/(n_q − 1) of values 0 and 1; every n_q must be 2 or more.
     """
-    judged = [own for own in values if own]
-    means, size = [_mean(own) for own in judged], len(judged)
+    judged = [row for row in values if row]
+    means, size = [_mean(row) for row in judged], len(judged)
     over_questions = over_samples = math.nan
     if len(set(means)) > 1:
         over_questions = math.sqrt(_variance(means) / size)
     if judged and min(map(len, judged)) > 1:
-        over_samples = math.sqrt(sum(_variance(own) / len(own) for own in judged)) / size
+        over_samples = math.sqrt(sum(_variance(row) / len(row) for row in judged)) / size
     mean = _mean(means) if means else math.nan
     return Estimate(mean=mean, error_over_questions=over_questions, error_over_samples=over_samples, num_questions=size)
 

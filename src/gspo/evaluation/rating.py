@@ -73,7 +73,7 @@ def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
     for row in rows:
         contest, index, passed = (row.get(name) for name in ("contest", "index", "passed"))
         where = f"judged row of problem {contest}{index}"
-        is_list = isinstance(passed, Sequence) and all(isinstance(one, bool) for one in passed)
+        is_list = isinstance(passed, Sequence) and all(isinstance(has_passed, bool) for has_passed in passed)
         if type(contest) is not int or not isinstance(index, str) or not is_list or not passed:
             what = "it needs `contest`, an integer, `index`, text, and `passed`, a list of true and false"
             raise UserError(what, where=where, fix="pass the rows of read_problems on, with the judge's verdicts")
@@ -121,13 +121,15 @@ def rate(
     ]
     if procedure == "codeelo":
         # A mean of numbers is the R with Σ_c −R = Σ_c −R_c.
-        observed = -np.array([fmean(placement.rating for placement in own) for own in placements])
+        observed = -np.array([fmean(placement.rating for placement in row) for row in placements])
         curves = np.tile(-_GRID, (len(counted), 1))
         rating = -float(observed.mean())
     else:
         ratings = [_known_ratings(contest) for contest in counted]
-        observed = np.array([fmean(placement.rank - 1 for placement in own) for own in placements])
-        curves = np.array([_expected_before(_GRID, *np.unique(own, return_counts=True)) for own in ratings])
+        observed = np.array([fmean(placement.rank - 1 for placement in row) for row in placements])
+        curves = np.array(
+            [_expected_before(_GRID, *np.unique(contest_ratings, return_counts=True)) for contest_ratings in ratings]
+        )
         rating = rating_of_rank(np.concatenate(ratings), 1 + observed.sum())
     low, high, note = _interval(curves, observed, rating, confidence, seed, num_resamples)
     return Rating(
@@ -139,7 +141,7 @@ def rate(
         seed=seed,
         num_reruns=num_reruns,
         num_tries=min(num_tries, MAX_TRIES),
-        placements=tuple(placement for own in placements for placement in own),
+        placements=tuple(placement for row in placements for placement in row),
         left_out=left_out,
         note=note,
     )
@@ -148,15 +150,18 @@ def rate(
 def plain_rating(rating: Rating) -> dict[str, Any]:
     """A rating as JSON has it: null for what is no finite number; `contests` are the runs in each contest."""
     tree = {name: value for name, value in vars(rating).items() if name != "placements"}
-    tree["contests"] = [{"id": own.contest, **vars(own), "solved": dict(own.solved)} for own in rating.placements]
+    tree["contests"] = [
+        {"id": placement.contest, **vars(placement), "solved": dict(placement.solved)}
+        for placement in rating.placements
+    ]
     return dict(_finite(tree))
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _finite(own) for name, own in value.items()}
+        return {str(name): _finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -164,11 +169,11 @@ def place(contest: Contest, attempts: Attempts, *, procedure: Procedure = "mende
     """The rank that a run of the model would have had in the contest, and the rating that explains it alone."""
     window = slice(rerun * MAX_TRIES, (rerun + 1) * MAX_TRIES)
     tries = {index: attempts.get((contest.id, index), ())[window] for index in contest.problems}
-    solved = {index: list(own).index(True) + 1 for index, own in tries.items() if True in own}
+    solved = {index: list(passed).index(True) + 1 for index, passed in tries.items() if True in passed}
     if procedure == "codeelo":
         num_humans, rank, rating = len(contest.ratings), *_place_as_published(contest, solved)
     else:
-        attempted = np.array([bool(own) for own in tries.values()])
+        attempted = np.array([bool(passed) for passed in tries.values()])
         ratings = _known_ratings(contest)
         num_humans, rank = len(ratings), _rank_without_time(contest, solved, attempted)
         rating = rating_of_rank(ratings, rank)
@@ -319,7 +324,9 @@ def _interval(
 def _solve(curves: Float[np.ndarray, "B G"], observed: Float[np.ndarray, "B"]) -> Float[np.ndarray, "B"]:
     """Where each curve falls to what was observed; infinite where it does not on the grid."""
     pairs = zip(curves, observed, strict=True)
-    return np.array([np.interp(-own, -curve, _GRID, left=-math.inf, right=math.inf) for curve, own in pairs])
+    return np.array(
+        [np.interp(-observation, -curve, _GRID, left=-math.inf, right=math.inf) for curve, observation in pairs]
+    )
 
 
 def _deviation(

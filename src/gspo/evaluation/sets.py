@@ -43,9 +43,9 @@ def read_sets(recipe: Recipe, given: GivenRows | None = None) -> list[SetRows]:
     """The rows of the recipe's suites and those given from Python; UserError for data that cannot be used."""
     sets = [SetRows(name=suite.name, rows=read_suite(suite), suite=suite) for suite in recipe.evaluation.suites]
     for name, rows in (given or {}).items():
-        own = lay_out(list(rows), source=name, prompt_column=recipe.queries.prompt)
-        sets.append(SetRows(name=name, rows=own))
-    names = [name_of_held_out(recipe), *(own.name for own in sets)]
+        laid_out = lay_out(list(rows), source=name, prompt_column=recipe.queries.prompt)
+        sets.append(SetRows(name=name, rows=laid_out))
+    names = [name_of_held_out(recipe), *(set_rows.name for set_rows in sets)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         fix = "give one of them another name: {suite: …, name: …}"
         raise UserError(f"two sets to evaluate on are named {twice!r}", where="evaluation", fix=fix)
@@ -118,14 +118,16 @@ def make_sets(
     """
     own_set = held_out_set(recipe, held_out, functions, name_of_held_out(recipe))
     made, judges = [own_set] if held_out else [], dict[str, tuple[RewardFunction, ...]]()
-    for own in sets:
-        with _faults_of(own.suite):
-            made.append(_make_set(own, recipe, own_set, judges, tokenizer, max_positions=max_positions, output=output))
+    for set_rows in sets:
+        with _faults_of(set_rows.suite):
+            made.append(
+                _make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions=max_positions, output=output)
+            )
     return tuple(made)
 
 
 def _make_set(
-    own: SetRows,
+    set_rows: SetRows,
     recipe: Recipe,
     own_set: EvaluationSet,
     judges: dict[str, tuple[RewardFunction, ...]],
@@ -135,17 +137,17 @@ def _make_set(
     output: int,
 ) -> EvaluationSet:
     template, queries, separator = own_set, recipe.queries, recipe.rollout.segment_separator
-    if suite := own.suite:
+    if suite := set_rows.suite:
         key = str(suite.reward)
         if key not in judges:
             judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
         sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
         template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
-    judging = check_origin(own.rows, template.functions)
-    check_tests(own.rows, judging)
+    judging = check_origin(set_rows.rows, template.functions)
+    check_tests(set_rows.rows, judging)
     changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
-    rows = RowSet(train=(), held_out=tuple(own.rows))
-    key = "rollout.max_new_tokens" if own.suite is None else "the suite's max_new_tokens"
+    rows = RowSet(train=(), held_out=tuple(set_rows.rows))
+    key = "rollout.max_new_tokens" if set_rows.suite is None else "the suite's max_new_tokens"
     rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
     probed = probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
-    return replace(template, name=own.name, queries=rendered, functions=judging, probed=probed)
+    return replace(template, name=set_rows.name, queries=rendered, functions=judging, probed=probed)

@@ -75,17 +75,17 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
     if actor.reward_aggregation == "normalize_then_sum":
         advantages = normalize_then_sum(*_by_function(batch.samples), group_ids, ddof=actor.advantage_ddof)
         pieces = zip(batch.samples, advantages.split(1), strict=True)
-        return batch.with_changed({sample: _with_advantage(sample, own) for sample, own in pieces})
+        return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
     if actor.advantage in ("group", "batch"):
         # A penalty that alone tells a group's samples apart would be blown up to ±1 by their deviation.
         groups = tuple(_without_penalties(group) if _penalty_alone_differs(group) else group for group in groups)
     rewards = [_rewards(sample, actor) for group in groups for sample in group.samples]
     given = [sample.score.places if sample.score else None for sample in batch.samples]
     places = [
-        torch.arange(len(own)) if segments is None or len(own) == 1 else segments
-        for own, segments in zip(rewards, given, strict=True)
+        torch.arange(len(sample_rewards)) if segments is None or len(sample_rewards) == 1 else segments
+        for sample_rewards, segments in zip(rewards, given, strict=True)
     ]
-    lengths = torch.tensor([len(own) for own in rewards])
+    lengths = torch.tensor([len(sample_rewards) for sample_rewards in rewards])
     advantages = token_advantages(
         torch.cat(rewards),
         lengths,
@@ -96,7 +96,7 @@ def _compared(batch: Batch, actor: ActorConfig) -> Batch:
         discount=actor.discount,
     )
     pieces = zip(batch.samples, advantages.split(lengths.tolist()), strict=True)
-    return batch.with_changed({sample: _with_advantage(sample, own) for sample, own in pieces})
+    return batch.with_changed({sample: _with_advantage(sample, piece) for sample, piece in pieces})
 
 
 def _by_function(samples: Sequence[Sample]) -> tuple[Float[Tensor, "K B"], Float[Tensor, "K"]]:
@@ -130,7 +130,7 @@ def _with_gae(batch: Batch, critic: CriticConfig, actor: ActorConfig) -> Batch:
         advantages = whitened(advantages, trained)
     rows = zip(samples, advantages.split(lengths.tolist()), returns.split(lengths.tolist()), strict=True)
     return batch.with_changed(
-        {s: replace(_with_advantage(s, own), returns=to_come.float()) for s, own, to_come in rows}
+        {s: replace(_with_advantage(s, piece), returns=to_come.float()) for s, piece, to_come in rows}
     )
 
 

@@ -19,18 +19,18 @@ _OPTIMIZER = "optimizer."  # the beginning of its optimizer's tensors' names
 class Critic:
     """V of the state before each response token, in the units of the reward."""
 
-    def __init__(self, settings: CriticConfig, policy: Policy, own: Policy | None, *, total_steps: int) -> None:
-        """`own`: a second model, which takes the policy's weights; None: the critic reads the policy's states."""
-        self.settings, self._policy, self._own = settings, policy, own
+    def __init__(self, settings: CriticConfig, policy: Policy, own_policy: Policy | None, *, total_steps: int) -> None:
+        """`own_policy`: a second one, which takes the policy's weights; None: the critic reads the policy's states."""
+        self.settings, self._policy, self._own = settings, policy, own_policy
         # In float32; without a draw, which a resumed run would make once more, and without an opinion.
         self._head = nn.utils.skip_init(nn.Linear, policy.head.weight.shape[1], 1, device=policy.device)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         shard_beside(policy.model, self._head)
         self._parts = nn.ModuleDict({"head": self._head})
-        if own is not None:
-            own.model.load_state_dict(policy.model.state_dict())
-            self._parts["trunk"] = own.trunk
+        if own_policy is not None:
+            own_policy.model.load_state_dict(policy.model.state_dict())
+            self._parts["trunk"] = own_policy.trunk
         self.optimizer = Optimizer(self._parts, settings.optimizer, total_steps=total_steps, where="critic.optimizer")
 
     @property
@@ -52,12 +52,12 @@ class Critic:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs of it, by name."""
-        own = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
-        return {**self._parts.state_dict(), **own}
+        optimizer_state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self.optimizer.state().items()}
+        return {**self._parts.state_dict(), **optimizer_state}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to what `state` gave."""
-        own = {name.removeprefix(_OPTIMIZER): state[name] for name in state if name.startswith(_OPTIMIZER)}
+        optimizer_state = {name.removeprefix(_OPTIMIZER): state[name] for name in state if name.startswith(_OPTIMIZER)}
         parts = {name: like(state[name], now) for name, now in self._parts.state_dict().items()}
         self._parts.load_state_dict(parts)
-        self.optimizer.restore(own)
+        self.optimizer.restore(optimizer_state)

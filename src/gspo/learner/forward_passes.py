@@ -21,11 +21,11 @@ def score_with_reference_and_critic(batch: Batch, learner: Learner, reference: P
         assert reference is not None
         free = [replace(sequence, experts=None) for sequence in sequences]  # its routers choose for themselves
         packed = response_likelihood(reference, free, temperature=learner.temperature).logprobs
-        return ({"reference_logprobs": own} for own in split_tokens(packed, sequences))
+        return ({"reference_logprobs": row} for row in split_tokens(packed, sequences))
 
     def values(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
         assert critic is not None
-        return ({"values": own} for own in split_tokens(critic.values(sequences), sequences))
+        return ({"values": row} for row in split_tokens(critic.values(sequences), sequences))
 
     for model, compute in ((reference, logprobs), (critic, values)):
         if model is not None:
@@ -47,13 +47,13 @@ def compute_old_logprobs(batch: Batch, learner: Learner) -> Batch:
     if of_engine and actor.routing_replay != "policy":
         return batch
 
-    def own(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
+    def policy_fields(sequences: Sequence[TokenSequence]) -> Iterator[Fields]:
         likelihood = response_likelihood(learner.policy, sequences, temperature=learner.temperature)
         rows = zip(split_tokens(likelihood.logprobs, sequences), likelihood.experts or repeat(None), strict=False)
         return ({"old_experts": row} | ({} if of_engine else {"old_logprobs": logprobs}) for logprobs, row in rows)
 
     for groups in mini_batches(batch, actor.mini_batches)[1:]:
-        batch = _with_fields(batch, learner, trained_samples(groups, actor), own)
+        batch = _with_fields(batch, learner, trained_samples(groups, actor), policy_fields)
     return batch
 
 

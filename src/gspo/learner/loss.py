@@ -140,8 +140,8 @@ def _surrogate(forward: _Pass, denominators: Denominators) -> Surrogate:
     actor, samples, logprobs = forward.actor, forward.samples, forward.likelihood.logprobs
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     if any(sample.token_advantages is not None for sample in samples):
-        own = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
-        advantages = torch.cat([same if tokens is None else tokens for tokens, same in own])
+        pairs = [(s.token_advantages, torch.full((s.num_written,), s.advantage)) for s in samples]
+        advantages = torch.cat([same if tokens is None else tokens for tokens, same in pairs])
     tokens = None
     if actor.length_norm in ("mean", "group", "constant"):
         tokens = torch.tensor([denominators.tokens[sample] for sample in samples], dtype=torch.float32)
@@ -161,7 +161,9 @@ def _surrogate(forward: _Pass, denominators: Denominators) -> Surrogate:
 def surrogate_settings(actor: ActorConfig) -> SurrogateSettings:
     """The recipe's settings of the objective, whose keys have the same names but for two."""
     same = {
-        own.name: getattr(actor, own.name) for own in fields(SurrogateSettings) if own.name not in ("name", "level")
+        setting.name: getattr(actor, setting.name)
+        for setting in fields(SurrogateSettings)
+        if setting.name not in ("name", "level")
     }
     return SurrogateSettings(name=actor.surrogate, level=actor.importance_sampling_level, **same)
 
@@ -170,7 +172,7 @@ def _balance_loss(forward: _Pass) -> Float[Tensor, ""]:
     """Summed over the sequences, by the experts that were used, replayed ones too."""
     assert forward.likelihood.experts is not None
     used = zip(forward.samples, forward.sequences, forward.likelihood.experts, strict=True)
-    rows = torch.cat([(sequence.experts or own).row[sample.loss_mask] for sample, sequence, own in used]).long()
+    rows = torch.cat([(sequence.experts or experts).row[sample.loss_mask] for sample, sequence, experts in used]).long()
     rows = rows.to(forward.likelihood.router_logits[0].device, non_blocking=True)
     return objective.balance_loss(forward.likelihood.router_logits, rows, forward.lengths).sum()
 
@@ -195,10 +197,10 @@ def with_stats(losses: Sequence[Loss], mini_batch: int, actor: ActorConfig) -> d
     by_token = torch.cat([loss.by_token for loss in losses], dim=1).cpu().split([s.num_written for s in samples], dim=1)
     ratios = torch.cat([loss.sequence_ratio for loss in losses]).tolist()
     nothing: list[None] = [None]
-    experts = [own for loss in losses for own in (loss.experts or nothing * len(loss.samples))]
+    experts = [sample_experts for loss in losses for sample_experts in (loss.experts or nothing * len(loss.samples))]
     is_old = actor.epochs > 1 and (actor.old_logprobs == "recompute" or actor.routing_replay == "policy")
     trained = {}
-    for sample, own, sequence_ratio, piece in zip(samples, experts, ratios, by_token, strict=True):
+    for sample, sample_experts, sequence_ratio, piece in zip(samples, experts, ratios, by_token, strict=True):
         clipped, masked, ratio, square, slope, weight, entropy = piece[:-2].double().sum(1).tolist()
         stats = SequenceStats(
             mini_batch=mini_batch,
@@ -217,5 +219,7 @@ def with_stats(losses: Sequence[Loss], mini_batch: int, actor: ActorConfig) -> d
         trained[sample] = replace(sample, stats=stats, earlier_stats=sample.all_stats)
         if is_old and sample.stats is None:
             old = stats.old_logprobs if sample.old_logprobs is None else sample.old_logprobs
-            trained[sample] = replace(trained[sample], old_logprobs=old, old_experts=sample.old_experts or own)
+            trained[sample] = replace(
+                trained[sample], old_logprobs=old, old_experts=sample.old_experts or sample_experts
+            )
     return trained

@@ -72,18 +72,18 @@ def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple
     of them every rank has as many passes as the others: empty ones follow its own.
     """
     for is_second, half in enumerate(_halves(learner, samples)):
-        own = places_of_ranks(learner, samples, half, num_ranks())[rank()]
-        sequences = [token_sequence(samples[place], learner.actor) for place in own]
+        places = places_of_ranks(learner, samples, half, num_ranks())[rank()]
+        sequences = [token_sequence(samples[place], learner.actor) for place in places]
         width = learner.policy.shared_hidden_size
         cuts = packing.micro_batches(sequences, learner.actor.micro_batch_tokens, hidden_size=width)
         for number in range(highest(len(cuts))):
-            yield [own[index] for index in cuts[number]] if number < len(cuts) else [], bool(is_second)
+            yield [places[index] for index in cuts[number]] if number < len(cuts) else [], bool(is_second)
 
 
 def places_of_ranks(learner: Learner, samples: Sequence[Sample], places: Sequence[int], number: int) -> list[list[int]]:
     """Those of the places in the samples that each of a number of ranks computes: all have about as much to do."""
     costs = _costs(learner, [samples[place] for place in places])
-    return [[places[index] for index in own] for own in shares(costs, number)]
+    return [[places[index] for index in indices] for indices in shares(costs, number)]
 
 
 def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
@@ -91,7 +91,7 @@ def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
     costs, slowest = [cost for group in _costs(learner, samples) for cost in group], 0.0
     for half in _halves(learner, samples):  # no rank begins the second before all have ended the first
         dealt = places_of_ranks(learner, samples, half, num_ranks())
-        slowest += max(sum(costs[place] for place in own) for own in dealt)
+        slowest += max(sum(costs[place] for place in places) for places in dealt)
     return slowest * num_ranks() / sum(costs)
 
 
@@ -104,7 +104,7 @@ def _costs(learner: Learner, samples: Sequence[Sample]) -> list[list[float]]:
     """Of the samples, group by group."""
     width = learner.policy.model.config.get_text_config().hidden_size
     groups = groupby(samples, key=lambda sample: sample.query.prompt_ids)
-    return [[cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in own] for _, own in groups]
+    return [[cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in group] for _, group in groups]
 
 
 def split_point(samples: Sequence[Sample]) -> int:
@@ -128,7 +128,7 @@ def for_each_sample(
         learner.check_stop()
         results = compute([token_sequence(samples[place], learner.actor) for place in places] or [EMPTY])
         computed += zip(places, results, strict=False)  # of an empty pass none
-    results_of = dict(pair for own in gathered(computed) for pair in own)
+    results_of = dict(pair for pairs in gathered(computed) for pair in pairs)
     return [results_of[place] for place in range(len(samples)) if place in results_of]
 
 

@@ -115,8 +115,8 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Moments, their step counts and masters by name, the optimiser's own tensors (no copies), and steps_taken."""
         state = {_STEPS: torch.tensor(self.steps_taken)}
-        for name, own in self._states().items():
-            for key, value in own.items():
+        for name, master_state in self._states().items():
+            for key, value in master_state.items():
                 if isinstance(value, Tensor):
                     place = "" if value.device == self._masters[name].device else _ON_CPU
                     state[f"{place}{key}/{name}"] = value
@@ -130,8 +130,8 @@ class Optimizer:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to where `state` found it; the parameters themselves are the model's to restore."""
         states = self._states()
-        for own in states.values():
-            own.clear()  # there is none before a step
+        for master_state in states.values():
+            master_state.clear()  # there is none before a step
         for place, value in state.items():
             key, _, name = place.removeprefix(_NUMBER).removeprefix(_ON_CPU).partition("/")
             if place == _STEPS:
@@ -146,7 +146,12 @@ class Optimizer:
 
     def _states(self) -> dict[str, MutableMapping[str, Any]]:
         """What the optimisers keep of each master, by its name."""
-        owners = {id(p): own for own in self._optimizers for group in own.param_groups for p in group["params"]}
+        owners = {
+            id(p): optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
         return {name: owners[id(master)].state[master] for name, master in self._masters.items()}
 
     def close(self) -> None:
@@ -177,9 +182,9 @@ def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.devi
         what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
         fix = f"correct {where}.options, or name another"
         raise UserError(what, where=f"{where}.name: {settings.name}", fix=fix) from None
-    made = [own.defaults for own in optimizer._optimizers]
+    made = [inner_optimizer.defaults for inner_optimizer in optimizer._optimizers]
     changed = [key for key in OWN_KEYS if key != "lr" and getattr(settings, key) != getattr(OptimizerConfig(), key)]
-    untaken = [key for key in changed if all(own.get(key) != getattr(settings, key) for own in made)]
+    untaken = [key for key in changed if all(defaults.get(key) != getattr(settings, key) for defaults in made)]
     words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
     return [f"{where}.{key} {words}" for key in untaken]
 

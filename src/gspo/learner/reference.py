@@ -35,10 +35,10 @@ class RefreshedReference:
         if self.settings.refresh_steps is None or num_steps % self.settings.refresh_steps:
             return
         self.steps_taken += 1  # first, so that an error within leaves a count that belongs to no safe point
-        for name, own in self._own.items():
-            dtype = self._computed_in or own.dtype  # ranks hold float32, and round as one process does
-            before, policy = (tensor.to(dtype).float() for tensor in (own, self._policy[name]))
-            own.copy_(torch.lerp(before, policy, self.settings.refresh_weight).to(dtype))
+        for name, parameter in self._own.items():
+            dtype = self._computed_in or parameter.dtype  # ranks hold float32, and round as one process does
+            before, policy = (tensor.to(dtype).float() for tensor in (parameter, self._policy[name]))
+            parameter.copy_(torch.lerp(before, policy, self.settings.refresh_weight).to(dtype))
 
     def state(self) -> dict[str, Tensor]:
         """Its weights, no copies, and how often they were refreshed."""
@@ -48,5 +48,5 @@ class RefreshedReference:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Put everything back to where `state` found it."""
         self.steps_taken = int(state[_STEPS])
-        for name, own in self._own.items():
-            own.copy_(like(state[name], own))
+        for name, parameter in self._own.items():
+            parameter.copy_(like(state[name], parameter))

@@ -69,11 +69,11 @@ def cold_start(
     for step in range(num_done, settings.steps):
         rows = order[step * settings.rows_per_step : (step + 1) * settings.rows_per_step]
         num_tokens, loss = sum(len(row.response_ids) for row in rows), 0.0
-        own = [rows[index] for index in shares([[float(row.num_tokens)] for row in rows], num_ranks())[rank()]]
-        parts = micro_batches(own, recipe.actor.micro_batch_tokens)
+        rows_of_rank = [rows[index] for index in shares([[float(row.num_tokens)] for row in rows], num_ranks())[rank()]]
+        parts = micro_batches(rows_of_rank, recipe.actor.micro_batch_tokens)
         for number in range(highest(len(parts))):
             check_stop()
-            part = [own[index] for index in parts[number]] if number < len(parts) else []
+            part = [rows_of_rank[index] for index in parts[number]] if number < len(parts) else []
             part_loss = -response_likelihood(policy, part or [EMPTY]).logprobs.sum() / num_tokens
             if not part:  # other ranks have more passes
                 part_loss = part_loss * 0.0

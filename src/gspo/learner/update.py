@@ -82,7 +82,7 @@ def accumulate_gradient(
     """Add the mini-batch's gradient to the parameters, micro-batch by micro-batch; the samples as they are after it."""
     if not samples:
         return MiniBatchReport(), {}
-    losses, own, half = list[Loss](), list[int](), None
+    losses, computed_places, half = list[Loss](), list[int](), None
     split = split_point(samples) if learner.actor.gradient_noise else 0
     for places, is_second in micro_batches(learner, samples):
         learner.check_stop()
@@ -95,9 +95,10 @@ def accumulate_gradient(
         if loss.total.requires_grad:
             loss.total.backward()
         losses.append(loss)
-        own += places
+        computed_places += places
     noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
-    report, trained = _joined(gathered(_seen(losses, own, mini_batch, learner.actor)), samples, denominators, noise)
+    seen = gathered(_seen(losses, computed_places, mini_batch, learner.actor))
+    report, trained = _joined(seen, samples, denominators, noise)
     return replace(report, slowest_over_mean=slowest_over_mean(learner, samples)), trained
 
 
@@ -132,15 +133,15 @@ def _joined(
     terms: dict[str, Any] = {name: sum(row[name] for row in rows) for name in rows[0]}
     if "balance_loss" in terms:
         terms["balance_loss"] *= denominators.num_sequences / len(samples)
-    activations = [one for _, own, _ in seen for one in own]
-    trained = dict(pair for _, _, own in seen for pair in own)
+    activations = [counted for _, rank_activations, _ in seen for counted in rank_activations]
+    trained = dict(pair for _, _, pairs in seen for pair in pairs)
     report = MiniBatchReport(
         **terms,
         num_trained=len(samples),
         activation=sum(activations[1:], activations[0]) if activations else None,
         noise=noise,
     )
-    after = {own: trained[place] for place, own in enumerate(samples)}
+    after = {sample: trained[place] for place, sample in enumerate(samples)}
     if len(seen) > 1:  # what another rank has sent is a copy
-        after = {own: replace(sample, query=own.query) for own, sample in after.items()}
+        after = {sample: replace(received, query=sample.query) for sample, received in after.items()}
     return report, after

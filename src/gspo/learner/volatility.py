@@ -40,7 +40,7 @@ def activation(
     """
     if routing is None or not experts:
         return None
-    rows = torch.cat([own.row for own in experts]).long()  # N L K
+    rows = torch.cat([sequence_experts.row for sequence_experts in experts]).long()  # N L K
     num_layers, num_experts = rows.shape[1], routing.num_experts
     first = torch.arange(num_layers)[:, None] * num_experts  # number of each layer's first expert, among all layers'
     load = torch.bincount((rows + first).flatten(), minlength=num_layers * num_experts).view(num_layers, num_experts)

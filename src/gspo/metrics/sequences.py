@@ -61,7 +61,9 @@ def sequence_metrics(rows: Rows, num_mini_batches: int, actor: ActorConfig) -> M
         **_origin_metrics(by_mini_batch, actor),
         "gradient/share_positive": fraction(sum(_where(rows, "sign", 1)["gradient_weight"]), weight),
         "gradient/share_by_length": [fraction(sum(part["gradient_weight"]), weight) for part in by_length],
-        "gradient/share_by_length_by_mini_batch": [_shares(own, "gradient_weight") for own in by_length_by_mini_batch],
+        "gradient/share_by_length_by_mini_batch": [
+            _shares(quarters, "gradient_weight") for quarters in by_length_by_mini_batch
+        ],
         "response/token_share_by_length": _shares(by_length, "num_tokens"),
         # The longest that a response of each quarter can be.
         "response/length_quartiles": _quantiles(rows["num_tokens"], _QUARTILES),
@@ -95,12 +97,12 @@ def _measures(actor: ActorConfig) -> list[tuple[str, Sequence[str], Measure]]:
 
 def _of_each(measure: Measure, part: Any) -> Any:
     """The measure of some rows; a list of it where they are a list of parts."""
-    return [_of_each(measure, own) for own in part] if isinstance(part, list) else measure(part)
+    return [_of_each(measure, subpart) for subpart in part] if isinstance(part, list) else measure(part)
 
 
 def _where(rows: Rows, name: str, value: float) -> Rows:
     """The rows with this value in a column; there may be none."""
-    chosen = [own == value for own in rows[name]]
+    chosen = [cell == value for cell in rows[name]]
     return {key: list(compress(column, chosen)) for key, column in rows.items()}
 
 
@@ -112,7 +114,7 @@ def _share(rows: Rows, name: str) -> float:
 def _shares(parts: Sequence[Rows], name: str) -> list[float]:
     """Of a column's sum, in the quarters that the whole step is divided into."""
     sums = [sum(part[name]) for part in parts]
-    return [fraction(own, sum(sums)) for own in sums]
+    return [fraction(quarter_sum, sum(sums)) for quarter_sum in sums]
 
 
 def _effective_fraction(rows: Rows, *, by_token: bool) -> float:

@@ -117,8 +117,10 @@ def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
         "clip/high": reports[-1].clip_range[1],
         "balance/slowest_over_mean": mean([report.slowest_over_mean for report in reports]),
         # Sums before the quotient: that of one mini-batch is a poor estimate, and can be negative.
-        "gradient/signal_to_noise": fraction(sum(own.signal for own in noises), sum(own.noise for own in noises)),
-        "gradient/signal_to_noise_by_mini_batch": [fraction(own.signal, own.noise) for own in noises],
+        "gradient/signal_to_noise": fraction(
+            sum(noise.signal for noise in noises), sum(noise.noise for noise in noises)
+        ),
+        "gradient/signal_to_noise_by_mini_batch": [fraction(noise.signal, noise.noise) for noise in noises],
         "policy/loss": mean([report.loss for report in reports]),
         "policy/grad_norm": mean([report.step.grad_norm for report in reports]),
         "policy/learning_rate": reports[-1].step.learning_rate,

@@ -21,11 +21,11 @@ def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> se
     """The names that any of the patterns matches; UserError for a pattern that matches none of them."""
     names, chosen = list(names), set[str]()
     for pattern in patterns:
-        own = {name for name in names if fnmatchcase(name, pattern)}
-        if not own:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
             kinds = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
             raise UserError(f"{pattern!r} matches no parameter", where=where, fix=f"there are: {listed(kinds, 12)}")
-        chosen |= own
+        chosen |= matches
     return chosen
 
 
@@ -61,8 +61,8 @@ def like(tensor: Tensor, shared: Tensor) -> Tensor:
 def live_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What state_dict has, in its order, as it is now: of layers that ranks hold whole, state_dict would share them."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        own = {**module._parameters, **module._buffers}
-        for name, tensor in own.items():
+        tensors = {**module._parameters, **module._buffers}
+        for name, tensor in tensors.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{name}" if prefix else name, tensor
 

@@ -96,7 +96,9 @@ class Policy:
             self.call_others(None)
         outputs: tuple[Any, ...] = self.model.compute(compute)
         # A gradient that is asked of a copy does not set off the model's own backward pass.
-        return tuple(own.clone() if isinstance(own, Tensor) and own.requires_grad else own for own in outputs)
+        return tuple(
+            output.clone() if isinstance(output, Tensor) and output.requires_grad else output for output in outputs
+        )
 
     @contextmanager
     def gathered(self, layer: str) -> Iterator[None]:
@@ -123,7 +125,7 @@ class Policy:
         Of a sharded model every rank has to call it, and rank 0 gets them: they are gathered one after the other.
         """
         tensors = self.model.state_dict()
-        owners = {name: id(own) for name, own in self.model.named_parameters(remove_duplicate=False)}
+        owners = {name: id(parameter) for name, parameter in self.model.named_parameters(remove_duplicate=False)}
         places = {name: owners.get(name, name) for name in tensors}
         names = {place: name for name, place in places.items()}
         copies: dict[int | str, Tensor] = {}

@@ -49,8 +49,8 @@ def normalize_then_sum(
     if rewards.dim() != 2 or weights.shape != rewards.shape[:1]:
         raise ValueError(f"rewards {list(rewards.shape)} are [K, B], and weights {list(weights.shape)} are [K]")
     total = torch.zeros(rewards.shape[1], dtype=rewards.dtype, device=rewards.device)
-    for weight, own in zip(weights, rewards, strict=True):
-        total += weight * group_advantages(own, group_ids, ddof=ddof)
+    for weight, row in zip(weights, rewards, strict=True):
+        total += weight * group_advantages(row, group_ids, ddof=ddof)
     total[rewards.isnan().all(0)] = torch.nan
     return group_advantages(total, group_ids, kind="batch", ddof=ddof)
 

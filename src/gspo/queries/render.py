@@ -55,11 +55,16 @@ def template_notes(rows: Sequence[Row], tokenizer: Any, queries: QueriesConfig) 
 
 def _arguments(row: Row, queries: QueriesConfig) -> dict[str, Any]:
     """The recipe's variables of the chat template and the row's, which win; UserError for what are none."""
-    own, fix = row.columns.get(_ARGUMENTS), "write a mapping of the template's variables, {enable_thinking: false}"
-    if own is not None and not (isinstance(own, Mapping) and all(isinstance(name, str) for name in own)):
-        raise UserError(f"column {_ARGUMENTS!r} holds {str(own)[:60]!r}, not a mapping", where=row.id, fix=fix)
+    variables = row.columns.get(_ARGUMENTS)
+    if variables is not None and not (
+        isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
+    ):
+        fix = "write a mapping of the template's variables, {enable_thinking: false}"
+        raise UserError(f"column {_ARGUMENTS!r} holds {str(variables)[:60]!r}, not a mapping", where=row.id, fix=fix)
     # In Parquet every row has every name, without a value where the row has none.
-    return queries.chat_template_kwargs | {name: value for name, value in (own or {}).items() if value is not None}
+    return queries.chat_template_kwargs | {
+        name: value for name, value in (variables or {}).items() if value is not None
+    }
 
 
 def _check_row(row: Row, queries: QueriesConfig, *, is_chat: bool, has_template: bool) -> None:
@@ -93,9 +98,9 @@ def _text(row: Row, tokenizer: Any, queries: QueriesConfig, *, is_chat: bool) ->
     if queries.system is not None:
         messages = [{"role": "system", "content": queries.system}, *messages]
     prefilled = messages[-1]["role"] == "assistant"
-    own = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled, "tokenize": False}
+    options = {"add_generation_prompt": not prefilled, "continue_final_message": prefilled, "tokenize": False}
     try:
-        return str(tokenizer.apply_chat_template(messages, **(_arguments(row, queries) | own)))
+        return str(tokenizer.apply_chat_template(messages, **(_arguments(row, queries) | options)))
     except Exception as error:  # a template's own complaints come as jinja2 errors of many kinds
         raise UserError(f"the chat template refuses the messages: {error}", where=row.id) from None
 

@@ -50,8 +50,10 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     function = getattr(module, attribute, None)
     if not callable(function):
         there = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-        own = [key for key, value in there.items() if f"{value.__module__}.".startswith(f"{module.__name__}.")]
-        fix = f"{did_you_mean(attribute, there, '')} {f'its functions: {listed(own)}' if own else ''}".strip() or None
+        names = [key for key, value in there.items() if f"{value.__module__}.".startswith(f"{module.__name__}.")]
+        fix = (
+            f"{did_you_mean(attribute, there, '')} {f'its functions: {listed(names)}' if names else ''}".strip() or None
+        )
         raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix)
     return function
 

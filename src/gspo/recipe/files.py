@@ -59,7 +59,11 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
         if key.endswith(".python"):  # an interpreter that is missing has a message of its own
             continue
         is_local = file.endswith(".py") or names_file(file)
-        if all(own for name, own in needed.items() if key.startswith(name)) and is_local and not os.path.lexists(file):
+        if (
+            all(is_needed for name, is_needed in needed.items() if key.startswith(name))
+            and is_local
+            and not os.path.lexists(file)
+        ):
             folder, kind = Path(file).parent, Path(file).suffix
             near = sorted(
                 {str(folder / path.name) for place in places for path in Path(place, folder).glob(f"*{kind}")}

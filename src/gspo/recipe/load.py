@@ -82,7 +82,7 @@ def overridden(tree: dict[str, Any], override: str, folders: Sequence[str] = (""
     if path[0] == "reward" and path[1:] and re.match("[0-9+]", path[1]):
         tree = {**tree, "reward": listed_rewards(tree.get("reward") or [])}
     if path[:2] == ["evaluation", "suites"] and path[2:] and isinstance(evaluation := tree.get("evaluation"), dict):
-        suites = [{"suite": own} if isinstance(own, str) else own for own in evaluation.get("suites") or ()]
+        suites = [{"suite": suite} if isinstance(suite, str) else suite for suite in evaluation.get("suites") or ()]
         tree = {**tree, "evaluation": {**evaluation, "suites": suites}}
     value = located(read_yaml(text, where=f"override {override!r}"), folders, ".".join(path))
     return dict(_with_value(tree, path, value, key=key))

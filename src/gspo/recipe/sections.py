@@ -71,7 +71,7 @@ def _named_ids(value: Any) -> Any:
 def _with_underscores(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name.replace("-", "_") if isinstance(name, str) else name: own for name, own in value.items()}
+    return {name.replace("-", "_") if isinstance(name, str) else name: entry for name, entry in value.items()}
 
 
 def _check_day(day: str) -> str:
@@ -464,8 +464,8 @@ class SuiteConfig(Section):
     def sampling(self) -> dict[str, Any]:
         """The keys of `rollout` that are the suite's own, with their values."""
         names = ("temperature", "top_p", "top_k", "max_new_tokens", "stop_strings")
-        own = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**own, "group_size": self.samples}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**given, "group_size": self.samples}
 
 
 class EvaluationConfig(Section):

@@ -29,7 +29,7 @@ def suite_tree(value: Any) -> Any:
     if isinstance(value, str):
         return _read(value)
     if isinstance(value, Mapping) and isinstance(value.get("suite"), str):
-        return merged(_read(value["suite"]), {name: own for name, own in value.items() if name != "suite"})
+        return merged(_read(value["suite"]), {name: entry for name, entry in value.items() if name != "suite"})
     return value
 
 
@@ -37,7 +37,7 @@ def merged(tree: Any, changes: Any) -> Any:
     """The tree with the changes in it, section by section."""
     if not isinstance(tree, Mapping) or not isinstance(changes, Mapping):
         return changes
-    return {**tree, **{name: merged(tree.get(name), own) for name, own in changes.items()}}
+    return {**tree, **{name: merged(tree.get(name), change) for name, change in changes.items()}}
 
 
 def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dict[str, Any]]:
@@ -46,10 +46,10 @@ def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dic
     UserError for a suite that is not there, or has two files.
     """
     names, given = [suite["name"] for suite in suites], dict[str, str]()
-    for own in data:
-        name, separator, path = own.rpartition("=")
+    for argument in data:
+        name, separator, path = argument.rpartition("=")
         if not separator and len(suites) > 1:
-            fix = f"say whose it is: --data {names[0]}={own}"
+            fix = f"say whose it is: --data {names[0]}={argument}"
             raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
         if (name := name or names[0]) not in names:
             fix = f"the suites are: {', '.join(names)}; gspo has: {', '.join(named_suites())}"
@@ -58,7 +58,7 @@ def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dic
             raise UserError(f"--data names two files for {name}", where="command line", fix="join them into one")
         given[name] = path
     changes = [{"queries": {"path": given[name]}} if name in given else {} for name in names]
-    return [merged(suite, own) for suite, own in zip(suites, changes, strict=True)]
+    return [merged(suite, change) for suite, change in zip(suites, changes, strict=True)]
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {run}")
     if path.is_file():
         runs = [parent for parent in path.parents if (parent / "recipe.yaml").is_file()]
-        own = f"name the directory of its run, such as runs/{path.stem}" if path.suffix == ".yaml" else _NAME_A_RUN
-        fix = f"name the run: {runs[0]}" if runs else own
+        advice = f"name the directory of its run, such as runs/{path.stem}" if path.suffix == ".yaml" else _NAME_A_RUN
+        fix = f"name the run: {runs[0]}" if runs else advice
         raise UserError("this is a file, not a run's directory", where=str(path), fix=fix)
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))

@@ -113,10 +113,12 @@ class SampleSet:
         numbers = {query: number for number, query in enumerate(shown)}
         steps = []
         for step, groups_of_step in sorted(self.steps.items()):
-            own = [number if places is None else places.get((step, number)) for number in range(len(groups_of_step))]
+            step_places = [
+                number if places is None else places.get((step, number)) for number in range(len(groups_of_step))
+            ]
             groups = [
                 [numbers[place.query], len(place.spans), place.passed, place.mean, number, place.interest]
-                for place, number in zip(groups_of_step, own, strict=True)
+                for place, number in zip(groups_of_step, step_places, strict=True)
                 if place.query in numbers
             ]
             steps.append({"step": step, "groups": groups})

@@ -29,9 +29,9 @@ def pass_threshold(run: RunFiles, evaluated: str | None = None) -> float:
     """What a response must get to pass: the recipe's, or that of the suite of this name."""
     evaluation = section(run.recipe, "evaluation")
     suites = evaluation.get("suites")
-    named = [own for own in suites if isinstance(own, Mapping)] if isinstance(suites, list) else []
-    own = next((suite for suite in named if evaluated is not None and suite.get("name") == evaluated), evaluation)
-    threshold = own.get("pass_threshold")
+    named = [suite for suite in suites if isinstance(suite, Mapping)] if isinstance(suites, list) else []
+    settings = next((suite for suite in named if evaluated is not None and suite.get("name") == evaluated), evaluation)
+    threshold = settings.get("pass_threshold")
     return float(threshold) if is_number(threshold) else 1.0
 
 

@@ -57,7 +57,7 @@ def arguments_of(
         available = {p.name: available[p.name] for p in parameters if p.name in available}
     if signature == "TRL":
         return available
-    return [{name: own[i] if name in lists else own for name, own in available.items()} for i in range(size)]
+    return [{name: value[i] if name in lists else value for name, value in available.items()} for i in range(size)]
 
 
 def _lists(
@@ -80,8 +80,8 @@ def _lists(
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:
     """As verl's reward manager reads it; the ground truth of a row in another layout is its answer."""
-    own = {"ground_truth": columns["answer"]} if "answer" in columns else {}
-    own |= {"data_source": ""} | {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
+    row = {"ground_truth": columns["answer"]} if "answer" in columns else {}
+    row |= {"data_source": ""} | {name: columns[name] for name in ("data_source", "ground_truth") if name in columns}
     if isinstance(model := columns.get("reward_model"), Mapping):
-        own |= {name: truth for name, truth in model.items() if name == "ground_truth"}
-    return {**own, "extra_info": columns.get("extra_info") or {}}
+        row |= {name: truth for name, truth in model.items() if name == "ground_truth"}
+    return {**row, "extra_info": columns.get("extra_info") or {}}

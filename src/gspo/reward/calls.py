@@ -138,8 +138,8 @@ class RewardFunction:
 
 def is_async(function: Function) -> bool:
     """Whether a function, or an object that is called, gives a coroutine."""
-    own = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(own)
+    method = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

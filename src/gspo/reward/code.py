@@ -176,7 +176,7 @@ def _same_line(line: str, expected: str) -> bool:
     if len(tokens) != len(expected_tokens):
         return False
     try:
-        return all(Decimal(own) == Decimal(other) for own, other in zip(tokens, expected_tokens, strict=True))
+        return all(Decimal(token) == Decimal(other) for token, other in zip(tokens, expected_tokens, strict=True))
     except ArithmeticError:  # a word
         return False
 

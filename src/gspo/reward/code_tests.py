@@ -100,7 +100,7 @@ def _read_layout(name: str, row: Mapping[str, Any]) -> ProgramTests:
     if name == "test" and isinstance(value, str) and row.get("entry_point"):
         return _human_eval_tests(value, row)
     if name in ("public_test_cases", "private_test_cases"):
-        cases = [case for own in ("public_test_cases", "private_test_cases") for case in _cases(row.get(own))]
+        cases = [case for column in ("public_test_cases", "private_test_cases") for case in _cases(row.get(column))]
         return ProgramTests(tests=_read_cases(cases, row))
     if name == "reward_model" and isinstance(value, Mapping):
         value = value["ground_truth"]

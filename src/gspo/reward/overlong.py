@@ -14,7 +14,9 @@ def with_overlong_penalty(batch: Batch, sampling: RolloutConfig) -> Batch:
         return batch
     limit, margin = sampling.max_new_tokens, sampling.overlong_margin
     scored = [(sample, sample.score) for sample in batch.samples if sample.score is not None]
-    changed = [(sample, _penalised(own, overlong_penalty(sample.num_tokens, limit, margin))) for sample, own in scored]
+    changed = [
+        (sample, _penalised(score, overlong_penalty(sample.num_tokens, limit, margin))) for sample, score in scored
+    ]
     return batch.with_changed({sample: replace(sample, score=score) for sample, score in changed})
 
 

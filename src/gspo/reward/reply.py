@@ -68,9 +68,9 @@ async def reply_of_coroutine(function: Callable[..., Any], arguments: Callable[[
 def _call(function: Callable[..., Any], arguments: Arguments, log: Log) -> Any:
     """What it returns, or a list of that; the functions that log are not passed between processes, and put in here."""
     if not isinstance(arguments, Mapping):
-        return [function(**own) for own in arguments]
-    own = {"log_metric": log.metric, "log_extra": log.extra}
-    return function(**{**arguments, **{name: own[name] for name in own if name in arguments}})
+        return [function(**keywords) for keywords in arguments]
+    loggers = {"log_metric": log.metric, "log_extra": log.extra}
+    return function(**{**arguments, **{name: loggers[name] for name in loggers if name in arguments}})
 
 
 def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
@@ -85,16 +85,16 @@ def _returned(values: Any, arguments: Arguments, log: Log, size: int) -> Reply:
 
 
 def _score(value: Any) -> float | list[float] | str | None:
-    if (own := plain(value)) is None:
+    if (plain_value := plain(value)) is None:
         return None
-    is_list = isinstance(own, list | tuple)
+    is_list = isinstance(plain_value, list | tuple)
     numbers = []
-    for place, entry in enumerate(own if is_list else [own], 1):
+    for place, entry in enumerate(plain_value if is_list else [plain_value], 1):
         number = plain(entry)
         if isinstance(number, Mapping):
             return f"it returns a dictionary without the entry 'score': {repr(entry)[:80]}"
         if not isinstance(number, Real) or not abs(float(number)) <= MAX_NUMBER:
-            which = f" as number {place} of {len(own)}" if is_list else ""
+            which = f" as number {place} of {len(plain_value)}" if is_list else ""
             return f"it returns {repr(entry)[:80]}{which} for a completion"
         numbers.append(float(number))
     return numbers if is_list else numbers[0]

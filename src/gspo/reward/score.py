@@ -52,7 +52,9 @@ def score(
 
 def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
     """One batch of them all, in their order."""
-    names = dict.fromkeys([*(own.name for own in functions), *(name for own in batches for name in own.reward_seconds)])
+    names = dict.fromkeys(
+        [*(function.name for function in functions), *(name for batch in batches for name in batch.reward_seconds)]
+    )
     seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
     groups = tuple(group for batch in batches for group in batch.groups)
     return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
@@ -150,7 +152,7 @@ class Scores:
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
         self._logged[self.places[call.samples[0]]].append(
-            {f"{name}/{metric}": own for metric, own in reply.metrics.items()}
+            {f"{name}/{metric}": pair for metric, pair in reply.metrics.items()}
         )
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
@@ -174,8 +176,8 @@ class Scores:
     def batch(self, group: Group, place: int) -> Batch:
         """The group with its scores, and what its calls took and logged."""
         samples = tuple(replace(sample, score=self.of(sample)) for sample in group.samples)
-        own = Group(samples=samples)
-        return Batch(groups=(own,), reward_seconds=self._seconds[place], logged=added_up(self._logged[place]))
+        scored = Group(samples=samples)
+        return Batch(groups=(scored,), reward_seconds=self._seconds[place], logged=added_up(self._logged[place]))
 
     def of(self, sample: Sample) -> Score:
         """The sample's score, once everything is in."""
@@ -188,22 +190,24 @@ class Scores:
         applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
         has_reward, extra = failure is None and applying, dict(sorted(self._extra[sample].items()))
         reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
-        own = Score(reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra)
+        sample_score = Score(
+            reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra
+        )
         if not (has_reward and finer):
-            return own
+            return sample_score
         by_token, last = torch.zeros(2, sample.num_written, dtype=torch.float64)
         last[-1] = 1.0  # a response's own reward is earned by its end
         for weight, part in applying:
             by_token += weight * part if isinstance(part, Tensor) else weight * part * last
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
-        return replace(own, token_rewards=by_token, places=places)
+        return replace(sample_score, token_rewards=by_token, places=places)
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
     """Sums and counts by name, over rounds or calls; in whatever order they come, the last digit is the same."""
     totals, counts = defaultdict[str, list[float]](list), Counter[str]()
-    for name, (total, number) in (pair for own in logged for pair in own.items()):
+    for name, (total, number) in (pair for by_name in logged for pair in by_name.items()):
         totals[name].append(total)
         counts[name] += number
     return {name: (fsum(totals[name]), counts[name]) for name in sorted(totals)}

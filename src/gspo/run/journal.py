@@ -72,23 +72,23 @@ class Journal:
 
     def begin(self, suite: str, about: Mapping[str, Any]) -> set[str]:
         """The ids of the suite's questions that are judged already; UserError where that was done in another way."""
-        own = self.suites.get(suite)
-        if own is None:
-            self.suites[suite] = own = Judged(about=json.loads(json.dumps(about)))
-            self._append([{"suite": suite, "about": own.about}])
-        moved = {**about, "data": {**about["data"], "path": own.about["data"].get("path")}}
-        if own.about != json.loads(json.dumps(moved)):
-            what = f"it has {suite} with {_difference(own.about, moved)}"
+        judged = self.suites.get(suite)
+        if judged is None:
+            self.suites[suite] = judged = Judged(about=json.loads(json.dumps(about)))
+            self._append([{"suite": suite, "about": judged.about}])
+        moved = {**about, "data": {**about["data"], "path": judged.about["data"].get("path")}}
+        if judged.about != json.loads(json.dumps(moved)):
+            what = f"it has {suite} with {_difference(judged.about, moved)}"
             fix = "give another --out, or the same settings and data to go on with it; or delete it to judge anew"
             raise UserError(what, where=str(self.path), fix=fix)
-        return own.questions
+        return judged.questions
 
     def add(self, suite: str, lines: Sequence[Line], seconds: Sequence[float]) -> None:
         """Write judged responses, all those to some questions; `seconds` is how long sampling and judging took."""
-        own = self.suites[suite]
+        judged = self.suites[suite]
         self._append([*({"suite": suite, "line": line} for line in lines), {"suite": suite, "seconds": seconds}])
-        own.lines += lines
-        own.seconds = _sums(own.seconds, seconds)
+        judged.lines += lines
+        judged.seconds = _sums(judged.seconds, seconds)
 
     def finish(self, engine: Mapping[str, str], ratings: Mapping[str, Any]) -> dict[str, Any]:
         """Write evaluation.json, of the suites that are judged whole, with new ratings; what it holds.
@@ -97,12 +97,12 @@ class Journal:
         """
         tree: dict[str, Any] = {"format": FORMAT, "gspo": version("gspo"), "model": self._model}
         tree |= {"engine": dict(engine) or self._engine, "seed": SAMPLING_KEY.seed, "suites": {}}
-        for name, own in self.suites.items():
-            own.rating = ratings.get(name, own.rating)
-            if own.is_whole:
-                seconds = {"seconds_sampling": own.seconds[0], "seconds_judging": own.seconds[1]}
-                numbers = numbers_of(own.lines) | seconds | ({"rating": own.rating} if own.rating else {})
-                tree["suites"][name] = {**own.about, "numbers": numbers, "responses": own.lines}
+        for name, judged in self.suites.items():
+            judged.rating = ratings.get(name, judged.rating)
+            if judged.is_whole:
+                seconds = {"seconds_sampling": judged.seconds[0], "seconds_judging": judged.seconds[1]}
+                numbers = numbers_of(judged.lines) | seconds | ({"rating": judged.rating} if judged.rating else {})
+                tree["suites"][name] = {**judged.about, "numbers": numbers, "responses": judged.lines}
         self._lock.check()
         with self._writing(self.path / EVALUATION_FILE):
             replace_text(self.path / EVALUATION_FILE, json.dumps(tree, ensure_ascii=False, allow_nan=False))
@@ -127,11 +127,11 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Keep in the unfinished file what evaluation.json does not have; no file where that is nothing."""
-        unfinished = {name: own for name, own in self.suites.items() if not own.is_whole}
+        unfinished = {name: judged for name, judged in self.suites.items() if not judged.is_whole}
         records: list[Mapping[str, Any]] = [{"model": self._model}]
-        for name, own in unfinished.items():
-            records += [{"suite": name, "about": own.about}, {"suite": name, "seconds": own.seconds}]
-            records += [{"suite": name, "line": line} for line in own.lines]
+        for name, judged in unfinished.items():
+            records += [{"suite": name, "about": judged.about}, {"suite": name, "seconds": judged.seconds}]
+            records += [{"suite": name, "line": line} for line in judged.lines]
         if unfinished:
             replace_text(self._unfinished, _text(records))
         else:
@@ -151,11 +151,11 @@ class Journal:
             raise ValueError(f"its format is {tree['format']}, not {FORMAT}")
         self._check_model(tree["model"])
         self._engine = dict(tree["engine"])
-        for name, own in tree["suites"].items():
-            numbers = own["numbers"]
+        for name, suite in tree["suites"].items():
+            numbers = suite["numbers"]
             self.suites[name] = Judged(
-                about={key: own[key] for key in ("settings", "data")},
-                lines=[_checked(line) for line in own["responses"]],
+                about={key: suite[key] for key in ("settings", "data")},
+                lines=[_checked(line) for line in suite["responses"]],
                 seconds=[numbers["seconds_sampling"], numbers["seconds_judging"]],
                 rating=numbers.get("rating"),
             )
@@ -166,13 +166,13 @@ class Journal:
         if model is None:  # killed in its first write
             return self._unfinished.unlink()
         self._check_model(model["model"])
-        known = {name: own.questions for name, own in self.suites.items()}
+        known = {name: judged.questions for name, judged in self.suites.items()}
         read: dict[tuple[str, str], list[Line]] = {}
         for record in records:
             name = record["suite"]
-            own = self.suites.setdefault(name, Judged(about=record.get("about", {})))
+            judged = self.suites.setdefault(name, Judged(about=record.get("about", {})))
             if "seconds" in record and name not in known:
-                own.seconds = _sums(own.seconds, record["seconds"])
+                judged.seconds = _sums(judged.seconds, record["seconds"])
             if "line" in record:
                 line = _checked(record["line"])
                 read.setdefault((name, line["query"]), []).append(line)

@@ -55,8 +55,8 @@ def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memo
         config.vocab_size = recipe.model.architecture.get("vocab_size", len(inputs.tokenizer))
     longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
     libraries = 0.0 if device.type == "cuda" else psutil.Process().memory_info().rss
-    own: dict[str, Any] = {"device": device, "libraries": libraries, "num_ranks": num_ranks}
-    return memory_of(recipe, config, prompt_tokens=longest, **own)
+    options: dict[str, Any] = {"device": device, "libraries": libraries, "num_ranks": num_ranks}
+    return memory_of(recipe, config, prompt_tokens=longest, **options)
 
 
 def memory_of(
@@ -92,8 +92,8 @@ def memory_of(
     sampling = _sampling(recipe, text, prompt_tokens, width)
     held = {**held, "libraries": libraries}
     if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer and not recipe.rollout.embedded.devices:
-        own = {"engine's weights": width * sum(p.numel() for p in model.parameters()), "engine's libraries": libraries}
-        held |= own | sampling
+        weights = width * sum(p.numel() for p in model.parameters())
+        held |= {"engine's weights": weights, "engine's libraries": libraries} | sampling
     sampling |= {"checkpoint's copy": copy * (device.type == "cpu")} | whole
     stages = {"in the update": held | update, "while sampling": held | sampling}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
@@ -104,21 +104,23 @@ def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, fl
     actor, masters = recipe.actor, 4 if width < 4 else 0
     moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
-    size, trained = (sum(p.numel() for p in model.parameters() if p.requires_grad or own) for own in (True, False))
-    own = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
+    size, trained = (
+        sum(p.numel() for p in model.parameters() if p.requires_grad or with_frozen) for with_frozen in (True, False)
+    )
+    parts = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
     gradient = trained
     if actor.advantage == "gae" and recipe.critic.trunk == "own":
         trunk = sum(p.numel() for p in model.base_model.parameters())
-        own["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
+        parts["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
     reference = width * size * bool(actor.kl.coefficient)
-    copy = sum(own.values()) + reference * bool(actor.kl.refresh_steps)
+    copy = sum(parts.values()) + reference * bool(actor.kl.refresh_steps)
     update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
-    return {**own, "reference": reference}, update, copy
+    return {**parts, "reference": reference}, update, copy
 
 
 def _largest_units(model: Any) -> int:
     """The parameters that a rank has gathered at a time: two layers, and all that is in none."""
-    layers = max((list(own) for own in model.modules() if isinstance(own, nn.ModuleList)), key=len, default=[])
+    layers = max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=[])
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     return sum(p.numel() for p in model.parameters()) - sum(sizes) + 2 * max(sizes, default=0)
 
@@ -156,7 +158,7 @@ def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int) -> dict
     """Keys and values of all rows, one layer of them twice while they grow; three copies of a token's logits."""
     rollout, evaluation = recipe.rollout, recipe.evaluation
     most = max(rollout.queries_per_step * rollout.group_size, evaluation.num_queries * evaluation.samples)
-    longest = max(rollout.max_new_tokens, *(own.max_new_tokens or 0 for own in evaluation.suites), 0)
+    longest = max(rollout.max_new_tokens, *(suite.max_new_tokens or 0 for suite in evaluation.suites), 0)
     rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), _heads(text)
     numbers = 2 * (text.num_hidden_layers + 1) * keys * size * (prompt_tokens + longest)
     return {"cache": width * rows * numbers, "token logits": 12 * rows * text.vocab_size}

@@ -110,7 +110,7 @@ def load_inputs(
     say("reading what to evaluate on")
     set_rows = read_sets(recipe, evaluation)
     say(f"reading {recipe.queries.path or 'the queries'}")
-    check_watched(recipe, [own.name for own in set_rows])
+    check_watched(recipe, [rows_of_set.name for rows_of_set in set_rows])
     rows, pairs = _load_data(recipe, queries, set_rows, saved)
     functions = check_origin([*rows.train, *rows.held_out], functions)
     check_tests([*rows.train, *rows.held_out], functions)
@@ -127,8 +127,8 @@ def load_inputs(
     notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
     notes += template_notes([*rows.train, *rows.held_out], tokenizer, recipe.queries)
     say("starting and trying the reward functions")
-    own: dict[str, Any] = {"max_positions": positions, "output": output}
-    sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **own)
+    options: dict[str, Any] = {"max_positions": positions, "output": output}
+    sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
     check_engine(
         recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
     )
@@ -155,15 +155,19 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
     settings = {"actor.optimizer": actor.optimizer}
     settings |= {"cold_start.optimizer": recipe.cold_start.optimizer} if recipe.cold_start.steps else {}
     critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
-    for where, own in (settings | critics).items():
-        if own.name != "adamw" or own.options:
-            notes += check_optimizer(own, where=where, device=device_of(model.device))
-    if model.attn_implementation or model.frozen or any(own.no_decay for own in (settings | critics).values()):
+    for where, optimizer in (settings | critics).items():
+        if optimizer.name != "adamw" or optimizer.options:
+            notes += check_optimizer(optimizer, where=where, device=device_of(model.device))
+    if (
+        model.attn_implementation
+        or model.frozen
+        or any(optimizer.no_decay for optimizer in (settings | critics).values())
+    ):
         empty = empty_model(model, config)
         freeze(empty, model.frozen)
         trained = [name for name, parameter in empty.named_parameters() if parameter.requires_grad]
-        for where, own in settings.items():
-            matching(own.no_decay, trained, where=f"{where}.no_decay")
+        for where, optimizer in settings.items():
+            matching(optimizer.no_decay, trained, where=f"{where}.no_decay")
         if critics:
             trunk = dict(empty.base_model.named_parameters()) if recipe.critic.trunk == "own" else {}
             names = ["head.weight", "head.bias", *(f"trunk.{name}" for name in trunk)]
@@ -173,8 +177,10 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
 
 def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[EvaluationSet]) -> int:
     """The most tokens that a prompt and its response may have, in training or in an evaluation."""
-    asked = [(queries.train, recipe.rollout), *((own.queries, own.sampling) for own in sets)]
-    lengths = [len(query.prompt_ids) + sampling.max_new_tokens for own, sampling in asked for query in own]
+    asked = [(queries.train, recipe.rollout), *((eval_set.queries, eval_set.sampling) for eval_set in sets)]
+    lengths = [
+        len(query.prompt_ids) + sampling.max_new_tokens for asked_queries, sampling in asked for query in asked_queries
+    ]
     return max(lengths, default=0)  # other ranks than 0 have no queries
 
 
@@ -225,10 +231,10 @@ def prepare(
 
 def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
     """Rank 0 loads them, for it alone samples, scores and writes; the others get what models are made of."""
-    own: list[Inputs] = []
+    loaded: list[Inputs] = []
 
     def load() -> Inputs:
-        own.append(inputs := load_inputs(recipe, **options))
+        loaded.append(inputs := load_inputs(recipe, **options))
         nothing: dict[str, Any] = dict.fromkeys(("functions", "set_rows", "pairs", "evaluation_sets", "probed"), ())
         nothing |= {"rows": RowSet(train=(), held_out=()), "queries": QuerySet(train=(), held_out=()), "hooks": {}}
         # Python code of a model directory has no name that another rank could unpickle it by.
@@ -236,7 +242,7 @@ def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
         return replace(inputs, **nothing, notes=(), config=None, tokenizer=tokenizer)
 
     shared = from_first(load)
-    others = on_all(lambda: own or [replace(shared, tokenizer=shared.tokenizer or make_tokenizer(recipe.model, ()))])
+    others = on_all(lambda: loaded or [replace(shared, tokenizer=shared.tokenizer or make_tokenizer(recipe.model, ()))])
     return others[0]
 
 
@@ -299,7 +305,7 @@ def _fitting_texts(
     """What a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
         yield from filter(None, (queries.template, queries.system))
-    for row in (*rows.train, *rows.held_out, *(row for own in sets for row in own.rows)):
+    for row in (*rows.train, *rows.held_out, *(row for set_rows in sets for row in set_rows.rows)):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
     for _, completion in pairs:
         yield completion

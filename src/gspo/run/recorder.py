@@ -164,17 +164,19 @@ class Recorder:
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
         with run.clock.stage("evaluation"):
             run.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
-            for own in parts.evaluation_sets:
+            for eval_set in parts.evaluation_sets:
                 if step == 0:
-                    run.display.note(f"evaluating on {len(own.queries)} queries of {own.name} …")
-                score = evaluate(run.engine, own, run.trainer_state(step), **watched)
-                numbers = evaluation_metrics(score, own.name)
-                metrics, samples = {**metrics, **numbers}, {**samples, own.name: score.samples}
-                run.display.note(f"pass@1 {when}: {evaluation_summary(score, numbers, own.name)}")
-                if failures := failure_summary(score, own.name):
+                    run.display.note(f"evaluating on {len(eval_set.queries)} queries of {eval_set.name} …")
+                score = evaluate(run.engine, eval_set, run.trainer_state(step), **watched)
+                numbers = evaluation_metrics(score, eval_set.name)
+                metrics, samples = {**metrics, **numbers}, {**samples, eval_set.name: score.samples}
+                run.display.note(f"pass@1 {when}: {evaluation_summary(score, numbers, eval_set.name)}")
+                if failures := failure_summary(score, eval_set.name):
                     run.display.note(f"warning: {failures}", style="yellow")
         if run.recipe.report.rollouts:
-            lines = ({"set": name, **line} for name, own in samples.items() for line in rollout_lines(own))
+            lines = (
+                {"set": name, **line} for name, set_samples in samples.items() for line in rollout_lines(set_samples)
+            )
             run.directory.write_rollouts(step, lines, folder=EVALUATION)
         return {**metrics, "time/evaluation_seconds": run.clock.seconds.pop("evaluation")}
 
@@ -219,8 +221,8 @@ class TokenText:
         if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
             lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
         ends = accumulate(lengths)
-        own = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, own, strict=True))
+        parts = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, parts, strict=True))
         return lengths if fits and sum(lengths) == len(text) else None
 
     def _partial_lengths(self, ids: Sequence[int]) -> list[int]:
@@ -266,6 +268,6 @@ def _by_token(sample: Sample, numbers: Float[Tensor, "W"] | None) -> list[float 
     """The numbers of a sample's tokens; null for one that is not finite, or whose token the policy did not write."""
     if numbers is None:
         return None
-    own = iter(numbers.tolist())
-    values = [next(own) if is_written else nan for is_written in sample.loss_mask.tolist()]
+    written = iter(numbers.tolist())
+    values = [next(written) if is_written else nan for is_written in sample.loss_mask.tolist()]
     return [float(f"{value:.{_DIGITS}g}") if isfinite(value) else None for value in values]

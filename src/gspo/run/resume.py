@@ -141,7 +141,7 @@ def check_rows(
 
 def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()) -> str:
     """SHA-256 over ids, prompts and columns of all rows, trained or evaluated on, and over the cold start's pairs."""
-    evaluated = [row for own in sets for row in own.rows]
+    evaluated = [row for set_rows in sets for row in set_rows.rows]
     contents: list[Any] = [[row.id, row.prompt, row.columns] for row in (*rows.train, *rows.held_out, *evaluated)]
     contents += [len(rows.train), *([row.prompt, completion] for row, completion in pairs)]
     return contents_digest(contents)

@@ -219,7 +219,7 @@ def open_run(
             stop = interrupt.check_stop
             stop_all = interrupt.check_stop_of_all
             parts = prepare(recipe, **given, saved=saved, check_stop=stop_all, say=say, output=output)
-        stack.callback(close_functions, [f for own in parts.evaluation_sets for f in own.functions])
+        stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
@@ -261,23 +261,23 @@ def _reopened(
     recipe: Recipe, display: Display, *, resume: bool, overwrite: bool
 ) -> tuple[RunDirectory | None, Checkpoint | None]:
     """The directory and the checkpoint that a run goes on from; rank 0 looks, and locks the directory."""
-    own: RunDirectory | None = None
+    directory: RunDirectory | None = None
 
     def look() -> tuple[bool, Checkpoint | None]:
-        nonlocal own
-        own, saved = reopen(recipe, display.note) if resume else (None, None)
-        if own is None:
+        nonlocal directory
+        directory, saved = reopen(recipe, display.note) if resume else (None, None)
+        if directory is None:
             check_place(recipe, overwrite=overwrite)  # before anything takes time
-        return own is not None, saved
+        return directory is not None, saved
 
     is_there, saved = from_first(look)
-    return own or (RunDirectory(recipe.run_dir) if is_there else None), saved
+    return directory or (RunDirectory(recipe.run_dir) if is_there else None), saved
 
 
 def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
-    own: list[RunDirectory] = []
-    from_first(lambda: own.append(RunDirectory.create(recipe, overwrite=overwrite)))
-    return own[0] if own else RunDirectory(recipe.run_dir)
+    created: list[RunDirectory] = []
+    from_first(lambda: created.append(RunDirectory.create(recipe, overwrite=overwrite)))
+    return created[0] if created else RunDirectory(recipe.run_dir)
 
 
 def _of_ranks(

@@ -59,7 +59,9 @@ def introduction(recipe: Recipe, parts: Prepared) -> str:
     names = ", ".join(function.name for function in parts.functions)
     sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out"
     sources += "".join(
-        f", {len(own.queries):,} of {own.name}" for own in parts.evaluation_sets if own.queries is not queries.held_out
+        f", {len(eval_set.queries):,} of {eval_set.name}"
+        for eval_set in parts.evaluation_sets
+        if eval_set.queries is not queries.held_out
     )
     sources += f"; reward: {names}"
     return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
@@ -145,8 +147,8 @@ def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[
     suites = {name: tree["suites"][name] for name in names}
     heads = ("suite", "pass@1", "± questions", "± samples", "pass@k", "questions", "samples", "tokens", "cut off")
     rows: list[tuple[str, ...]] = [heads]
-    for name, own in suites.items():
-        numbers, settings = own["numbers"], own["settings"]
+    for name, suite in suites.items():
+        numbers, settings = suite["numbers"], suite["settings"]
         most = max(numbers["pass_at_k"], key=int)
         at_k = f"{numbers['pass_at_k'][most]:.3f} (k={most})" if int(most) > 1 else "–"
         errors = [numbers["error_over_questions"], numbers["error_over_samples"]]
@@ -158,12 +160,12 @@ def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[
     yield f"{tree['model']['path']} (weights {tree['model']['sha256'][:12]})"
     for row in rows:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-    for name, own in suites.items():
-        numbers = own["numbers"]
+    for name, suite in suites.items():
+        numbers = suite["numbers"]
         if rating := numbers.get("rating"):
             low, high = ("–" if end is None else f"{end:.0f}" for end in (rating["low"], rating["high"]))
             number = "none" if rating["rating"] is None else f"{rating['rating']:.0f}"
-            places = len({own["id"] for own in rating["contests"]})
+            places = len({contest["id"] for contest in rating["contests"]})
             yield f"{name}: rating {number}, {rating['confidence']:.0%} interval {low} to {high}, {places} contest(s)"
             if rating["note"]:
                 yield f"note: {name}: {rating['note']}"
@@ -177,13 +179,16 @@ def evaluation_lines(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[
 def comparison_line(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> str:
     """The paired difference of two evaluations on a suite, and how many questions changed."""
     paired = compare(first, second, suite)
-    own, names = paired.difference, [tree["model"]["name"] for tree in (second, first)]
-    errors = [_three(None if math.isnan(e) else e) for e in (own.error_over_questions, own.error_over_samples)]
+    difference, names = paired.difference, [tree["model"]["name"] for tree in (second, first)]
+    errors = [
+        _three(None if math.isnan(e) else e) for e in (difference.error_over_questions, difference.error_over_samples)
+    ]
     both = (("better", paired.won), ("worse", paired.lost))
     parts = [f"{len(ids)} {word}{f' ({listed(ids, 3)})' if ids else ''}" for word, ids in both]
-    changed = f"of {own.num_questions} questions {' and '.join(parts)}"
+    changed = f"of {difference.num_questions} questions {' and '.join(parts)}"
     return (
-        f"{suite}: {names[0]} − {names[1]}: {own.mean:+.3f}, ± {errors[0]} over questions, ± {errors[1]} over samples; "
+        f"{suite}: {names[0]} − {names[1]}: {difference.mean:+.3f}, "
+        f"± {errors[0]} over questions, ± {errors[1]} over samples; "
         f"{changed} (sign test: p = {paired.sign_test:.2g})"
     )
 

@@ -51,8 +51,10 @@ def isolated_command(
     shown = [*interpreter_paths(python), *(["/usr", "/etc/alternatives"] if compiler else [])]
     shown = without_covered(path for path in shown if os.path.exists(path))
     hidden = [] if EVERYTHING in packages else hidden_packages(shown)
-    own = Path(__file__).parent
-    binds += [(str(own / name), f"{INSIDE}/{name}") for name in ("inside.py", "program.py", "channel.py", "plain.py")]
+    folder = Path(__file__).parent
+    binds += [
+        (str(folder / name), f"{INSIDE}/{name}") for name in ("inside.py", "program.py", "channel.py", "plain.py")
+    ]
     words = [bubblewrap, "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += ["--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
     for name in ("lib", "lib32", "lib64"):
@@ -88,7 +90,7 @@ def isolated_command(
     if os.geteuid() != 0:
         return words
     sources = [*shown, *(source for source, _ in binds)]
-    return [python, "-I", "-S", str(own / "launcher.py"), json.dumps([NOBODY, sources, words])]
+    return [python, "-I", "-S", str(folder / "launcher.py"), json.dumps([NOBODY, sources, words])]
 
 
 def interpreter_paths(python: str) -> list[str]:
@@ -119,12 +121,13 @@ def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[
     if EVERYTHING in packages:
         places = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
         places |= {path for path in [*site.getsitepackages(), site.getusersitepackages()] if path in sys.path}
-        own = Path(gspo.__file__).parent
+        package = Path(gspo.__file__).parent
         shown = sorted(path for path in places if Path(path).is_dir())
         binds = [(path, f"{PACKAGES}/{number}") for number, path in enumerate(shown)]
-        return [*binds, (str(own), f"{PACKAGES}/own/{own.name}")], [*(there for _, there in binds), f"{PACKAGES}/own"]
+        search = [*(there for _, there in binds), f"{PACKAGES}/own"]
+        return [*binds, (str(package), f"{PACKAGES}/own/{package.name}")], search
     parents: list[str] = []
-    found: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for name in packages:
         if spec := importlib.util.find_spec(name.partition(".")[0]):
             for place in spec.submodule_search_locations or [str(spec.origin)]:
@@ -132,8 +135,8 @@ def find_packages(packages: Sequence[str]) -> tuple[list[tuple[str, str]], list[
                 for path in (Path(place), Path(f"{place}.libs")):
                     if path.exists():
                         parents += [] if str(path.parent) in parents else [str(path.parent)]
-                        found[str(path)] = f"{PACKAGES}/{parents.index(str(path.parent))}/{path.name}"
-    return [*found.items()], [f"{PACKAGES}/{number}" for number in range(len(parents))]
+                        targets[str(path)] = f"{PACKAGES}/{parents.index(str(path.parent))}/{path.name}"
+    return [*targets.items()], [f"{PACKAGES}/{number}" for number in range(len(parents))]
 
 
 def without_covered(paths: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ def evaluation_data(evaluations: Sequence[Evaluation], labels: Sequence[str]) ->
     return {
         "written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         "models": [
-            {"label": label, "about": leaves({name: own for name, own in evaluation.items() if name != "suites"})}
+            {"label": label, "about": leaves({name: entry for name, entry in evaluation.items() if name != "suites"})}
             for label, evaluation in zip(labels, evaluations, strict=True)
         ],
         "suites": [suite_data(name, evaluations) for name in names],
@@ -43,12 +43,12 @@ def evaluation_data(evaluations: Sequence[Evaluation], labels: Sequence[str]) ->
 
 def suite_data(name: str, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """A suite; null stands for a model that was not evaluated on it."""
-    own = [evaluation["suites"].get(name) for evaluation in evaluations]
-    questions = [by_question(suite["responses"] if suite else ()) for suite in own]
+    suites = [evaluation["suites"].get(name) for evaluation in evaluations]
+    questions = [by_question(suite["responses"] if suite else ()) for suite in suites]
     return {
         "name": name,
-        "numbers": [suite and _numbers(suite["numbers"]) for suite in own],
-        "settings": [suite and leaves({"data": suite["data"], **suite["settings"]}) for suite in own],
+        "numbers": [suite and _numbers(suite["numbers"]) for suite in suites],
+        "settings": [suite and leaves({"data": suite["data"], **suite["settings"]}) for suite in suites],
         "differences": [None, *(_difference(evaluations[0], other, name) for other in evaluations[1:])],
         "rates": _distribution([[rate(row) for row in rows.values()] for rows in questions], _place_of_rate, _RATES),
         "lengths": _lengths([[response["tokens"] for row in rows.values() for response in row] for rows in questions]),
@@ -89,7 +89,7 @@ def _rating(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         **{name: rounded(tree.get(name)) for name in ("rating", "low", "high", "confidence")},
         "note": printable(str(tree.get("note") or "")),
-        "contests": [_contest(own) for own in contests if isinstance(own, Mapping)]
+        "contests": [_contest(contest) for contest in contests if isinstance(contest, Mapping)]
         if isinstance(contests, list)
         else [],
         "left_out": [[printable(f"{contest}"), printable(f"{why}")] for contest, why in left_out.items()],
@@ -108,18 +108,18 @@ def _difference(first: Evaluation, second: Evaluation, suite: str) -> dict[str, 
     if not all(suite in evaluation["suites"] for evaluation in (first, second)):
         return None
     try:
-        found = compare(first, second, suite)
+        comparison = compare(first, second, suite)
     except UserError as error:
         return {"why": printable(error.what)}
     return {
-        "mean": rounded(found.difference.mean),
-        "error_over_questions": rounded(found.difference.error_over_questions),
-        "error_over_samples": rounded(found.difference.error_over_samples),
-        "num_questions": found.difference.num_questions,
-        "num_left_out": found.num_left_out,
-        "sign_test": rounded(found.sign_test),
-        "won": [printable(query) for query in found.won],
-        "lost": [printable(query) for query in found.lost],
+        "mean": rounded(comparison.difference.mean),
+        "error_over_questions": rounded(comparison.difference.error_over_questions),
+        "error_over_samples": rounded(comparison.difference.error_over_samples),
+        "num_questions": comparison.difference.num_questions,
+        "num_left_out": comparison.num_left_out,
+        "sign_test": rounded(comparison.sign_test),
+        "won": [printable(query) for query in comparison.won],
+        "lost": [printable(query) for query in comparison.lost],
     }
 
 
@@ -127,7 +127,7 @@ def _distribution(
     values: Sequence[Sequence[Any]], place_of: Callable[[Any], int], labels: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """How many values of each model lie at each label; labels without any are left out."""
-    counts = [Counter(map(place_of, own)) for own in values]
+    counts = [Counter(map(place_of, model_values)) for model_values in values]
     rows = [(label, [count[place] for count in counts]) for place, label in enumerate(labels)]
     return [(label, row) for label, row in rows if any(row)]
 
@@ -140,8 +140,8 @@ def _place_of_rate(value: float | None) -> int:
 
 def _lengths(values: Sequence[Sequence[int | None]]) -> list[tuple[str, list[int]]]:
     """Of the responses of each model, by doubling numbers of tokens."""
-    known = [[value for value in own if value is not None] for own in values]
-    most = max((value for own in known for value in own), default=0).bit_length()
+    known = [[value for value in model_values if value is not None] for model_values in values]
+    most = max((value for model_values in known for value in model_values), default=0).bit_length()
     labels = ["0", *(f"{2**power // 2:,}–{2**power - 1:,}" if power > 1 else "1" for power in range(1, most + 1))]
     return _distribution(known, int.bit_length, labels)
 

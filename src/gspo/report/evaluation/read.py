@@ -38,7 +38,7 @@ def read_evaluation(path: Path) -> Evaluation:
     return {
         **{"gspo": tree.get("gspo"), "seed": tree.get("seed"), "engine": section(tree, "engine")},
         "model": {**model, "name": str(model.get("name") or path.name)},
-        "suites": {name: _suite(own) for name, own in suites.items() if isinstance(own, Mapping)},
+        "suites": {name: _suite(suite) for name, suite in suites.items() if isinstance(suite, Mapping)},
     }
 
 

@@ -106,7 +106,8 @@ def _size_of(response: Response) -> int:
 
 def _shortened(rows: Questions) -> Questions:
     return {
-        query: [{**own, "completion": _without_middle(own["completion"])} for own in row] for query, row in rows.items()
+        query: [{**response, "completion": _without_middle(response["completion"])} for response in row]
+        for query, row in rows.items()
     }
 
 
@@ -119,13 +120,13 @@ def _without_middle(text: str) -> str:
 
 def _shown(query: str, questions: Sequence[Questions], chosen: Collection[tuple[int, int]]) -> dict[str, Any]:
     """A question as the page shows it: its prompt, columns, and of each model the responses that are carried."""
-    rows = [own.get(query, ()) for own in questions]
+    rows = [model_questions.get(query, ()) for model_questions in questions]
     lead = next(row[0] for row in rows if row)
     columns = "; ".join(f"{name}: {value}" for name, value in lead["columns"].items())
     shown = [
         [
-            readable({name: own.get(name) for name in _SHOWN})
-            for place, own in enumerate(row)
+            readable({name: response.get(name) for name in _SHOWN})
+            for place, response in enumerate(row)
             if (model, place) in chosen
         ]
         for model, row in enumerate(rows)

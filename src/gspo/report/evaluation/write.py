@@ -31,9 +31,11 @@ def evaluation_document(evaluations: Sequence[Evaluation], labels: Sequence[str]
     data = evaluation_data(evaluations, labels)
     questions, changed = {}, {}
     for suite in data["suites"]:
-        own = [evaluation["suites"].get(suite["name"]) for evaluation in evaluations]
-        questions[suite["name"]] = [by_question(one["responses"] if one else ()) for one in own]
-        kinds = (one.get(kind, ()) for one in suite["differences"] if one for kind in ("won", "lost"))
+        trees = [evaluation["suites"].get(suite["name"]) for evaluation in evaluations]
+        questions[suite["name"]] = [by_question(tree["responses"] if tree else ()) for tree in trees]
+        kinds = (
+            difference.get(kind, ()) for difference in suite["differences"] if difference for kind in ("won", "lost")
+        )
         changed[suite["name"]] = {query for queries in kinds for query in queries}
     carried = carried_responses(questions, changed)
     for suite in data["suites"]:

@@ -38,9 +38,9 @@ def _carried(samples: SampleSet, max_bytes: int) -> tuple[dict[str, Any], dict[i
     chosen = _chosen(samples.steps, by_hash, max_bytes)
     places, contents = {}, {}
     for step in samples.steps:
-        own = sorted(place for at, place in chosen if at == step)
-        places.update({(step, place): number for number, place in enumerate(own)})
-        contents[step] = packed([samples.group(step, place) for place in own])
+        step_places = sorted(place for at, place in chosen if at == step)
+        places.update({(step, place): number for number, place in enumerate(step_places)})
+        contents[step] = packed([samples.group(step, place) for place in step_places])
     return samples.index(set(by_hash), places), contents
 
 

@@ -132,8 +132,10 @@ class Checkpointer:
             self._saved_at = time.monotonic()
             if not from_first(self.path.exists):
                 snapshot, self._number = self._snapshot(), self._number + 1
-                work, own = (self._work, (snapshot, self._best)) if rank() == 0 else (self._work_beside, (snapshot,))
-                self._thread = threading.Thread(target=work, args=own, daemon=True)
+                work, arguments = (
+                    (self._work, (snapshot, self._best)) if rank() == 0 else (self._work_beside, (snapshot,))
+                )
+                self._thread = threading.Thread(target=work, args=arguments, daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
             elif self._best and rank() == 0:  # a process that was killed may not have come to this
@@ -171,8 +173,12 @@ class Checkpointer:
         if rank() == 0:
             text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
             parts |= {"random": self._random, "records": records}
-        tensors = {f"{part}/{name}": saved_part(tensor) for part, own in parts.items() for name, tensor in own.items()}
-        saved = {name: own.to("cpu", copy=True).contiguous() for name, own in tensors.items() if own is not None}
+        tensors = {
+            f"{part}/{name}": saved_part(tensor) for part, state in parts.items() for name, tensor in state.items()
+        }
+        saved = {
+            name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items() if tensor is not None
+        }
         names = frozenset(self.progress.rollout_files)
         new, self._synced = names - self._synced, names
         return Snapshot(
@@ -182,7 +188,7 @@ class Checkpointer:
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
-            other_ranks=[own for own in gathered(rank() if saved else 0) if own],
+            other_ranks=[number for number in gathered(rank() if saved else 0) if number],
         )
 
     def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:

@@ -36,7 +36,7 @@ class _SavedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         full = f"{self._prefix}{name}"
-        rows = [file.get_tensor(full) for file, own in zip(self._files, self._names, strict=True) if full in own]
+        rows = [file.get_tensor(full) for file, names in zip(self._files, self._names, strict=True) if full in names]
         if not rows:
             raise KeyError(name)
         return rows[0] if len(rows) == 1 else torch.cat(rows)
