@@ -1,14 +1,19 @@
 """The embedded engine in a process of its own: what it samples, new weights under way, and its end."""
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from tests.rollout.servers.test_vllm_process import LONG, assert_gone, family, supervisors
 
 from gspo.errors import RunError
 from gspo.model.packing import TokenSequence
@@ -17,11 +22,13 @@ from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ModelConfig, RolloutConfig, ServerConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
+from gspo.rollout.servers import process as one_process
+from gspo.rollout.servers import server as one_server
 from gspo.rollout.servers.api import Request
 from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.engine import ServerEngine, server_engine
 from gspo.rollout.servers.requests import Address, RefusedError
-from gspo.types import Group, Query
+from gspo.types import Group, Query, Sample
 
 ROOT = Path(__file__).parents[3]
 SETTINGS, KEY = RolloutConfig(max_new_tokens=12, group_size=3), SamplingKey(seed=0, step=1)
@@ -74,24 +81,28 @@ def test_it_samples_bit_by_bit_what_the_trainers_own_process_would(
 def test_new_weights_are_at_work_from_the_next_token_on_and_named(
     engine: ServerEngine, policy: Policy, queries: list[Query], plain_logprobs: Any
 ) -> None:
-    settings, found = SETTINGS.model_copy(update={"max_new_tokens": 400}), dict[int, Group]()
-    first = engine._fleet.version
-    weights = {first: {name: own.clone() for name, own in policy.model.state_dict().items()}}
+    settings = SETTINGS.model_copy(update={"max_new_tokens": 400})
+    weights = {engine._fleet.version: {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}}
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
-    beside = threading.Thread(
-        target=engine.sample_beside, args=(queries, settings, KEY, found.__setitem__), kwargs=options
-    )
-    beside.start()
-    while beside.is_alive():
-        with torch.no_grad():
-            for parameter in policy.model.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        weights[version := engine._fleet.version + 1] = {
-            name: own.clone() for name, own in policy.model.state_dict().items()
-        }
-        engine.publish(policy, version)
-    samples = [sample for group in found.values() for sample in group.samples]
-    assert len(found) == len(queries) and max(len(sample.versions) for sample in samples) > 1
+    samples: list[Sample] = []
+    for step in range(20):  # all responses may have ended before new weights come
+        groups, key = dict[int, Group](), SamplingKey(seed=0, step=step)
+        arguments = (queries, settings, key, groups.__setitem__)
+        beside = threading.Thread(target=engine.sample_beside, args=arguments, kwargs=options)
+        beside.start()
+        while beside.is_alive():
+            with torch.no_grad():
+                for parameter in policy.model.parameters():
+                    parameter.add_(0.02 * torch.randn_like(parameter))
+            version = engine._fleet.version + 1
+            weights[version] = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
+            engine.publish(policy, version)
+        assert len(groups) == len(queries)
+        samples = [sample for group in groups.values() for sample in group.samples]
+        if max(len(sample.versions) for sample in samples) > 1:
+            break
+    else:
+        raise AssertionError("no response was under way while new weights came")
     for sample in samples:
         for version, start, end in spans(sample.versions):
             policy.model.load_state_dict(weights[version])
@@ -103,9 +114,9 @@ def test_new_weights_are_at_work_from_the_next_token_on_and_named(
 
 def spans(versions: Any) -> Iterator[tuple[int, int, int]]:
     start = 0
-    for version, count in versions:
-        yield version, start, start + count
-        start += count
+    for version, length in versions:
+        yield version, start, start + length
+        start += length
 
 
 def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_again(
@@ -165,3 +176,51 @@ def test_a_process_that_sees_its_own_devices_only_numbers_them_anew(devices: tup
     )
     command = api.command(model=Path("model"), address="", port=1, max_length=8, dtype="float32", kind="")
     assert json.loads(command[-1])["model"]["device"] == expected
+
+
+def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing_else_changes(
+    fitted_tokenizer: Any, queries: list[Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks after servers is the same for vLLM's, whose start takes ten times as long."""
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", [*KEYS, "rollout.embedded.devices=['0', '1']"])
+    policy = load_policy(recipe.model, fitted_tokenizer, seed=3)
+    options: dict[str, Any] = {"directory": tmp_path, "check_stop": lambda: None, "say": lambda _: None}
+    engine = server_engine(recipe, policy, longest_sequence=420, **options)
+    engine.publish(policy, 5)
+    expected = engine.sample(queries, LONG, KEY)
+    # A server that is stopped takes connections and answers none.
+    monkeypatch.setattr(one_server, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(one_server, "_ANSWER_SECONDS", 1.0)
+    for number, end in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        (supervisor,) = (each for each in supervisors(os.getpid()) if each.pid == pid_of(engine, number))
+        processes = family(supervisor)
+        server = supervisor.children()[0]
+        groups = engine.sample(queries, LONG, KEY, check_stop=first_call(partial(server.send_signal, end)))
+        assert tokens(groups) == tokens(expected)
+        assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
+        measured = engine.take_metrics()
+        assert (measured["engine/retries"], measured["engine/restarts"]) == (1, 1)
+        assert_gone(processes, set())
+    assert "gspo: the server has ended with status" in (tmp_path / "embedded_0.log").read_text()
+    own = {pid_of(engine, number) for number in range(2)}
+    processes = [process for each in supervisors(os.getpid()) if each.pid in own for process in family(each)]
+    assert len(processes) >= 4
+    engine.close()
+    assert_gone(processes, set())
+
+
+def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
+    return [[sample.token_ids.tolist() for sample in group.samples] for group in groups]
+
+
+def first_call(act: Callable[[], object]) -> Callable[[], None]:
+    """A function that acts when it is called for the first time: soon after the requests are sent."""
+    calls = count(1)
+    return lambda: act() if next(calls) == 1 else None  # type: ignore[return-value]
+
+
+def pid_of(engine: ServerEngine, number: int) -> int:
+    """Of the supervisor of a server."""
+    process = engine._fleet.servers[number].process
+    assert isinstance(process, one_process.ServerProcess)
+    return process._supervisor.pid

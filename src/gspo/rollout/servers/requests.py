@@ -35,7 +35,7 @@ class Address:
         """The JSON that answers a GET, or with a body a POST; None for an empty answer."""
         method, url = "GET" if body is None else "POST", self.url + path
         try:
-            limit = httpx.Timeout(seconds, connect=10.0, pool=None)
+            limit = httpx.Timeout(seconds, connect=min(10.0, seconds), pool=None)
             answer = await client.request(method, url, json=body, headers=self.headers, timeout=limit)
             if answer.status_code >= 400:
                 error = RefusedError if answer.status_code < 500 else NoAnswerError

@@ -39,9 +39,10 @@ class Server:
     gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
     has_had_policy: bool = False  # since it was made ready: until then, only weights that are not the policy's
 
-    async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float = _ANSWER_SECONDS) -> Any:
-        """The answer to a request."""
-        return await self.address.ask(client, request.path, request.body, seconds=request.seconds or seconds)
+    async def ask(self, client: httpx.AsyncClient, request: Request, *, seconds: float | None = None) -> Any:
+        """The answer to a request; by itself the limit is that of a server that is not busy."""
+        limit = request.seconds or seconds or _ANSWER_SECONDS
+        return await self.address.ask(client, request.path, request.body, seconds=limit)
 
     async def wait_until_ready(self, client: httpx.AsyncClient, seconds: float, *, max_length: int) -> None:
         """Wait until it answers; UserError where it ends, is not ready in time, or would compute something else."""
