@@ -14,7 +14,7 @@ from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import close_functions, load_functions
 from gspo.reward.score import score, score_each
-from gspo.types import Batch
+from gspo.types import Batch, Group
 
 
 def rewards(scored: Any) -> list[float | None]:
@@ -52,20 +52,57 @@ def test_the_progress_shown_rises_to_all_calls_though_a_call_that_failed_is_made
 
 def test_a_group_is_handed_over_while_another_waits_for_its_scores(groups: Any, functions: Any) -> None:
     """Whole: after the call of its second function, and after those that are made for one that failed."""
-    others_are_there, placed = threading.Event(), dict[int, Batch]()
+    others_are_there, placed = threading.Event(), dict[Group, Batch]()
+    waiting, second, third = groups(["a", "a"], ["b", "b"], ["c"])
 
     def waits_or_fails(completions: list[str], **columns: Any) -> list[float]:
         assert len(completions) == 1 or "b" not in completions[0]
         return [float("a" not in text or others_are_there.wait(10)) for text in completions]
 
-    def put(place: int, batch: Batch) -> None:
-        placed[place] = batch
-        if placed.keys() >= {1, 2}:
+    def put(group: Group, batch: Batch) -> None:
+        placed[group] = batch
+        if placed.keys() >= {second, third}:
             others_are_there.set()
 
-    batches = score_each(groups(["a", "a"], ["b", "b"], ["c"]), functions(waits_or_fails, by_length), put=put)
-    assert others_are_there.is_set() and [placed[place] for place in range(3)] == batches
+    batches = score_each([waiting, second, third], functions(waits_or_fails, by_length), put=put)
+    assert others_are_there.is_set() and [placed[group] for group in (waiting, second, third)] == batches
     assert [rewards(batch) for batch in batches] == [[2.0, 2.0], [2.0, 2.0], [2.0]]
+
+
+def test_groups_that_come_while_a_call_is_under_way_are_scored_at_once(groups: Any, functions: Any) -> None:
+    """The first call ends once the group that has come after it is scored."""
+    first, second = groups(["slow"], ["b"])
+    second_is_scored, arrived = threading.Event(), [[second]]
+
+    def waits(completions: list[str], **columns: Any) -> list[float]:
+        return [float(text != "slow" or second_is_scored.wait(10)) for text in completions]
+
+    def put(group: Group, batch: Batch) -> None:
+        if group is second:
+            second_is_scored.set()
+
+    (batch,) = score_each([first], functions(waits), more=lambda: arrived.pop() if arrived else [], put=put)
+    assert second_is_scored.is_set() and rewards(batch) == [1.0]
+
+
+def test_the_end_of_one_scoring_leaves_the_calls_of_another_alone(groups: Any, functions: Any) -> None:
+    """Both call the same function; the first is stopped while the second waits for its answer."""
+    begun, go = threading.Barrier(3), threading.Event()
+    (function,) = functions(lambda completions, **columns: [float(begun.wait(10) >= 0 and go.wait(10))])
+
+    def stop() -> None:
+        if begun.n_waiting == 2 and not begun.broken:
+            begun.wait(10)
+            raise KeyboardInterrupt
+
+    scored: list[Any] = []
+    other = threading.Thread(target=lambda: scored.append(score(groups(["b"]), [function])))
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        score(groups(["a"]), [function], check_stop=stop)
+    go.set()
+    other.join()
+    assert rewards(scored[0]) == [1.0]
 
 
 def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functions: Any) -> None:

@@ -115,14 +115,22 @@ def test_a_query_that_the_step_has_is_not_drawn_again() -> None:
     assert numbers(taken(source, 2, first)) == [3] and numbers(taken(source, 1, first)) == [4]
 
 
-def test_no_query_comes_twice_with_the_same_random_numbers_where_rounds_take_what_is_ahead() -> None:
-    """Epochs of four queries, and a step of three rounds."""
-    run = Run(1)
-    source, groups = run.source(), list[Group]()
-    source.queries_of = lambda batch: [query_of([1], (batch * SIZE + place) % 4) for place in range(SIZE)]
-    for _ in range(3):
-        groups += taken(source, SIZE, groups)
-    assert len(groups) > SIZE and len(set(run.sampler.asked)) == len(run.sampler.asked)
+@pytest.mark.parametrize("num_queries", [4, 14])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_no_query_comes_twice_with_the_same_random_numbers_where_rounds_take_what_is_ahead(
+    max_staleness: int, num_queries: int
+) -> None:
+    """Also in another step, whose epoch begins with the queries that the one before has ended with."""
+    run = Run(max_staleness)
+    for step in range(STEPS):
+        source, groups = run.source(), list[Group]()
+        source.queries_of = lambda batch: [query_of([1], (batch * SIZE + place) % num_queries) for place in range(SIZE)]
+        for _ in range(1 + step % 3):
+            groups += taken(source, SIZE, groups)
+        assert len(groups) >= SIZE
+        run.keep(source)
+        run.steps += 1
+    assert len(set(run.sampler.asked)) == len(run.sampler.asked)
 
 
 @pytest.mark.parametrize("too_old", ["drop", "refresh"])
@@ -196,9 +204,10 @@ class Beside:
     publish = describe = take_metrics = close = Mock()
 
 
-def beside(engine: Any) -> Source:
+def beside(engine: Any, score: Any = None) -> Source:
     """At the first step, with a step ahead."""
-    return replace(Run(1).source(), engine=engine, sampling=RolloutConfig(queries_per_step=SIZE, max_staleness=1))
+    sampling = RolloutConfig(queries_per_step=SIZE, max_staleness=1)
+    return replace(Run(1).source(), engine=engine, score=score, sampling=sampling)
 
 
 def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_order() -> None:
@@ -262,7 +271,12 @@ class Scorer:
         self.error: Exception | None = None
 
     def __call__(
-        self, groups: Sequence[Group], put: Callable[[int, Batch], None], check_stop: Callable[[], None]
+        self,
+        groups: Sequence[Group],
+        *,
+        more: Callable[[], Sequence[Group]],
+        put: Callable[[Group, Batch], object],
+        check_stop: Callable[[], None],
     ) -> None:
         self.calls.append(numbers(groups))
         while not self.may.wait(0.001):
@@ -270,15 +284,14 @@ class Scorer:
         if self.error is not None:
             raise self.error
         score = Score(reward=1.0, parts={"f": 1.0})
-        for place, group in enumerate(groups):
-            scored = Group(samples=tuple(replace(own, score=score) for own in group.samples))
-            put(place, Batch(groups=(scored,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}))
+        for group in groups:
+            scored = Group(samples=tuple(replace(sample, score=score) for sample in group.samples))
+            put(group, Batch(groups=(scored,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}))
 
 
 def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> None:
     engine, score = Beside(), Scorer()
-    source = beside(engine)
-    source.begin_step(score)
+    source = beside(engine, score=score)
     for number in range(SIZE + 1):
         engine.ends[f"test:{number}"].set()
     score.may.set()
@@ -294,8 +307,7 @@ def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> No
 
 def test_what_ends_the_scoring_ends_the_run_and_an_end_of_the_run_ends_the_scoring() -> None:
     engine, score = Beside(), Scorer()
-    source = beside(engine)
-    source.begin_step(score)
+    source = beside(engine, score=score)
     engine.ends["test:0"].set()
     with pytest.raises(Stopped):
         source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
@@ -307,8 +319,7 @@ def test_what_ends_the_scoring_ends_the_run_and_an_end_of_the_run_ends_the_scori
     score.error = UserError("no such column", where="reward")
     score.may.set()
     with pytest.raises(UserError, match="no such column"):
-        again = beside(engine)
-        again.begin_step(score)
+        again = beside(engine, score=score)
         again.take(SIZE, [])
 
 
@@ -328,8 +339,7 @@ def test_the_timeline_is_of_the_step() -> None:
     """The engine works until its last group ends; the trainer waits until the first three have."""
     engine = Beside()
     source = beside(engine)
-    source.begin_step(Mock())
-    source._beside.score = None
+    source.begin_step()
     for number in range(SIZE):
         engine.ends[f"test:{number}"].set()
     source.take(SIZE, [])
@@ -346,6 +356,6 @@ def test_the_timeline_is_of_the_step() -> None:
     time.sleep(0.1)
     after = source.timeline()
     assert after.waited == both.waited and after.sampled[-1][1] <= after.seconds - 0.1  # nothing is left to sample
-    source.begin_step(Mock())
+    source.begin_step()
     assert source.timeline().waited == source.timeline().sampled == []  # what was before is of another step
     source.close()

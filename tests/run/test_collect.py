@@ -53,9 +53,9 @@ class Stub:
 
         engine = Mock(sample=sample)
 
-        def scored(groups: Sequence[Group], functions: Any, state: TrainerState, **_: Any) -> list[Batch]:
+        def scored(groups: Sequence[Group], functions: Any, state: Any, **_: Any) -> list[Batch]:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
-            assert state == TrainerState(global_step=self.progress.steps)
+            assert state() == TrainerState(global_step=self.progress.steps)
             batches = [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
             cost: Any = {"reward_seconds": {"f": 1.0}, "logged": {"f/x": (0.5, 2)}}  # of a round
             return [replace(batch, **cost if batch is batches[0] else {}) for batch in batches]

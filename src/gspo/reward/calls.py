@@ -40,15 +40,17 @@ def parameters_of(function: Function) -> Sequence[inspect.Parameter]:
 class Host(Protocol):
     """Where a function's calls are made: in processes of its own (Processes), or in the trainer's (Threads).
 
-    `num_places` threads call `make` at once, with all calls that wait, or with one. `stop` ends or abandons what runs,
-    so that they return, and once `stopped` is set nothing begins; `close` ends the processes too.
+    As many threads call `make` at once as `places` lets in, with all calls that wait, or with one. What they make they
+    make for a round of calls: once its `stopped` is set nothing of it begins, and `stop` ends or abandons what runs of
+    it. `close` ends everything, the processes too.
     """
 
     num_places: int
+    places: threading.Semaphore
     takes_all: bool
 
     def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]: ...
-    def stop(self) -> None: ...
+    def stop(self, stopped: threading.Event) -> None: ...
     def close(self) -> None: ...
 
 
@@ -63,7 +65,8 @@ class Threads:
     takes_all = False
 
     def __init__(self) -> None:
-        self._running: set[Future[Reply]] = set()
+        self.places = threading.Semaphore(self.num_places)
+        self._running: dict[Future[Reply], threading.Event] = {}  # with the round's event
 
     def make(self, calls: Sequence["Call"], stopped: threading.Event) -> Sequence[Reply]:
         """Make a call; one over its limit is cancelled where it is a coroutine, and else abandoned."""
@@ -77,7 +80,7 @@ class Threads:
         else:
             work = partial(_deliver, future, partial(reply_of, function.call, lambda: call.arguments, size))
             threading.Thread(target=work, name="reward call", daemon=True).start()
-        self._running.add(future)
+        self._running[future] = stopped
         try:
             limit = 0 if stopped.is_set() else min(function.time_limit_seconds, LONGEST_WAIT_SECONDS)
             return [future.result(timeout=limit)]
@@ -85,14 +88,17 @@ class Threads:
             return [timed_out(function.time_limit_seconds)]
         finally:
             future.cancel()
-            self._running.discard(future)
+            self._running.pop(future, None)
 
-    def stop(self) -> None:
-        """Cancel or abandon whatever runs."""
-        for future in list(self._running):
+    def stop(self, stopped: threading.Event) -> None:
+        """Cancel or abandon what runs of a round."""
+        for future in [future for future, event in [*self._running.items()] if event is stopped]:
             future.cancel()
 
-    close = stop
+    def close(self) -> None:
+        """Cancel or abandon whatever runs."""
+        for future in [*self._running]:
+            future.cancel()
 
 
 def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
@@ -100,7 +106,6 @@ def _deliver(future: Future[Reply], work: Callable[[], Reply]) -> None:
         future.set_result(work())
 
 
-_one_at_a_time = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # clients that a reward function keeps between steps belong to the last
 _loops_lock = threading.Lock()
 
@@ -159,38 +164,27 @@ def run_calls(
     calls: Sequence[Call],
     handle: Callable[[Call, Reply, float], Sequence[Call]],
     check_stop: Callable[[], None],
+    more: Callable[[], Sequence[Call]] = tuple,
 ) -> None:
     """Make the calls, and hand over each with its reply and the seconds it took, in the order in which they finish.
 
-    `handle` returns the calls to be made instead. A call's clock starts when it does; of calls that are made together,
-    each has taken an equal share. However this ends, nothing is left running.
-    One thread at a time does this: the end of one would end the calls of another.
+    `handle` returns the calls to be made instead; what `more` returns, called again and again while any is under way,
+    is made as well. A call's clock starts when it does; of calls that are made together, each has taken an equal share.
+    However this ends, nothing of it is left running. Several threads may do this at the same time.
     """
-    if not calls:
-        return
-    while not _one_at_a_time.acquire(timeout=LOOK_SECONDS):
-        check_stop()
-    try:
-        _run_calls(calls, handle, check_stop)
-    finally:
-        _one_at_a_time.release()
-
-
-def _run_calls(
-    calls: Sequence[Call],
-    handle: Callable[[Call, Reply, float], Sequence[Call]],
-    check_stop: Callable[[], None],
-) -> None:
-    pools = {host: ThreadPoolExecutor(host.num_places, "reward") for host in {call.function.host for call in calls}}
+    hosts: dict[Host, ThreadPoolExecutor] = {}
     finished: SimpleQueue[Future[list[tuple[Call, Reply, float]]]] = SimpleQueue()
     waiting, num_running, stopped = list(calls), 0, threading.Event()
     try:
         while waiting or num_running:
+            waiting.extend(more())
             batches: dict[Host | Call, list[Call]] = {}
             for call in waiting:
                 batches.setdefault(call.function.host if call.function.host.takes_all else call, []).append(call)
             for batch in batches.values():
-                pools[batch[0].function.host].submit(_make, batch, stopped).add_done_callback(finished.put)
+                if (host := batch[0].function.host) not in hosts:
+                    hosts[host] = ThreadPoolExecutor(host.num_places, "reward")
+                hosts[host].submit(_make, batch, stopped).add_done_callback(finished.put)
                 num_running += 1
             waiting.clear()
             check_stop()
@@ -200,14 +194,15 @@ def _run_calls(
                 num_running -= 1
     finally:
         stopped.set()
-        for pool in pools.values():
+        for host, pool in hosts.items():
             pool.shutdown(wait=False, cancel_futures=True)
-        for host in pools:
-            host.stop()
+            host.stop(stopped)
 
 
 def _make(calls: Sequence[Call], stopped: threading.Event) -> list[tuple[Call, Reply, float]]:
-    started = time.monotonic()
-    replies = calls[0].function.host.make(calls, stopped)
-    seconds = (time.monotonic() - started) / len(calls)
+    host = calls[0].function.host
+    with host.places:  # which several rounds share
+        started = time.monotonic()
+        replies = host.make(calls, stopped)
+        seconds = (time.monotonic() - started) / len(calls)
     return [(call, reply, seconds) for call, reply in zip(calls, replies, strict=True)]

@@ -66,7 +66,7 @@ class Processes:
         output: int = 2,
     ) -> None:
         self.num_places = 1 if is_async else concurrent_calls or min(MAX_PROCESSES, os.cpu_count() or 1)
-        self.takes_all = is_async
+        self.places, self.takes_all = threading.Semaphore(self.num_places), is_async
         self._where = f"reward function {function}"
         path = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # noqa: PTH100
         self._setup: dict[str, Any] = {
@@ -83,10 +83,10 @@ class Processes:
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
         self._free_worker()  # it imports its function while other things are done
 
-    def stop(self) -> None:
-        """Kill the processes that are in the midst of calls."""
+    def stop(self, stopped: threading.Event) -> None:
+        """Kill the processes that are in the midst of a round's calls."""
         with self._lock:
-            busy = [worker for worker in self._workers if worker.is_busy]
+            busy = [worker for worker in self._workers if worker.round is stopped]
         for worker in busy:
             worker.end()
 
@@ -107,7 +107,7 @@ class Processes:
             if stopped.is_set():
                 return [Reply()] * len(calls)
             worker = self._free_worker()
-            worker.is_busy = True
+            worker.round = stopped
         try:
             worker.wait_until_ready(self._where)
             started = time.monotonic()
@@ -116,7 +116,7 @@ class Processes:
             status = worker.end()
             is_late = status == -signal.SIGKILL and time.monotonic() - started >= seconds
         finally:
-            worker.is_busy = False
+            worker.round = None
         if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
             return [reply for call in calls for reply in self.make([call], stopped)]
         if is_late:
@@ -134,7 +134,7 @@ class Processes:
             raise UserError(what, where=self._where, fix=fix) from None
 
     def _free_worker(self) -> "_Worker":
-        for worker in [worker for worker in self._workers if not worker.is_busy]:
+        for worker in [worker for worker in self._workers if worker.round is None]:
             if worker.is_alive():
                 return worker
             worker.end()
@@ -155,7 +155,8 @@ class _Worker:
     """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
 
     def __init__(self, setup: Mapping[str, Any], directory: Path, output: int) -> None:
-        self.is_busy = self._is_ready = False
+        self.round: threading.Event | None = None  # that it makes calls of; the event says that it is stopped
+        self._is_ready = False
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
         self._link, worker_link = Pipe()

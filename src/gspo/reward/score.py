@@ -47,7 +47,7 @@ def score(
     """
     options: dict[str, Any] = {"strict": strict, "max_masked_fraction": max_masked_fraction, "before": before}
     options |= {"check_stop": check_stop, "show_progress": show_progress, "warn": warn}
-    return together(score_each(groups, functions, state, **options), functions)
+    return together(score_each(groups, functions, lambda: state, **options), functions)
 
 
 def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
@@ -63,39 +63,47 @@ def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> B
 def score_each(
     groups: Sequence[Group],
     functions: Sequence[RewardFunction],
-    state: TrainerState | None = None,
+    state: Callable[[], TrainerState | None] = lambda: None,
     *,
+    more: Callable[[], Sequence[Group]] = tuple,
     strict: bool = False,
     max_masked_fraction: float = MAX_MASKED_FRACTION,
     before: Sequence[Sample] = (),
     check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
     warn: Callable[[str, str], object] = lambda *_: None,
-    put: Callable[[int, Batch], object] = lambda *_: None,
+    put: Callable[[Group, Batch], object] = lambda *_: None,
 ) -> list[Batch]:
-    """The same, a batch for each group; `put` gets its place and its batch as soon as its own calls are answered."""
-    scores = Scores(functions, groups, before, strict, max_masked_fraction)
-    calls = [_call(group.samples, function, state) for group in groups for function in functions]
-    replies, batches = count(1), dict[int, Batch]()
-    num_missing = [len(functions)] * len(groups)  # calls, by group
+    """The same, a batch for each group; `put` gets a group and its batch as soon as its own calls are answered.
+
+    What `more` returns, called again and again while any call is under way, is scored as well, and put alone.
+    """
+    scores = Scores(functions, before, strict, max_masked_fraction)
+    replies, batches = count(1), dict[Group, Batch | None].fromkeys(groups)
+
+    def calls_for(new: Sequence[Group]) -> Sequence[Call]:
+        scores.enter(new)
+        now = state() if new else None
+        return [_call(group.samples, function, now) for group in new for function in functions]
 
     def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
-        show_progress(min(next(replies), len(calls)), len(calls), "calls of reward functions")
-        others, place = scores.add(call, reply, seconds), scores.places[call.samples[0]]
-        num_missing[place] += len(others) - 1
-        if not num_missing[place]:
-            batches[place] = scores.batch(groups[place], place)
-            put(place, batches[place])
+        show_progress(min(next(replies), scores.num_calls), scores.num_calls, "calls of reward functions")
+        others = scores.add(call, reply, seconds)
+        if scored := scores.take(call, num_others=len(others)):
+            group, batch = scored
+            if group in batches:
+                batches[group] = batch
+            put(group, batch)
         return others
 
-    run_calls(calls, add, check_stop)
+    run_calls(calls_for(groups), add, check_stop, lambda: calls_for(more()))
     for name, what in scores.refused.items():
         warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
-    return [batches[place] for place in range(len(groups))]
+    return [batch for batch in batches.values() if batch is not None]
 
 
 class Scores:
-    """The parts and failures of a step's samples, and the scores that they add up to.
+    """The parts and failures of samples, and the scores that they add up to.
 
     Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the samples masked.
     """
@@ -103,23 +111,50 @@ class Scores:
     def __init__(
         self,
         functions: Sequence[RewardFunction],
-        groups: Sequence[Group],
         before: Sequence[Sample],
         strict: bool,
         max_masked_fraction: float,
     ) -> None:
         """Those scored `before` count, too, in what fraction is masked."""
         self._functions, self._strict, self._max_masked_fraction = functions, strict, max_masked_fraction
-        self.places = {sample: place for place, group in enumerate(groups) for sample in group.samples}
-        self._num_samples = len(before) + len(self.places)
-        self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
+        self._num_samples, self.num_calls = len(before), 0
         self._masked = {sample: _masked_error(sample) for sample in before if sample.score and sample.score.failure}
-        self._check_masked()
-        # By group, of all its calls:
-        self._seconds = [dict.fromkeys((function.name for function in functions), 0.0) for _ in groups]
-        self._logged: list[list[Mapping[str, tuple[float, int]]]] = [[] for _ in groups]
+        # Of groups that are not whole yet:
+        self._group_of: dict[Sample, Group] = {}
+        self._num_missing: dict[Group, int] = {}  # calls
+        self._seconds: dict[Group, dict[str, float]] = {}  # of all calls, by function
+        self._logged: dict[Group, list[Mapping[str, tuple[float, int]]]] = {}
+        self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
         self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
         self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
+
+    def enter(self, groups: Sequence[Group]) -> None:
+        """Each function is called for these from now on."""
+        names = [function.name for function in self._functions]
+        for group in groups:
+            self._group_of |= dict.fromkeys(group.samples, group)
+            self._num_missing[group], self._seconds[group], self._logged[group] = (
+                len(names),
+                dict.fromkeys(names, 0.0),
+                [],
+            )
+            self._num_samples += len(group.samples)
+        self.num_calls += len(groups) * len(names)
+        self._check_masked()
+
+    def take(self, call: Call, *, num_others: int) -> tuple[Group, Batch] | None:
+        """The group of a call that was added, with its scores and what its calls took and logged, if it is whole now.
+
+        So many others are made in the call's stead.
+        """
+        group = self._group_of[call.samples[0]]
+        self._num_missing[group] += num_others - 1
+        if self._num_missing[group]:
+            return None
+        del self._num_missing[group]
+        scored = Group(samples=tuple(replace(sample, score=self._score(sample)) for sample in group.samples))
+        seconds, logged = self._seconds.pop(group), added_up(self._logged.pop(group))
+        return group, Batch(groups=(scored,), reward_seconds=seconds, logged=logged)
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
@@ -127,7 +162,7 @@ class Scores:
         Raises UserError where the recipe is at fault, or too much has failed.
         """
         function = call.function
-        self._seconds[self.places[call.samples[0]]][function.name] += seconds
+        self._seconds[self._group_of[call.samples[0]]][function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
             where = f"{where or f'reward function {function.name}'}, row {call.samples[0].query.id}"
@@ -151,7 +186,7 @@ class Scores:
 
     def _note_logged(self, call: Call, reply: Reply) -> None:
         name = call.function.name
-        self._logged[self.places[call.samples[0]]].append(
+        self._logged[self._group_of[call.samples[0]]].append(
             {f"{name}/{metric}": pair for metric, pair in reply.metrics.items()}
         )
         for column, cells in reply.columns.items():
@@ -173,22 +208,17 @@ class Scores:
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
 
-    def batch(self, group: Group, place: int) -> Batch:
-        """The group with its scores, and what its calls took and logged."""
-        samples = tuple(replace(sample, score=self.of(sample)) for sample in group.samples)
-        scored = Group(samples=samples)
-        return Batch(groups=(scored,), reward_seconds=self._seconds[place], logged=added_up(self._logged[place]))
-
-    def of(self, sample: Sample) -> Score:
-        """The sample's score, once everything is in."""
-        pairs = [(function, self._parts[sample, function.name]) for function in self._functions]
+    def _score(self, sample: Sample) -> Score:
+        """The sample's score, once everything is in; nothing of it is kept here."""
+        del self._group_of[sample]
+        pairs = [(function, self._parts.pop((sample, function.name))) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
         weighed = [(function, part) for function, part in pairs if function.weight != 0]  # 0: measured only
         weights, finer = {f.name: f.weight for f, _ in weighed}, {f.per for f, _ in weighed} - {"response"}
         failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
         applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
-        has_reward, extra = failure is None and applying, dict(sorted(self._extra[sample].items()))
+        has_reward, extra = failure is None and applying, dict(sorted(self._extra.pop(sample, {}).items()))
         reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
         sample_score = Score(
             reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,9 +34,20 @@ class BesideEngine(Engine, Protocol):
         ...
 
 
-# Scores groups: hands over the place and the batch of each as it is scored, and calls the other again and again
-# meanwhile, which may raise.
-ScoreGroups = Callable[[Sequence[Group], Callable[[int, Batch], None], Callable[[], None]], object]
+class ScoreGroups(Protocol):
+    """Scores groups, and those that `more` returns meanwhile: `put` gets each with its batch as it is scored.
+
+    `check_stop` is called again and again, and may raise.
+    """
+
+    def __call__(
+        self,
+        groups: Sequence[Group],
+        *,
+        more: Callable[[], Sequence[Group]],
+        put: Callable[[Group, Batch], object],
+        check_stop: Callable[[], None],
+    ) -> object: ...
 
 
 class _ClosedError(Exception):
@@ -149,27 +159,36 @@ class Beside:
         if self.score is not None:
             self._under_way.add(sampled)
         self._changes.put((was, sampled))
-        if self.score is None:
-            return
-        self._to_score.put(sampled)
+        if self.score is not None:
+            self._to_score.put(sampled)
 
     def _score(self) -> None:
-        """Have groups scored, all at once that wait: functions make many calls at a time."""
-        while not self._is_closed and (first := self._to_score.get()) is not None:
-            waiting = [first]
-            while not self._to_score.empty() and (another := self._to_score.get()) is not None:
-                waiting.append(another)
-            try:
-                assert self.score is not None
-                groups = [each.group for each in waiting if each.group is not None]
-                self.score(groups, partial(self._put_scored, waiting), self._check_stop)
-            except _ClosedError:
-                return
-            except BaseException as error:
-                self._failure = self._failure or error
-                return
+        """Have groups scored as they come: functions make many calls at a time."""
+        scoring: dict[Group, Drawn] = {}
 
-    def _put_scored(self, waiting: Sequence[Drawn], place: int, batch: Batch) -> None:
-        cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
-        self._changes.put((waiting[place], replace(waiting[place], group=batch.groups[0], **cost)))
-        self._under_way.discard(waiting[place])
+        def take(drawn: Drawn | None) -> list[Group]:
+            if drawn is None or drawn.group is None:
+                return []
+            scoring[drawn.group] = drawn
+            return [drawn.group]
+
+        def more() -> list[Group]:
+            groups: list[Group] = []
+            while not self._to_score.empty():
+                groups += take(self._to_score.get())
+            return groups
+
+        def put(group: Group, batch: Batch) -> None:
+            drawn = scoring.pop(group)
+            cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
+            self._changes.put((drawn, replace(drawn, group=batch.groups[0], **cost)))
+            self._under_way.discard(drawn)
+
+        assert self.score is not None
+        try:
+            while not self._is_closed and (groups := take(self._to_score.get())):
+                self.score(groups, more=more, put=put, check_stop=self._check_stop)
+        except _ClosedError:
+            pass
+        except BaseException as error:
+            self._failure = self._failure or error

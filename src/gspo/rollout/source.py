@@ -27,6 +27,7 @@ class Source:
     seed: int
     updates_per_step: int
     queries_of: Callable[[int], Sequence[Query]]  # the batch of this number in the order of the queries
+    score: ScoreGroups | None = None  # scores groups that end beside the training; None: they get no scores
     batches_drawn: int = 0
     ahead: list[Drawn] = field(default_factory=list)
     record_experts: bool = False
@@ -40,7 +41,7 @@ class Source:
     _started: float = 0.0
 
     def __post_init__(self) -> None:
-        self._beside = Beside(engine=self.engine)
+        self._beside = Beside(engine=self.engine, score=self.score)
 
     def take(
         self,
@@ -63,9 +64,10 @@ class Source:
         del self.ahead[:number]
         return handed_over
 
-    def begin_step(self, score: ScoreGroups) -> None:
-        """Before weights are published for a step; groups that end from now on are scored so, beside the training."""
-        self._beside.score, self.num_too_old, self._started = score, 0, time.monotonic()
+    def begin_step(self) -> None:
+        """Called before weights are published for a step: then a server that has failed can be asked again."""
+        self.num_too_old, self._started = 0, time.monotonic()
+        self._beside.failed.clear()
 
     def timeline(self) -> Timeline:
         """Of the step under way, until now."""
@@ -105,8 +107,8 @@ class Source:
         size = self.sampling.queries_per_step
         room = self._most_ahead(number) - len(self.ahead)
         while room > 0:
-            key_step = self.steps + 1 + len(self.ahead) // size
-            # A query comes once with the random numbers of a step, and not again while a step has it.
+            # A query comes once with the same random numbers, and not again while a step has it.
+            key_step = 1 + (self.batches_drawn if self.sampling.max_staleness else self.steps)
             others = taken | {drawn.query.id for drawn in self.ahead if drawn.key_step == key_step}
             queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in others][:room]
             temperature = self.sampling.temperature
@@ -121,7 +123,8 @@ class Source:
     def _sample(self, number: int, watched: dict[str, Any]) -> None:
         """Have sampled what is neither sampled nor in flight: by a thread, or in turn with the updates.
 
-        What a thread has tried is sampled here, where a server that has failed can be given the weights of now.
+        What a thread has tried in vain is sampled here, where a server that has failed can be given the weights of
+        now, if this step needs it; what no step needs yet is tried again when the next one begins.
         """
         missing, most = list[Drawn](), self._most_ahead(number)
         idle = {drawn for drawn in self.ahead[:most] if drawn.group is None and not self._beside.is_under_way(drawn)}
@@ -134,14 +137,16 @@ class Source:
         for key_step, part in groupby(missing, key=lambda each: each.key_step):
             batch, key = [*part], SamplingKey(seed=self.seed, step=key_step)
             is_needed = not {*self.ahead[:number]}.isdisjoint(batch)  # by the step under way
-            is_in_turn = is_needed and not self._beside.failed.isdisjoint(batch)
-            self._beside.failed.difference_update(batch)
-            if self.sampling.max_staleness and not self.sampling.in_turn and not is_in_turn:
+            has_failed = not self._beside.failed.isdisjoint(batch)
+            if has_failed and not is_needed:
+                continue
+            if self.sampling.max_staleness and not self.sampling.in_turn and not has_failed:
                 self._beside.start(batch, self.sampling, key, record_experts=self.record_experts)
                 continue
             queries = [each.query for each in batch]
             with self._beside.sampling.open():
                 groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
+            self._beside.failed.clear()
             group_of = dict(zip(batch, groups, strict=True))
             self.ahead = [replace(each, group=group_of[each]) if each in group_of else each for each in self.ahead]
 

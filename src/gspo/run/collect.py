@@ -1,6 +1,6 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         with run.clock.stage("rollout"):
             drawn = source.take(num_missing, groups, **watched)
-        with run.clock.stage("reward"):
+        with run.clock.stage("reward"), source.waiting.open():
             rounds.append(with_overlong_penalty(_scored(run, drawn, state, watched), sampling))
         new = rounds[-1].groups
         groups += new
@@ -66,7 +66,7 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapp
     missing = [each for each in drawn if not has_scores[each]]
     groups = [each.group for each in missing if each.group is not None]
     before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
-    now = score_each(groups, functions, state=state, before=before, warn=run.warn_once, **watched)
+    now = score_each(groups, functions, state=lambda: state, before=before, warn=run.warn_once, **watched)
     scored_now = dict(zip(missing, now, strict=True))
     return together([scored_now.get(each) or _scored_before(each) for each in drawn], functions)
 
@@ -87,25 +87,25 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
             queries_of=partial(_queries, run),
             batches_drawn=progress.batches_drawn,
             ahead=[*progress.ahead],
+            score=partial(_score_beside, run),
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )
-    run.source.begin_step(partial(_score_beside, run, run.trainer_state(progress.steps)))
+    run.source.begin_step()
     run.source.sampling, run.source.version = sampling, version
     run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
     return run.source
 
 
-def _score_beside(
-    run: Run,
-    state: TrainerState,
-    groups: Sequence[Group],
-    put: Callable[[int, Batch], None],
-    check_stop: Callable[[], None],
-) -> None:
-    """Without an error for what fails: that is scored again in its step."""
-    options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once, "check_stop": check_stop}
-    score_each(groups, run.parts.functions, state=state, put=put, **options)
+def _score_beside(run: Run, groups: Sequence[Group], **options: Any) -> None:
+    """With the state of the step under way, and without an error for what fails: that is scored again in its step."""
+
+    def state() -> TrainerState:
+        assert run.source is not None
+        return run.trainer_state(run.source.steps)
+
+    options |= {"max_masked_fraction": 1.0, "warn": run.warn_once}
+    score_each(groups, run.parts.functions, state=state, **options)
 
 
 def _queries(run: Run, number: int) -> list[Query]:
