@@ -18,6 +18,7 @@ import torch
 from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
+from gspo.rollout.beside import Beside
 from gspo.rollout.embedded import decoding
 from gspo.rollout.servers.vllm import VllmApi
 from gspo.run import directory
@@ -39,6 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "best model copied": (directory.shutil, "copytree"),
     "cold record": (Display, "cold_step"),
     "request": (VllmApi, "sample"),
+    "group sampled": (Beside, "_put"),
 }
 
 

@@ -4,7 +4,6 @@ import json
 import random
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def _nothing_is_left(laboratory: Laboratory) -> Any:
 
 def steps_of(laboratory: Laboratory) -> list[dict[str, Any]]:
     """The metrics of a whole run, whose rollouts have been looked at."""
-    lines = laboratory.lines()
+    lines = [line for line in laboratory.lines() if line["step"] > 0]  # before that, an evaluation
     assert [line["step"] for line in lines] == [*range(1, len(lines) + 1)]
     files = sorted((laboratory.run / "rollouts").iterdir())
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
@@ -91,10 +90,14 @@ def test_a_wall_clock_that_is_set_back_changes_nothing(laboratory: Laboratory) -
     steps_of(laboratory)
 
 
-def test_a_signal_saves_what_is_ahead(laboratory: Laboratory, tmp_path: Path) -> None:
-    fault = ("signal_at", {"place": "optimizer step", "count": COLD + 5, "number": 15})
+@pytest.mark.parametrize(("place", "count"), [("optimizer step", COLD + 5), ("group sampled", 3)])
+def test_a_signal_saves_what_is_ahead(place: str, count: int, laboratory: Laboratory) -> None:
+    """Also while the first step waits for its groups: those that have ended are not sampled again."""
+    fault = ("signal_at", {"place": place, "count": count, "number": 15, "before": False})
     process = laboratory.start("train", "run.yaml", *BESIDE, f"steps={STEPS}", fault=fault)
     assert process.wait(ENGINE_SECONDS) == 143, laboratory.said
+    state = json.loads((laboratory.run / "checkpoints" / laboratory.checkpoints()[-1] / "state.json").read_text())
+    assert sum(drawn["group"] is not None for drawn in state["ahead"]) >= (3 if place == "group sampled" else 1)
     assert laboratory.start("resume", "run").wait(ENGINE_SECONDS) == 0, laboratory.said
     steps_of(laboratory)
 
@@ -102,11 +105,11 @@ def test_a_signal_saves_what_is_ahead(laboratory: Laboratory, tmp_path: Path) ->
 def test_evaluations_judge_the_policy_of_their_step_and_dynamic_sampling_takes_from_what_is_ahead(
     laboratory: Laboratory,
 ) -> None:
-    keys = ("rollout.dynamic_sampling=true", "evaluation.num_queries=4", "evaluation.every=1", "steps=4")
+    keys = ("rollout.dynamic_sampling=true", "evaluation.num_queries=1", "evaluation.every=1", "steps=4")
     assert laboratory.start("train", "run.yaml", *BESIDE, *keys).wait(ENGINE_SECONDS) == 0, laboratory.said
     for line in steps_of(laboratory):
         path = laboratory.run / "evaluation" / f"step_{line['step']:06d}.jsonl"
         judged = [json.loads(row) for row in path.read_text().splitlines()]
-        assert len(judged) == 4 and {row["policy_version"] for row in judged} == {2 * line["step"]}
-    assert max(line["group/sampled"] for line in laboratory.lines()) > 4  # more than a step trains on
-    assert max(line["staleness/max"] for line in laboratory.lines()) > 0
+        assert judged and {row["policy_version"] for row in judged} == {2 * line["step"]}
+        assert line["group/sampled"] >= 4  # of those the ones that differ are trained on
+    assert max(line["staleness/max"] for line in steps_of(laboratory)) > 0

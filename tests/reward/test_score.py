@@ -72,16 +72,20 @@ def test_a_group_is_handed_over_while_another_waits_for_its_scores(groups: Any, 
 def test_groups_that_come_while_a_call_is_under_way_are_scored_at_once(groups: Any, functions: Any) -> None:
     """The first call ends once the group that has come after it is scored."""
     first, second = groups(["slow"], ["b"])
-    second_is_scored, arrived = threading.Event(), [[second]]
+    begun, second_is_scored, arriving = threading.Event(), threading.Event(), [[second]]
 
     def waits(completions: list[str], **columns: Any) -> list[float]:
+        begun.set()
         return [float(text != "slow" or second_is_scored.wait(10)) for text in completions]
 
     def put(group: Group, batch: Batch) -> None:
         if group is second:
             second_is_scored.set()
 
-    (batch,) = score_each([first], functions(waits), more=lambda: arrived.pop() if arrived else [], put=put)
+    def more() -> list[Group]:
+        return arriving.pop() if begun.is_set() and arriving else []
+
+    (batch,) = score_each([first], functions(waits), more=more, put=put)
     assert second_is_scored.is_set() and rewards(batch) == [1.0]
 
 

@@ -36,6 +36,7 @@ class Source:
     steps: int = 0  # that are finished
     version: int = 0  # of the policy: the updates that were made or skipped
     steps_left: int = 0  # after it
+    handed_over: list[Drawn] = field(default_factory=list)  # in the step that is being collected
     num_too_old: int = 0
     waiting: Spans = field(default_factory=Spans)  # of the trainer, which does nothing else meanwhile
     _started: float = 0.0
@@ -60,13 +61,14 @@ class Source:
         with self.waiting.open():
             self._have_ended(number, {group.query.id for group in taken}, watched)
         self._follow()  # what is not under way any more may have scores by now
-        handed_over = self.ahead[:number]
+        taken_now = self.ahead[:number]
         del self.ahead[:number]
-        return handed_over
+        self.handed_over += taken_now
+        return taken_now
 
     def begin_step(self) -> None:
         """Called before weights are published for a step: then a server that has failed can be asked again."""
-        self.num_too_old, self._started = 0, time.monotonic()
+        self.handed_over, self.num_too_old, self._started = [], 0, time.monotonic()
         self._beside.failed.clear()
 
     def timeline(self) -> Timeline:

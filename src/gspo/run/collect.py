@@ -23,7 +23,9 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
         source = _source(run, progress, policy_version)
         with run.clock.stage("publish"), source.waiting.open():
             run.engine.publish(run.parts.policy, policy_version)
-        return _collect(run, progress, source), source.batches_drawn
+        batch = _collect(run, progress, source)
+        source.handed_over.clear()  # the batch has them
+        return batch, source.batches_drawn
 
     batch, batches_drawn = run.on_first(make)
     return replace(progress, batch=batch, batches_drawn=batches_drawn, ahead=())  # the source has it

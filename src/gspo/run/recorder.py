@@ -80,7 +80,7 @@ class Recorder:
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         sampling = "total" if recipe.rollout.max_staleness else "rollout"
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
-        if recipe.rollout.max_staleness:
+        if recipe.rollout.max_staleness or batch.num_too_old:  # also where a resume has lowered it to 0
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
             metrics |= source_metrics(run.progress.ahead, run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}

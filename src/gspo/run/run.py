@@ -193,6 +193,10 @@ class Run:
             checkpointer.wait()
         except RunError as failure:  # of an earlier one: this one may well be written
             note(str(failure))
+        if self.source is not None and self.recipe.rollout.max_staleness and self.progress.batch is None:
+            # A step may be being collected: what it has so far is sampled, too.
+            ahead = (*self.source.handed_over, *self.source.snapshot())
+            checkpointer.progress = replace(self.progress, ahead=ahead, batches_drawn=self.source.batches_drawn)
         try:
             if from_first(lambda: not isinstance(error, DivergedError)):
                 note(f"saved: {self.finish_phase()}" if checkpointer.is_whole else _NOT_WHOLE)
@@ -292,6 +296,8 @@ def _consequence(line: str) -> str:
         return "Other responses are drawn from here on, from the same distribution"
     if line.startswith("code of reward"):  # a digest of its whole file
         return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
+    if line.startswith(("rollout.max_staleness", "rollout.too_old")):
+        return "Groups that were sampled ahead and are too old now are dropped, or sampled again (rollout.too_old)"
     if line.startswith("code of hook"):
         missing = "It is not called: from Python, give on_step= again. " if line.endswith("is None") else ""
         return f"{missing}What it logs, stops and sets differs from here on if it acts otherwise"
