@@ -461,9 +461,14 @@ def test_who_waits_is_shown_where_groups_are_sampled_ahead(engine: float, expect
     display, text = plain()
     beside = {
         "staleness/mean": 0.75,
+        "staleness/tokens_by_age": [10.0, 0.0, 30.0],
+        "staleness/dropped_groups": 3.0,
+        "source/waiting": 4.0,
+        "source/in_flight": 2.0,
         "source/trainer_idle_fraction": 0.03,
         "source/engine_idle_fraction": engine,
     }
     display.start("GSPO", 2)
     display.step(1, LINE | beside)
-    assert "tokens' age 0.8 steps" in text.getvalue() and expected in text.getvalue()
+    shown = ("tokens' age 0.8 steps (0: 25%, 2: 75%)", "ahead 4 sampled, 2 in flight", "too old 3 groups", expected)
+    assert all(part in text.getvalue() for part in shown)

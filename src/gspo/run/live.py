@@ -112,12 +112,17 @@ def facts(line: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _ahead(line: Mapping[str, Any]) -> Mapping[str, str]:
-    """Of a step whose groups were sampled ahead: how old its tokens are, and who of the two had nothing to do."""
+    """Of a step whose groups were sampled ahead: its tokens' age, what is ahead, who had nothing to do."""
     if "staleness/mean" not in line:
         return {}
     idle = [f"{who} {line[f'source/{who}_idle_fraction']:.0%}" for who in ("trainer", "engine")]
+    tokens = line["staleness/tokens_by_age"]
+    ages = [f"{age}: {number / max(1.0, sum(tokens)):.0%}" for age, number in enumerate(tokens) if number]
+    dropped = line["staleness/dropped_groups"]
     return {
-        "tokens' age": f"{line['staleness/mean']:.1f} steps",
+        "tokens' age": f"{line['staleness/mean']:.1f} steps ({', '.join(ages)})",
+        "ahead": f"{line['source/waiting']:.0f} sampled, {line['source/in_flight']:.0f} in flight",
+        **({"too old": f"{dropped:.0f} groups"} if dropped else {}),
         "idle": ", ".join(idle).replace("nan%", "–"),  # a step that was begun by another process
     }
 

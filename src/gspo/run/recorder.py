@@ -163,7 +163,8 @@ class Recorder:
         watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
         with run.clock.stage("evaluation"):
-            run.engine.publish(parts.policy, step * run.recipe.actor.updates_per_step)
+            version = step * run.recipe.actor.updates_per_step
+            run.engine.publish(parts.policy, version)
             for eval_set in parts.evaluation_sets:
                 if step == 0:
                     run.display.note(f"evaluating on {len(eval_set.queries)} queries of {eval_set.name} …")
@@ -178,7 +179,8 @@ class Recorder:
                 {"set": name, **line} for name, set_samples in samples.items() for line in rollout_lines(set_samples)
             )
             run.directory.write_rollouts(step, lines, folder=EVALUATION)
-        return {**metrics, "time/evaluation_seconds": run.clock.seconds.pop("evaluation")}
+        seconds = run.clock.seconds.pop("evaluation")
+        return {**metrics, "evaluation/policy_version": float(version), "time/evaluation_seconds": seconds}
 
     def _append(self, line: dict[str, Any]) -> None:
         line["time/elapsed_seconds"] = self._run.clock.elapsed

@@ -83,6 +83,9 @@ def metrics_line(step: int, seed: int = 0, *, experts: bool = True) -> Line:
     line["clip/low"], line["clip/high"] = CLIP
     line["time/total_seconds"] = sum(line[f"time/{stage}_seconds"] for stage in STAGES)
     line["time/elapsed_seconds"] = 60.0 * step
+    line["source/trainer_idle_fraction"], line["staleness/tokens_by_age"] = 0.5, [100.0, 50.0 * step]
+    line["source/trainer_waited_seconds"] = [share * line["time/total_seconds"] for share in (0.0, 0.25, 0.5, 0.75)]
+    line["source/engine_sampled_seconds"] = [share * line["time/total_seconds"] for share in (0.25, 0.5, 0.75, 2.0)]
     line["memory/peak_bytes"] = float((100 + step + 10 * seed) * MIB)
     if step == NO_ENTROPY:
         line["policy/entropy"] = None

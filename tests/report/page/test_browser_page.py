@@ -158,6 +158,18 @@ def test_the_time_of_a_step_is_a_stack_of_its_stages(page: Tab) -> None:
     assert time["y"][0] == 0
 
 
+def test_the_bubble_has_the_seconds_in_which_each_side_works(page: Tab) -> None:
+    bubble = shown(page, "The bubble")
+    assert [text.rpartition(" ")[0] for text in bubble["key"][1:]] == ["trainer works", "engine samples", "whole step"]
+    total = [metrics_line(step)["time/total_seconds"] for step in range(1, 7)]
+    for column, share in zip(bubble["columns"][1:], (0.5, 0.5, 1.0), strict=True):  # to the end of the step at most
+        assert column[1:] == pytest.approx([share * seconds for seconds in total], rel=1e-4)
+    assert bubble["y"][1] >= max(total)
+    ages = shown(page, "Tokens by age")
+    assert [text.rpartition(" ")[0] for text in ages["key"][1:]] == ["age 0", "age 1"]
+    assert ages["columns"][3][1:] == [100.0 + 50.0 * step for step in range(1, 7)]  # the upper edge of the second
+
+
 def test_a_drag_zooms_all_charts_of_steps_and_a_double_click_shows_all_again(page: Tab) -> None:
     for title in ("Entropy", "Loss of the cold start", "Response length"):
         shown(page, title)

@@ -15,6 +15,7 @@ from gspo.report.shapes import section
 from gspo.run.plain_files import content_of
 
 MOST_CURVES = 32  # of a list of numbers: its first ones
+_SPANS = ("source/trainer_waited_seconds", "source/engine_sampled_seconds")  # no curves, but moments of a bar
 
 
 def run_data(runs: Sequence[RunFiles], *, live: bool = False) -> dict[str, Any]:
@@ -41,9 +42,9 @@ def rounded(value: Any) -> float | None:
     return int(short) if short == int(short) else short
 
 
-def _shown(value: Any) -> Any:
+def _shown(name: str, value: Any) -> Any:
     """A number; or of a list, and the lists in it, the numbers in a row, as many as there is a curve for."""
-    return _row(value)[:MOST_CURVES] if isinstance(value, list) else rounded(value)
+    return _row(value)[: None if name in _SPANS else MOST_CURVES] if isinstance(value, list) else rounded(value)
 
 
 def _row(value: Any) -> list[float | None]:
@@ -53,7 +54,7 @@ def _row(value: Any) -> list[float | None]:
 def _run(run: RunFiles, label: str) -> dict[str, Any]:
     environment = run.last("begun", "resumed").get("environment") or {}
     names = dict.fromkeys(name for line in run.lines for name in line if name != "step")
-    columns = {name: [_shown(line.get(name)) for line in run.lines] for name in names}
+    columns = {name: [_shown(name, line.get(name)) for line in run.lines] for name in names}
     seconds = [line.get("time/elapsed_seconds") for line in run.lines]
     minutes = [rounded(number / 60) if is_number(number) else None for number in seconds]
     cold_start = [line for line in run.cold_start if is_number(line.get("step"))]
