@@ -125,14 +125,16 @@ def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_
     expected = engine.sample(queries, SETTINGS, KEY)
     engine.take_metrics()
     process = engine._fleet.servers[0].process
-    pid = process._supervisor.pid  # type: ignore[union-attr]
+    (server,) = psutil.Process(process._supervisor.pid).children()  # type: ignore[union-attr]
     found: dict[int, Group] = {}
     long = SETTINGS.model_copy(update={"max_new_tokens": 400})
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
     beside = threading.Thread(target=engine.sample_beside, args=(queries, long, KEY, found.__setitem__), kwargs=options)
+    before = server.cpu_times().user
     beside.start()
-    for child in psutil.Process(pid).children(recursive=True):
-        child.kill()
+    while beside.is_alive() and server.cpu_times().user < before + 0.05:  # it decodes
+        pass
+    server.kill()
     beside.join()
     assert found == {}
     again = engine.sample(queries, SETTINGS, KEY)
