@@ -127,9 +127,8 @@ def test_a_process_that_dies_with_responses_under_way_is_started_anew_and_asked_
     process = engine._fleet.servers[0].process
     (server,) = psutil.Process(process._supervisor.pid).children()  # type: ignore[union-attr]
     found: dict[int, Group] = {}
-    long = SETTINGS.model_copy(update={"max_new_tokens": 400})
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
-    beside = threading.Thread(target=engine.sample_beside, args=(queries, long, KEY, found.__setitem__), kwargs=options)
+    beside = threading.Thread(target=engine.sample_beside, args=(queries, LONG, KEY, found.__setitem__), kwargs=options)
     before = server.cpu_times().user
     beside.start()
     while beside.is_alive() and server.cpu_times().user < before + 0.05:  # it decodes
