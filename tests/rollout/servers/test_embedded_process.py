@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 import torch
 from tests.rollout.servers.test_vllm_process import LONG, assert_gone, family, supervisors
 
-from gspo.errors import RunError
+from gspo.errors import RunError, UserError
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.load import load_recipe
@@ -208,6 +209,21 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing
     assert len(processes) >= 4
     engine.close()
     assert_gone(processes, set())
+
+
+def test_a_server_whose_port_is_taken_ends_the_run_with_its_own_words(
+    fitted_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(ROOT / "tests" / "tiny.yaml", KEYS)
+    policy = load_policy(recipe.model, fitted_tokenizer, seed=3)
+    options: dict[str, Any] = {"directory": tmp_path, "check_stop": lambda: None, "say": lambda _: None}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(one_process, "free_port", lambda _: taken.getsockname()[1])
+        monkeypatch.setattr(one_server, "_ANSWER_SECONDS", 1.0)  # whoever has the port answers nothing
+        with pytest.raises(UserError, match=r"it has ended while it started\n(.|\n)*Address already in use"):
+            server_engine(recipe, policy, longest_sequence=420, **options)
 
 
 def tokens(groups: tuple[Group, ...]) -> list[list[list[int]]]:
