@@ -34,6 +34,7 @@ class BesideEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
 class ScoreGroups(Protocol):
     """Scores groups, and those that `more` returns meanwhile: `put` gets each with its batch as it is scored.
 
