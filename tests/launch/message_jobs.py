@@ -124,7 +124,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     "one fails within": lambda: on_all(lambda: on_all(_fail(1)), ValueError),
     "one fails alone": _fail_alone,
     "no tracker": _train("report.trackers=[wandb]"),
-    "not to be shared": _train("model.architecture.model_type=opt", "model.architecture.word_embed_proj_dim=32"),
+    "not to be shared": _train("model.architecture.model_type=gpt_oss", "model.architecture.num_local_experts=4"),
     "none fails": lambda: on_all(_fail()),
     "stopped": _stopped,
     "slow": _slow,
