@@ -155,7 +155,7 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop_of_all
     policy, reference = run.parts.policy, run.parts.reference
-    optimizer, critic, refreshed = on_all(partial(_trained_parts, run), UserError)
+    optimizer, critic, refreshed = on_all(partial(_trained_parts, run))
     parts = {"optimizer": optimizer, "critic": critic, "reference": refreshed}
     phase = run.start_phase({name: part for name, part in parts.items() if part is not None})
     progress = run.safe_point(recorder.start(phase))
@@ -213,7 +213,7 @@ def _cold_start(run: Run, recorder: Recorder) -> None:
         return
     policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop_of_all
     options: dict[str, Any] = {"total_steps": settings.steps, "where": "cold_start.optimizer"}
-    optimizer = on_all(partial(Optimizer, policy.model, settings.optimizer, **options), UserError)
+    optimizer = on_all(partial(Optimizer, policy.model, settings.optimizer, **options))
     is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
     trained_parts: TrainedParts = {} if is_done else {"optimizer": optimizer}
     progress = run.start_phase(trained_parts, cold_start=True)
