@@ -6,8 +6,9 @@ from pathlib import Path
 import gspo
 
 ROOT = Path(gspo.__file__).parent
-ROOMS = "errors ranks types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
+ROOMS = "types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
 ORDER = [
+    *("errors", "rank_environment", "ranks"),
     *ROOMS.split(),
     "trackers",
     "train",

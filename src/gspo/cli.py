@@ -7,6 +7,8 @@ import platform
 import re
 import signal
 import sys
+import time
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,13 +17,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gspo.errors import SILENT, OtherRankError, RunError, Stopped, UserError, printable
+from gspo.errors import HAS_LAUNCHER, SILENT, OtherRankError, RunError, Stopped, UserError, printable
+from gspo.rank_environment import is_of_others, rank_of_several, world_size
 
 if TYPE_CHECKING:
     from gspo.recipe.schema import Recipe
     from gspo.run.console import Display
 
 _SIGNALLED = 128  # a shell adds it to the number of the signal that ended a program
+_FIRST_SECONDS = 10.0  # within which what has started several ranks ends all where rank 0 has ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,25 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
-        import_module("argcomplete").autocomplete(parser)
     options = None
     try:
-        options, rest = parser.parse_known_args(arguments)
-        if unknown := [word for word in rest if word.startswith("-") or options.overrides is None]:
-            raise _no_option(unknown[0], options, sys.argv[1:] if arguments is None else arguments)
-        options.overrides = [*(options.overrides or ()), *rest]  # argparse leaves those after an option there
+        options = _parsed(arguments)
         return options.command(options) or 0
     except UserError as error:
+        _let_first_say_it()
         text, code = f"error: {error}", 2
     except OtherRankError:
-        return SILENT
+        return SILENT if HAS_LAUNCHER in os.environ else 1  # others, such as srun, take the highest code for the run's
     except RunError as error:
         text, code = f"failed: {error}", 1
     except KeyboardInterrupt as error:  # Stopped: before the run had anything to save
         number = signal.Signals(error.args[0]) if isinstance(error, Stopped) else signal.SIGINT
         text, code = f"ended by {number.name}", _SIGNALLED + number
+        if _rank():  # rank 0 says it, or what has started it
+            return code
     except SystemExit as error:  # of code that is not gspo's: its exit with 0 would look like success
         if options is None:  # of --help and --version
             raise
@@ -67,9 +68,44 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 
         drop_output()
         return _SIGNALLED + signal.SIGPIPE
+    except Exception as error:
+        if _rank() is None:
+            raise
+        from gspo.launch.supervise import FIX
+
+        traceback.print_exc()
+        text, code = f"failed: rank {_rank()} has ended by {type(error).__name__}: its traceback is above{FIX}", 1
     with suppress(OSError):  # the terminal may be gone
         print(printable(text), file=sys.stderr)
     return code
+
+
+def _parsed(arguments: Sequence[str] | None) -> Namespace:
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, after: eval "$(register-python-argcomplete gspo)"
+        import_module("argcomplete").autocomplete(parser)
+    options, rest = parser.parse_known_args(arguments)
+    if unknown := [word for word in rest if word.startswith("-") or options.overrides is None]:
+        raise _no_option(unknown[0], options, sys.argv[1:] if arguments is None else arguments)
+    options.overrides = [*(options.overrides or ()), *rest]  # argparse leaves those after an option there
+    return options
+
+
+def _rank() -> int | None:
+    """This process's number among the ranks of a run; None where it is alone, or the environment makes no sense."""
+    with suppress(UserError):
+        return rank_of_several()
+    return None
+
+
+def _let_first_say_it() -> None:
+    """In another rank than 0: an error before they have joined is most often rank 0's, too, which then ends them all.
+
+    Where this process goes on after some seconds, as on a host without the file, the error is its own.
+    """
+    ranks = sys.modules.get("gspo.ranks")
+    if _rank() and (ranks is None or ranks.num_ranks() == 1):
+        time.sleep(_FIRST_SECONDS)
 
 
 def _no_option(option: str, options: Namespace, words: Sequence[str]) -> UserError:
@@ -117,19 +153,14 @@ def _train(options: Namespace) -> int:
 
     recipe = _loaded(options)
     if options.new:
-        recipe = renamed(recipe, _note)
-    elif not options.resume and not _is_rank():
+        recipe = renamed(recipe, (lambda _: None) if is_of_others() else _note)
+    elif not options.resume and world_size() == 1:
         check_place(recipe, overwrite=options.overwrite)
     if (options.processes or 1) > 1:
         flags = [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
         place = [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir))}"] if options.new else []
         return run_processes(["train", options.target, *options.overrides, *place, *flags], options.processes)
     return _run(recipe, resume=options.resume, overwrite=options.overwrite)
-
-
-def _is_rank() -> bool:
-    """Whether this is one of several processes of a run, which `--processes` or torchrun has started."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -144,7 +175,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 def _num_processes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{text!r} is no number of processes", where="--processes", fix="give 1 or more")
-    if _is_rank():
+    if world_size() > 1:
         raise UserError("this is already one of several processes", where="--processes", fix="leave it out")
     return int(text)
 
@@ -193,7 +224,6 @@ def _run(recipe: "Recipe", *, resume: bool, overwrite: bool = False) -> int:
 
     end_with_launcher()
     display = _display()
-    from gspo.ranks import is_of_others
     from gspo.train import train
 
     outcome = train(recipe, display=display, resume=resume, overwrite=overwrite)

@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError
+from gspo.rank_environment import number_of, world_size
 
 T = TypeVar("T")
 _START_SECONDS = 600.0  # within which all ranks have to be there
+_END_SECONDS = 10.0  # for a call of the store's that is under way at the end
 _OF_RANKS = re.compile(
     "gloo|NCCL|TCPStore|FileStore|[Bb]roken pipe|pair closure|Connection (closed|reset)"
 )  # in errors of torch's
@@ -54,49 +56,43 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def is_of_others() -> bool:
-    """Whether this process was started as another rank than 0, as the environment says. No collective."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0
-
-
 @contextmanager
-def joined(seconds: float) -> Iterator[None]:
+def joined(seconds: float, device: str = "auto") -> Iterator[None]:
     """Join the processes that were started together, as the environment names them (RANK, WORLD_SIZE, …: torchrun).
 
-    A rank that is silent for so many seconds, or keeps the others waiting in a collective for as long, is lost: within
-    the block LostRankError then says which one it is.
+    `device` is that of `model.device`. A rank that is silent for so many seconds, or keeps the others waiting in a
+    collective for as long, is lost: within the block LostRankError then says which one it is.
     """
-    size = int(os.environ.get("WORLD_SIZE") or 1)
+    size = world_size()
     if dist.is_initialized() or size == 1:
         with losses_named():
             yield
         return
-    _join(size, seconds)
+    uses_gpus = not device.startswith("cpu") and torch.cuda.is_available()
+    _join(size, seconds, "cpu:gloo,cuda:nccl" if uses_gpus else "gloo")
     _life.__init__(seconds=seconds)  # type: ignore[misc]
-    threading.Thread(target=_give_signs, args=[_life], daemon=True, name="signs of life").start()
+    signs = threading.Thread(target=_give_signs, args=[_life], daemon=True, name="signs of life")
+    signs.start()
     try:
         with losses_named():
+            if uses_gpus:
+                on_all(_take_gpu)
             yield
         dist.destroy_process_group()  # not after an error: what others still wait for would hold it up
     finally:
         _life.ended.set()
+        signs.join(_END_SECONDS)  # a process that ends while a thread is in a call of the store's aborts
 
 
-def _join(size: int, seconds: float) -> None:
-    """Find the other ranks; UserError where the environment does not say how, or has too few GPUs."""
+def _join(size: int, seconds: float, backend: str) -> None:
+    """Find the other ranks; UserError where the environment does not say how."""
     place, start = os.environ.get(RENDEZVOUS, "env://"), timedelta(seconds=_START_SECONDS)
-    if not os.environ.get("RANK", "").isdecimal():
+    if not os.environ.get("RANK"):
         fix = "start it by --processes or torchrun, or unset WORLD_SIZE"
         raise UserError(f"WORLD_SIZE is {size}, and there is no RANK", where="environment", fix=fix)
-    backend, local = "gloo", int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available():
-        backend = "cpu:gloo,cuda:nccl"
-        if local >= torch.cuda.device_count():
-            what = f"this is process {local} of its host, counted from 0, which has {torch.cuda.device_count()} GPUs"
-            raise UserError(what, where="--processes", fix="start one process for each GPU")
-        torch.cuda.set_device(local)
+    number = number_of("RANK", 0)
     try:
-        store, number, size = next(rendezvous(place, int(os.environ["RANK"]), size, timeout=start))
+        store, number, size = next(rendezvous(place, number, size, timeout=start))
         store = dist.PrefixStore(f"joined {next(_joined)}", store)  # torchrun's outlives one call of `train`
         store.set(f"here/{number}", "")
         store.wait([f"here/{other}" for other in range(size)], start)
@@ -104,6 +100,16 @@ def _join(size: int, seconds: float) -> None:
     except (RuntimeError, ValueError) as error:
         what = f"the {size} ranks have not found each other: {error}"
         raise RunError(f"{what}\n  fix: see that all of them start, and reach MASTER_ADDR and MASTER_PORT") from None
+
+
+def _take_gpu() -> None:
+    """Compute on the GPU of this rank's own; UserError where its host has fewer. No collective."""
+    local, num_gpus = number_of("LOCAL_RANK", 0), torch.cuda.device_count()
+    if local >= num_gpus:
+        what = f"rank {rank()} is process {local} of its host, counted from 0, which has {num_gpus} GPUs"
+        fix = "start one process for each GPU, or train on the CPU: model.device=cpu"
+        raise UserError(what, where="--processes", fix=fix)
+    torch.cuda.set_device(local)
 
 
 @contextmanager
@@ -164,22 +170,28 @@ def from_first(make: Callable[[], T], help_with: Callable[[Any], object] = lambd
             raise _of_all(Stopped(Signals(content)) if kind == "stopped" else OtherRankError(content))
 
 
-def on_all(make: Callable[[], T]) -> T:
-    """What each rank makes for itself. Where any of them fails, all do, and only the first of these says why."""
+def on_all(make: Callable[[], T], errors: type[Exception] = Exception) -> T:
+    """What each rank makes for itself. Where any of them fails, all do, and only the first of these says why.
+
+    Other errors than those named are raised at once. Where ranks wait for each other within `make`, it has to be
+    UserError: what they all meet alike. One that fails alone would not be heard of before the others have waited.
+    """
     if num_ranks() == 1:
         return make()
     failure: Exception | None = None
     try:
         made = make()
-    except Exception as error:
+    except errors as error:
+        if is_of_all(error):  # of a call within
+            raise
         failure = error
     meet()
     failed = [other for other, is_failure in enumerate(gathered(failure is not None)) if is_failure]
     if not failed:
         return made
     if failure is not None and rank() == failed[0]:
-        raise failure
-    raise OtherRankError(f"rank {failed[0]} has failed")
+        raise _of_all(failure)
+    raise _of_all(OtherRankError(f"rank {failed[0]} has failed"))
 
 
 def ask_others(request: Any) -> None:

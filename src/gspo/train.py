@@ -18,7 +18,8 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.reference import RefreshedReference
 from gspo.learner.sft import cold_start
 from gspo.learner.update import update
-from gspo.ranks import from_first, is_of_others, joined, losses_named
+from gspo.rank_environment import is_of_others
+from gspo.ranks import from_first, joined, losses_named, meet, on_all
 from gspo.recipe.callables import refuse_import
 from gspo.recipe.files import check_files
 from gspo.recipe.load import as_recipe
@@ -85,10 +86,10 @@ def train(
     if is_of_others():
         display = Display(quiet=True)
     recipe = _as_given(recipe, queries is not None, reward is not None, display)
-    check_trackers(recipe.report.trackers, where="report.trackers")
     given = {"queries": queries, "reward": reward, "on_step": on_step, "evaluation": evaluation}
     with ExitStack() as stack:
-        stack.enter_context(joined(recipe.trainer.timeout_seconds))
+        stack.enter_context(joined(recipe.trainer.timeout_seconds, recipe.model.device))
+        from_first(partial(check_trackers, recipe.report.trackers, where="report.trackers"))
         if new:
             recipe = from_first(partial(renamed, recipe, display.note))
         run = stack.enter_context(open_run(recipe, given, display=display, resume=resume, overwrite=overwrite))
@@ -101,6 +102,7 @@ def train(
             for sentence in run.parts.notes:
                 display.note(f"note: {sentence}", style="yellow")
             recorder = Recorder(run)
+            meet()  # rank 0 may have loaded trackers: the next wait may be for a collective, whose time is limited
             model = _phases(run, recorder, announce)
             lines = from_first(lambda: recorder.lines)
         return Outcome(
@@ -153,16 +155,10 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
     recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop_of_all
     policy, reference = run.parts.policy, run.parts.reference
-    num_updates = recipe.steps * recipe.actor.updates_per_step
-    optimizer, critic = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None
-    trained_parts: TrainedParts = {"optimizer": optimizer}
-    if recipe.actor.advantage == "gae":
-        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
-        trained_parts["critic"] = critic
-    refreshed = None
-    if reference is not None and recipe.actor.kl.refresh_steps:
-        refreshed = trained_parts["reference"] = RefreshedReference(recipe.actor.kl, reference, policy)
-    progress = run.safe_point(recorder.start(run.start_phase(trained_parts)))
+    optimizer, critic, refreshed = on_all(partial(_trained_parts, run))
+    parts = {"optimizer": optimizer, "critic": critic, "reference": refreshed}
+    phase = run.start_phase({name: part for name, part in parts.items() if part is not None})
+    progress = run.safe_point(recorder.start(phase))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
     learner = Learner(
         policy=policy,
@@ -199,13 +195,25 @@ def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Non
         announce(progress.steps)
 
 
+def _trained_parts(run: Run) -> tuple[Optimizer, Critic | None, RefreshedReference | None]:
+    """What reinforcement learning changes, beside the policy itself."""
+    recipe, policy, reference = run.recipe, run.parts.policy, run.parts.reference
+    num_updates = recipe.steps * recipe.actor.updates_per_step
+    optimizer, critic, refreshed = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None, None
+    if recipe.actor.advantage == "gae":
+        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
+    if reference is not None and recipe.actor.kl.refresh_steps:
+        refreshed = RefreshedReference(recipe.actor.kl, reference, policy)
+    return optimizer, critic, refreshed
+
+
 def _cold_start(run: Run, recorder: Recorder) -> None:
     """Supervised learning: a phase that leaves a model, from which reinforcement learning starts."""
     if not run.in_cold_start:
         return
     policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop_of_all
-    where = "cold_start.optimizer"
-    optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps, where=where)
+    options: dict[str, Any] = {"total_steps": settings.steps, "where": "cold_start.optimizer"}
+    optimizer = on_all(partial(Optimizer, policy.model, settings.optimizer, **options))
     is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
     trained_parts: TrainedParts = {} if is_done else {"optimizer": optimizer}
     progress = run.start_phase(trained_parts, cold_start=True)

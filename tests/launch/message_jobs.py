@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped
+from gspo import train
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped, UserError
 from gspo.ranks import (
     from_first,
     gathered,
@@ -24,6 +25,9 @@ from gspo.ranks import (
     stop_all,
     wait_for_note,
 )
+from gspo.recipe.load import load_recipe
+
+TINY = Path(__file__).parents[1] / "tiny.yaml"
 
 
 def main() -> None:
@@ -92,6 +96,22 @@ def _silent() -> Any:
     return wait_for_note("word", by=1) if rank() == 0 else None
 
 
+def _fail_alone() -> None:
+    """Rank 1 meets an error that nobody expects where the others wait for it: it does not wait for them, too."""
+
+    def make() -> None:
+        if rank() == 1:
+            raise ValueError("of rank 1")
+        highest(0)
+
+    on_all(make, UserError)
+
+
+def _train(*keys: str) -> Callable[[], Any]:
+    """A run with input that every rank finds wrong."""
+    return lambda: train(load_recipe(TINY, [*keys, "evaluation.num_queries=0"]))
+
+
 def _lose_one() -> None:
     raise LostRankError("rank 2 is gone")
 
@@ -101,6 +121,10 @@ JOBS: dict[str, Callable[[], Any]] = {
     "first fails": lambda: from_first(_fail(0)),
     "one fails": lambda: on_all(_fail(1)),
     "all fail": lambda: on_all(_fail(0, 1, 2)),
+    "one fails within": lambda: on_all(lambda: on_all(_fail(1)), ValueError),
+    "one fails alone": _fail_alone,
+    "no tracker": _train("report.trackers=[wandb]"),
+    "not to be shared": _train("model.architecture.model_type=gpt_oss", "model.architecture.num_local_experts=4"),
     "none fails": lambda: on_all(_fail()),
     "stopped": _stopped,
     "slow": _slow,

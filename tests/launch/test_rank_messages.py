@@ -33,11 +33,25 @@ def test_an_error_of_rank_0_is_raised_on_all_and_said_by_it(came_to: Any) -> Non
     assert came_to("first fails") == [["ValueError", "of rank 0", True], silent, silent]
 
 
-@pytest.mark.parametrize(("job", "first"), [("one fails", 1), ("all fail", 0)])
+@pytest.mark.parametrize(("job", "first"), [("one fails", 1), ("all fail", 0), ("one fails within", 1)])
 def test_where_one_of_all_fails_all_do_and_the_first_says_it(came_to: Any, job: str, first: int) -> None:
     kinds = [kind for kind, _, _ in came_to(job)]
     assert kinds == ["ValueError" if own == first else "OtherRankError" for own in range(3)]
     assert came_to(job)[first][1] == f"of rank {first}"
+    assert all(is_of_all for _, _, is_of_all in came_to(job))
+
+
+def test_an_error_that_nobody_expects_is_not_kept_back_where_ranks_may_wait(came_to: Any) -> None:
+    first, failed, _ = came_to("one fails alone")
+    assert failed[:2] == ["ValueError", "of rank 1"] and first[0] in ("LostRankError", "OtherRankError")
+
+
+@pytest.mark.parametrize(
+    ("job", "said"), [("no tracker", "needs the package"), ("not to be shared", "cannot be sharded")]
+)
+def test_what_every_rank_finds_wrong_is_said_by_the_first(came_to: Any, job: str, said: str) -> None:
+    assert [kind for kind, _, _ in came_to(job)] == ["UserError", "OtherRankError", "OtherRankError"]
+    assert said in came_to(job)[0][1]
 
 
 def test_where_none_fails_each_has_its_own(came_to: Any) -> None:

@@ -52,6 +52,42 @@ def test_one_rank_is_named(
     assert said in output and output.count("failed") == bool(said)
 
 
+class _Unkillable:
+    """A rank that no signal ends, or whose host does not answer."""
+
+    returncode: int | None = None
+    is_lost = False
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Is of no use."""
+
+    def lose(self) -> None:
+        self.is_lost, self.returncode = True, -signal.SIGKILL
+
+    def how_ended(self) -> str:
+        return "does not end"
+
+
+def test_a_rank_that_nothing_ends_is_given_up_and_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gspo.launch.supervise._END_SECONDS", 0.1)
+    monkeypatch.setattr("gspo.launch.supervise._LOST_SECONDS", 0.1)
+    assert run_ranks([_Program(SAYS_NOTHING), _Unkillable()]) == 1
+    assert capsys.readouterr().out.count("failed: rank 1 does not end") == 1
+
+
+def test_a_process_that_is_given_up_counts_as_ended() -> None:
+    with _Program(WAITS) as process:
+        process.lose()
+        assert process.poll() is not None and "not even by SIGKILL" in process.how_ended()
+        process.returncode = None  # for this test to end it
+        process.kill()
+
+
 LAUNCHER = """
 import subprocess, sys
 from gspo.launch.local import LocalRank
@@ -59,7 +95,7 @@ from gspo.launch.supervise import run_ranks
 class Stubborn(LocalRank):
     def __init__(self):
         ready = f"signal.signal(signal.SIGTERM, {sys.argv[1]}); print('ready', flush=True)"
-        code = f"import signal, sys, time; {ready}; time.sleep(60)"
+        code = f"import os, signal, sys, time; {ready}; time.sleep(60)"
         subprocess.Popen.__init__(self, [sys.executable, "-c", code])
         self.is_watched = False
     def poll(self):
@@ -85,6 +121,24 @@ def test_a_signal_that_comes_twice_as_from_a_terminal_and_a_wrapper_is_one() -> 
     assert launcher.stdout.readline() == "saving\n"
     launcher.send_signal(signal.SIGTERM)
     assert launcher.communicate()[0] == "" and launcher.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        ("signal.SIG_DFL", "ended by SIGTERM\n"),  # as while Python starts
+        (f"lambda *_: sys.exit({SILENT})", "ended by SIGTERM\n"),
+        (f"lambda *_: sys.exit({128 + signal.SIGTERM})", ""),  # rank 0 has said it
+        ("lambda *_: sys.exit(1)", ""),  # or why it could not save
+        ("lambda *_: os.kill(os.getpid(), 9)", "failed: rank 0 was ended by SIGKILL"),
+    ],
+)
+def test_a_signal_is_said_once_and_is_no_failure(handler: str, said: str) -> None:
+    launcher = started(handler)
+    launcher.send_signal(signal.SIGTERM)
+    output = launcher.communicate()[0]
+    assert output.startswith(said) and bool(output) == bool(said) and output.count("ended") <= 1
+    assert launcher.returncode == 128 + signal.SIGTERM
 
 
 def test_a_second_signal_ends_all_at_once_and_is_no_failure() -> None:

@@ -9,7 +9,7 @@ import datetime
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -33,6 +33,7 @@ from gspo.ranks import gathered, num_ranks, rank
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.rollout.engine import SamplingKey
+from gspo.rollout.on_ranks import EngineOfRanks
 from gspo.types import Experts, Sample
 
 ALL = 10**6  # tokens: a single micro-batch
@@ -113,6 +114,7 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         chosen = map(_others, likelihood.experts) if likelihood.experts else repeat(None)
         return zip(split_tokens(likelihood.logprobs, sequences), chosen, strict=False)
 
+    description = dict(_described(policy))
     sampled = _sampled(policy, number)  # before the gradient, which must not change by it
     rng, old = random.Random(1), dict[int, tuple[torch.Tensor, Experts | None]]()
     for part in parts:
@@ -135,6 +137,7 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         "noise": None if report.noise is None else [report.noise.signal, report.noise.noise],
         "ratios": [own.sequence_ratio for own in stats],
         "sampled": sampled,
+        "description": description,
         "old": torch.cat([old[place][0] for place in range(len(samples))]),
     }
 
@@ -142,6 +145,13 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
 def _others(experts: Experts) -> Experts:
     """Of each token of the response other experts than the routers have chosen, for a replay that shows."""
     return replace(experts, row=(experts.row + 1) % FAMILIES["qwen3_moe"]["num_experts"])
+
+
+def _described(policy: Policy) -> Mapping[str, str]:
+    """What the run's engine says of itself."""
+    if num_ranks() == 1:
+        return EmbeddedEngine(policy).describe()
+    return EngineOfRanks(policy, EmbeddedEngine, is_embedded=True, check_stop=lambda: None).describe()
 
 
 def _sampled(policy: Policy, number: int) -> list[list[int]]:

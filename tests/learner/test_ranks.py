@@ -66,6 +66,14 @@ def test_responses_are_those_of_one_process(name: str, done: Any) -> None:
     assert done(f"{name} 4 60")["sampled"] == done(f"{name} 2 60")["sampled"] == done(f"{name} 1 {ALL}")["sampled"]
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_the_engine_decodes_as_on_one_process(name: str, done: Any) -> None:
+    """The decoder that is written out is fast, and is proven with the whole model."""
+    alone = done(f"{name} 1 {ALL}")["description"]
+    assert done(f"{name} 2 60")["description"] == alone and done(f"{name} 4 60")["description"] == alone
+    assert alone["decoder written out"] == "True"
+
+
 @pytest.fixture
 def sharding() -> Iterator[Sharding]:
     """Over a single rank."""

@@ -20,8 +20,10 @@ from gspo.queries.row import lay_out
 from gspo.queries.source import RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
+from gspo.run import run as run_module
 from gspo.run.checkpoint.store import MANIFEST, seal, verified
 from gspo.run.console import Display
+from gspo.run.directory import RunDirectory
 from gspo.run.lock import Lock
 from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
@@ -383,3 +385,32 @@ def test_rollouts_that_were_changed_are_said_and_do_no_harm() -> None:
         "rollouts/step_000001.jsonl is missing, or not as it was written" in said and "step_000002.jsonl is" not in said
     )
     assert path.read_text() == changed
+
+
+def test_ranks_wait_for_what_the_first_does_with_data_of_any_size_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within from_first others wait as long as rank 0 lives; a collective has a limit."""
+    waited_for, is_waiting = dict[str, bool](), [False]
+
+    def from_first(make: Callable[[], Any], *_: Any) -> Any:
+        before, is_waiting[0] = is_waiting[0], True
+        made = make()
+        is_waiting[0] = before
+        return made
+
+    def watch(owner: Any, name: str) -> None:
+        make = getattr(owner, name)
+
+        def watched(*arguments: Any) -> Any:
+            waited_for[name] = is_waiting[0]
+            return make(*arguments)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    monkeypatch.setattr("gspo.run.run.from_first", from_first)
+    for owner, name in ((run_module, "rows_digest"), (run_module, "tokens_digest"), (RunDirectory, "damaged_rollouts")):
+        watch(owner, name)
+    train(recipe_of("steps=1"))
+    train(recipe_of("steps=2"), resume=True)
+    assert waited_for == {"rows_digest": True, "tokens_digest": True, "damaged_rollouts": True}

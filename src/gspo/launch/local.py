@@ -31,8 +31,14 @@ class LocalRank(subprocess.Popen[bytes]):
         options |= {"stdin": subprocess.PIPE, "start_new_session": True}
         super().__init__(command, env={**os.environ, **texts, HAS_LAUNCHER: "yes"}, **options)
 
+    def lose(self) -> None:
+        """Count it as ended, though not even SIGKILL ends it."""
+        self.is_lost, self.returncode = True, -signal.SIGKILL
+
     def how_ended(self) -> str:
-        """Which signal has ended it."""
+        """Which signal has ended it, or that none does."""
+        if self.is_lost:
+            return f"(process {self.pid}) does not end, not even by SIGKILL: perhaps it waits for a disk or a GPU"
         name = signal.Signals(-(self.returncode or 0)).name
         return f"was ended by {name}" + (": perhaps by the system, for want of memory" if name == "SIGKILL" else "")
 

@@ -23,7 +23,6 @@ from gspo.recipe.sections import ClusterConfig
 from gspo.rollout.servers.ray_host import HOSTS, NAMESPACE, HostActor
 
 _WHERE = "gspo launch ray"
-_LOST_SECONDS = 10.0  # that a killed rank has to be gone
 _CONNECT_SECONDS = 10.0
 
 
@@ -120,7 +119,7 @@ class _RayRank:
                 sys.stdout.buffer.write(output)
                 sys.stdout.buffer.flush()
             except ray.exceptions.RayError as error:
-                self._lose(type(error).__name__)
+                self.lose(type(error).__name__)
             self._asked = None
         return self.returncode
 
@@ -128,23 +127,14 @@ class _RayRank:
         """Send it to the rank."""
         self._host.send_signal.remote(number)
 
-    def wait(self) -> int:
-        """Wait until it has ended, or for some seconds where its node does not answer."""
-        began = time.monotonic()
-        while self.poll() is None:
-            if time.monotonic() - began > _LOST_SECONDS:
-                self._lose("no answer")
-            time.sleep(0.05)
-        assert self.returncode is not None
-        return self.returncode
+    def lose(self, why: str = "no answer") -> None:
+        """Count it as ended: its node is gone, or does not answer."""
+        self.is_lost, self.returncode = True, -signal.SIGHUP
+        self._how = f"is lost, with its place on the node {self._address} ({why})"
 
     def how_ended(self) -> str:
         """Which signal has ended it, or that its node is gone."""
         return self._how
-
-    def _lose(self, why: str) -> None:
-        self.is_lost, self.returncode = True, -signal.SIGHUP
-        self._how = f"is lost, with its place on the node {self._address} ({why})"
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from gspo.errors import SILENT, listed
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
 _TWICE_SECONDS = 1.0
-_END_SECONDS, _POLL_SECONDS = 5.0, 0.05  # that ranks have to end by themselves once one has failed, and once more
+_END_SECONDS = 5.0  # that ranks have to end by themselves once one has failed, and again once they are asked to
+_LOST_SECONDS = 10.0  # that a killed rank has to be gone
+_POLL_SECONDS = 0.05
 
 
 class RankProcess(Protocol):
@@ -26,10 +28,10 @@ class RankProcess(Protocol):
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
 
-    def wait(self) -> int:
-        """Wait until it has ended; its exit code."""
+    is_lost: bool  # it cannot be ended or reached any more, and counts as ended
 
-    is_lost: bool  # it cannot be reached any more, and counts as ended
+    def lose(self) -> None:
+        """Count it as ended from now on: it does not end, or does not answer."""
 
     def how_ended(self) -> str:
         """Why it has no exit code of its own, where that is so."""
@@ -49,61 +51,76 @@ def with_restarts(run: Callable[[], int], max_failures: int, say: Callable[[str]
 
 
 def run_ranks(ranks: Sequence[RankProcess]) -> int:
-    """The exit code of a run, once all of its ranks have ended.
+    """The exit code of a run, once all of its ranks have ended or are lost.
 
     The first signal goes on to every rank, and the second ends them at once. Where a rank fails, all end.
     """
     received: list[signal.Signals] = []
     try:
         with _collected_signals(received):
-            code = _exit_code(ranks, received)
-        return _SIGNALLED + received[0] if code and received else code
+            failed = _watch(ranks, received)
     finally:
-        for process in ranks:
-            _signal(process, signal.SIGKILL)
-        for process in ranks:
-            process.wait()
+        _kill(ranks)
+    return _exit_code(ranks, received, failed)
 
 
-def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> int:
-    failed: dict[int, bool] = {}  # by the rank: whether it has ended by itself
-    since, num_warnings, handed = 0.0, 0, 0
+def _watch(ranks: Sequence[RankProcess], received: Sequence[signal.Signals]) -> set[int]:
+    """Wait until all have ended or are to be killed; the ranks that have failed by themselves."""
+    failed: set[int] = set()
+    failed_at, is_passed_on, is_asked = 0.0, False, False
     while None in [process.poll() for process in ranks]:
+        if not is_asked:
+            failed |= {number for number, process in enumerate(ranks) if process.returncode}
+        failed_at = failed_at or (time.monotonic() if failed else 0.0)
+        seconds = time.monotonic() - failed_at if failed else 0.0
+        if len(received) > 1 or seconds > 2 * _END_SECONDS:
+            return failed
+        if received and not is_passed_on:
+            is_passed_on = True
+            _signal(ranks, received[0])
+        if seconds > _END_SECONDS and not is_asked:
+            is_asked = True
+            _signal(ranks, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
-        for number in received[handed:]:
-            for process in ranks:
-                _signal(process, signal.SIGKILL if handed else number)
-            handed += 1
-        since = since if failed else time.monotonic()
-        failed |= {
-            number: not num_warnings
-            for number, process in enumerate(ranks)
-            if process.returncode and number not in failed
-        }
-        if failed and time.monotonic() - since > _END_SECONDS * (num_warnings + 1):
-            for process in ranks:
-                _signal(process, signal.SIGKILL if num_warnings else signal.SIGTERM)
-            num_warnings += 1
+    return failed if is_asked else {number for number, process in enumerate(ranks) if process.returncode}
+
+
+def _kill(ranks: Sequence[RankProcess]) -> None:
+    """End those that still run; one that does not end is lost: its host is gone, or it waits for a disk that is."""
+    _signal(ranks, signal.SIGKILL)
+    killed_at = time.monotonic()
+    while None in [process.poll() for process in ranks] and time.monotonic() - killed_at < _LOST_SECONDS:
+        time.sleep(_POLL_SECONDS)
+    for process in ranks:
+        if process.poll() is None:
+            process.lose()
+
+
+def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals], failed: set[int]) -> int:
+    """The run's. Says why it has ended where no rank does."""
     codes = [process.returncode or 0 for process in ranks]
-    causes = [
-        number
-        for number, code in enumerate(codes)
-        if code and (failed.get(number, not num_warnings) or ranks[number].is_lost)
-    ]
+    causes = [number for number, process in enumerate(ranks) if number in failed or process.is_lost]
+    # A rank that a signal ends before it listens to signals has not failed.
+    ended = [number for number in causes if codes[number] < 0 and -codes[number] not in received]
+    said = [codes[number] for number in causes if 0 < codes[number] != SILENT]
     if len(received) > 1:
         print(f"ended at once by {received[1].name}{FIX}")
-    elif ended := [number for number in causes if codes[number] < 0]:
+    elif ended:
         print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")
-    elif causes and all(codes[number] == SILENT for number in causes):
+    elif received and (codes[0] < 0 or codes[0] == SILENT) and all(code > _SIGNALLED for code in said):
+        print(f"ended by {received[0].name}")  # of which no rank but the first speaks
+    elif causes and not said and not received:
         stuck = listed([f"rank {number}" for number, code in enumerate(codes) if code == -signal.SIGKILL])
         lost = f"rank {causes[0]} has lost the others, and then they have lost it"
         print(f"failed: {f'{stuck} has kept the others waiting, and had to be killed' if stuck else lost}{FIX}")
-    return next((codes[number] for number in causes if codes[number] > 0 and codes[number] != SILENT), int(any(codes)))
+    code = next(iter(said), int(any(codes)))
+    return _SIGNALLED + received[0] if code and received else code
 
 
-def _signal(process: RankProcess, number: int) -> None:
-    if process.poll() is None:
-        process.send_signal(number)
+def _signal(ranks: Sequence[RankProcess], number: int) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.send_signal(number)
 
 
 @contextmanager

@@ -47,9 +47,11 @@ class EngineOfRanks:
         self._policy, self._check_stop, self._held = policy, check_stop, ExitStack()
         self._own: Engine | None = None
         self._is_embedded = is_embedded
+        self._description: Mapping[str, str] = {}
         if is_embedded:
-            with unsharded(policy.model):
+            with unsharded(policy.model):  # which the engine proves what it describes with
                 self._own = make(policy)
+                self._description = self._own.describe()
         else:
             self._policy = replace(policy, call_others=ask_others) if rank() == 0 else policy
             from_first(self._start_servers(make), self.help_with)
@@ -57,6 +59,7 @@ class EngineOfRanks:
     def _start_servers(self, make: Callable[[Policy], Engine]) -> Callable[[], None]:
         def start() -> None:
             self._own = make(self._policy)
+            self._description = self._own.describe()
 
         return start
 
@@ -148,7 +151,7 @@ class EngineOfRanks:
 
     def describe(self) -> Mapping[str, str]:
         """The engine's own description."""
-        return self._own.describe() if self._own else {}
+        return self._description
 
     def take_metrics(self) -> Mapping[str, float]:
         """The engine's own."""

@@ -213,13 +213,8 @@ def prepare(
     inputs = _inputs_of_first(recipe, saved=saved, say=say, **options)
     check_stop()
     say(f"loading {recipe.model.path or 'a new model'}")
-    policy, reference, value_trunk = _load_models(recipe, inputs.tokenizer, saved)
+    policy, reference, value_trunk = on_all(partial(_load_models, recipe, inputs.tokenizer, saved), UserError)
     check_stop()
-    if policy.routing is None:
-        refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
-    if recipe.actor.gradient_checkpointing:
-        for trained in filter(None, (policy, value_trunk)):
-            checkpoint_gradients(trained)
     return Prepared(
         **vars(inputs),
         policy=policy,
@@ -279,6 +274,11 @@ def _load_models(
         reference = load(model, weights=started)
     if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
         value_trunk = load(model, weights=weights)
+    if policy.routing is None:
+        refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
+    if recipe.actor.gradient_checkpointing:
+        for trained in filter(None, (policy, value_trunk)):
+            checkpoint_gradients(trained)
     return policy, reference, value_trunk
 
 

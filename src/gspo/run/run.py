@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
@@ -246,19 +247,24 @@ def open_run(
             display=display,
             interrupt=interrupt,
             clock=Clock(display.stage),
-            about={
-                "environment": environment(parts.policy, parts.functions, engine.describe(), parts.hooks),
-                "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
-                "tokens_sha256": tokens_digest(parts.queries),
-                "num_streamed": parts.rows.num_streamed,
-                "working_directory": str(Path.cwd()),
-            },
+            about=from_first(partial(_about, parts, engine)),  # of data of any size
             in_cold_start=recipe.cold_start.steps > 0,
         )
         stack.callback(run.close_source)
         if reopened is not None:
             _restore(run, saved)
         yield run
+
+
+def _about(parts: Prepared, engine: Engine) -> Mapping[str, Any]:
+    """What must be, or should be, the same when the run is resumed."""
+    return {
+        "environment": environment(parts.policy, parts.functions, engine.describe(), parts.hooks),
+        "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
+        "tokens_sha256": tokens_digest(parts.queries),
+        "num_streamed": parts.rows.num_streamed,
+        "working_directory": str(Path.cwd()),
+    }
 
 
 def _reopened(
@@ -323,8 +329,12 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
     run.in_cold_start = saved.path.parent == directory.cold_checkpoints
     if saved.path != directory.cold_start:  # where that is whole, the next phase starts from its weights
         run.saved, run.progress = saved, progress
-    if rank() > 0:
-        return
+    from_first(partial(_note_resumption, run, saved, progress))
+
+
+def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
+    """Say from where the run goes on, what is damaged, and what is not as it was."""
+    note, directory, recipe = run.display.note, run.directory, run.recipe
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
     inexact = inexactness(saved, recipe, run.about["environment"])
