@@ -70,6 +70,7 @@ class Source:
         """Called before weights are published for a step: then a server that has failed can be asked again."""
         self.handed_over, self.num_too_old, self._started = [], 0, time.monotonic()
         self._beside.failed.clear()
+        self.timeline()  # forgets what was over before
 
     def timeline(self) -> Timeline:
         """Of the step under way, until now."""
