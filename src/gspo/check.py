@@ -37,7 +37,7 @@ def check(
     recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
-    inputs = load_inputs(recipe, say=say)
+    inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
     queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:

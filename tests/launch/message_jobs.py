@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped
+from gspo.learner.optimizer import check_optimizer
+from gspo.model.sharding import sharding_of
 from gspo.ranks import (
     from_first,
     gathered,
@@ -24,6 +26,7 @@ from gspo.ranks import (
     stop_all,
     wait_for_note,
 )
+from gspo.recipe.sections import OptimizerConfig
 
 
 def main() -> None:
@@ -92,6 +95,17 @@ def _silent() -> Any:
     return wait_for_note("word", by=1) if rank() == 0 else None
 
 
+def _try_optimizer() -> Any:
+    """Rank 0 tries an optimiser on parameters that ranks share, while the others wait; then all make their mesh."""
+    settings, device = OptimizerConfig(name="torch.optim.Muon"), torch.device("cpu")
+    notes = from_first(lambda: check_optimizer(settings, where="actor.optimizer", device=device, num_ranks=3))
+    sharding = sharding_of("none", device, torch.float32)
+    assert sharding is not None
+    group, number = sharding.mesh.get_group(0), torch.tensor(rank())
+    torch.distributed.all_reduce(number, group=group)
+    return [notes, int(number)]
+
+
 def _lose_one() -> None:
     raise LostRankError("rank 2 is gone")
 
@@ -106,6 +120,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     "slow": _slow,
     "stuck": _stuck,
     "silent": _silent,
+    "tries": _try_optimizer,
     "loses one": lambda: from_first(_lose_one),
 }
 
