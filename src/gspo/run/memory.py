@@ -16,6 +16,7 @@ from gspo.model.load import empty_model
 from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
+from gspo.model.shape import heads_of, inner_size
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
 
@@ -156,12 +157,8 @@ def _pass_tokens(recipe: Recipe, prompt_tokens: int) -> int:
 
 def _kept(text: Any, recomputes: bool) -> int:
     """The numbers of a token that a pass keeps for its backward pass."""
-    hidden, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    heads, keys, size = _heads(text)
-    mlp = 4 * inner
-    if experts := getattr(text, "num_experts_per_tok", None):
-        mlp = experts * (4 * (getattr(text, "moe_intermediate_size", None) or inner) + 2 * hidden)
-        mlp += 4 * (getattr(text, "shared_expert_intermediate_size", None) or 0)
+    hidden, (heads, keys, size) = text.hidden_size, heads_of(text)
+    mlp = 4 * inner_size(text) + 2 * hidden * (getattr(text, "num_experts_per_tok", None) or 0)
     layer, layers = 8 * hidden + 10 * heads * size + 5 * keys * size + mlp, text.num_hidden_layers
     return int(layer + (layers - 1) * hidden if recomputes else layer * layers)
 
@@ -175,16 +172,9 @@ def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int, num_sam
     asked = ((rollout.queries_per_step, rollout.group_size), (evaluation.num_queries, evaluation.samples))
     most = max(math.ceil(queries / num_samplers) * samples for queries, samples in asked)
     longest = max(rollout.max_new_tokens, *(suite.max_new_tokens or 0 for suite in evaluation.suites), 0)
-    rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), _heads(text)
+    rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), heads_of(text)
     numbers = 2 * (text.num_hidden_layers + 1) * keys * size * (prompt_tokens + longest)
     return {"cache": width * rows * numbers, "token logits": 12 * rows * text.vocab_size}
-
-
-def _heads(text: Any) -> tuple[int, int, int]:
-    """The heads of queries, those of keys, and a head's size."""
-    heads = getattr(text, "num_attention_heads", None) or 1
-    keys = getattr(text, "num_key_value_heads", None) or heads
-    return heads, keys, getattr(text, "head_dim", None) or text.hidden_size // heads
 
 
 def _words(size: float) -> str:
