@@ -117,7 +117,7 @@ def test_a_signal_to_the_launcher_or_to_a_rank_stops_all_processes_once_and_the_
     assert said.count("saved: ") == 1
     process = start("resume", "runs/stopped", "--processes", "2")
     assert process.stdout is not None
-    assert any(line.startswith("step ") for line in process.stdout), "a step is under way, or was"
+    assert any(line.startswith("resumed from") for line in process.stdout), "all ranks are there, and steps to come"
     os.kill(_ranks_of(process.pid)[1], signal.SIGTERM)
     assert _ended(process) and process.returncode == 128 + signal.SIGTERM
     process = start("resume", "runs/stopped", "--processes", "2")
