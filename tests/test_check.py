@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.conftest import FAMILIES, SHAPE
 
 from gspo import cli
 
 TINY = Path(__file__).with_name("tiny.yaml")
+GPT_OSS = {"model_type": "gpt_oss", **SHAPE, **FAMILIES["gpt_oss"]}
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +196,8 @@ def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixtur
         ("actor.optimizer.name=torch.optim.LBFGS", "actor.optimizer.name: torch.optim.LBFGS: it cannot make a step"),
         ("cold_start.optimizer.options={momentum: 1}", "fix: correct cold_start.optimizer.options"),
         ("model.attn_implementation=flash_attention_9", "model.attn_implementation: flash_attention_9: no model"),
+        ("--processes=2|cold_start.optimizer.name=torch.optim.Adafactor", "fix: name another, such as adamw"),
+        (f"--processes=2|model.architecture={json.dumps(GPT_OSS)}", "cannot be sharded: its attention"),
     ],
 )
 def test_check_refuses_what_a_run_would(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def check(
     recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
-    inputs = load_inputs(recipe, say=say)
+    inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
     queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:
@@ -89,6 +89,9 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
     if sequences < num_ranks:
         yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
+    elif sequences % num_ranks:
+        what = f"{sequences} sequences of a mini-batch are no multiple of {num_ranks} processes"
+        yield f"note        {what}: some train on fewer"
     gpus = torch.cuda.device_count()
     if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"

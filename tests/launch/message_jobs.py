@@ -13,6 +13,8 @@ import torch
 
 from gspo import train
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, Stopped, UserError
+from gspo.learner.optimizer import check_optimizer
+from gspo.model.sharding import sharding_of
 from gspo.ranks import (
     from_first,
     gathered,
@@ -26,6 +28,7 @@ from gspo.ranks import (
     wait_for_note,
 )
 from gspo.recipe.load import load_recipe
+from gspo.recipe.sections import OptimizerConfig
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 
@@ -112,6 +115,17 @@ def _train(*keys: str) -> Callable[[], Any]:
     return lambda: train(load_recipe(TINY, [*keys, "evaluation.num_queries=0"]))
 
 
+def _try_optimizer() -> Any:
+    """Rank 0 tries an optimiser on parameters that ranks share, while the others wait; then all make their mesh."""
+    settings, device = OptimizerConfig(name="torch.optim.Muon"), torch.device("cpu")
+    notes = from_first(lambda: check_optimizer(settings, where="actor.optimizer", device=device, num_ranks=3))
+    sharding = sharding_of("none", device, torch.float32)
+    assert sharding is not None
+    group, number = sharding.mesh.get_group(0), torch.tensor(rank())
+    torch.distributed.all_reduce(number, group=group)
+    return [notes, int(number)]
+
+
 def _lose_one() -> None:
     raise LostRankError("rank 2 is gone")
 
@@ -130,6 +144,7 @@ JOBS: dict[str, Callable[[], Any]] = {
     "slow": _slow,
     "stuck": _stuck,
     "silent": _silent,
+    "tries": _try_optimizer,
     "loses one": lambda: from_first(_lose_one),
 }
 

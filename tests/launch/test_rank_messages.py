@@ -62,6 +62,10 @@ def test_a_signal_to_one_stops_all(came_to: Any) -> None:
     assert came_to("stopped") == [[15, True]] * 3
 
 
+def test_rank_0_tries_an_optimiser_on_shared_parameters_without_the_others(came_to: Any) -> None:
+    assert came_to("tries") == [[[], 0 + 1 + 2]] * 3
+
+
 def test_a_rank_that_takes_long_is_waited_for(came_to: Any) -> None:
     assert came_to("slow") == [[0, 1, 2]] * 3
 

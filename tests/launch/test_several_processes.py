@@ -1,6 +1,7 @@
 """Runs on several processes: the same as on one, resumed on any number of them, and ended together."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,9 +17,22 @@ import torch
 from safetensors.torch import load_file
 
 from gspo import cli
+from gspo.run.checkpoint.state import tensors_of
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
+EXPERTS = {
+    **{"model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16},
+    **{"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    **{"tie_word_embeddings": True, "max_position_embeddings": 128},
+}
 KEYS = ["checkpoint.every=2", "checkpoint.keep=9", "actor.kl.coefficient=0.05", "evaluation.num_queries=3"]
+KEYS_OF_EXPERTS = [
+    *KEYS,
+    *(f"model.architecture={json.dumps(EXPERTS)}", "actor.routing_replay=policy", "actor.router_aux_loss=0.01"),
+    "rollout.dynamic_sampling=true",
+]
+# Between two runs of one recipe, and with the number of processes.
+VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction", "balance/", "moe/recorded_bytes")
 SECONDS = 120  # after which a test gives up; none takes nearly as long
 ENDED_SECONDS = 60  # within which a run that has lost a rank ends
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -49,13 +63,14 @@ def start(home: Path) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def alone(home: Path) -> dict[str, Any]:
     """What a run of one process comes to."""
-    return _on_one(home, "alone", *KEYS, "steps=6")
+    return _on_one(home, "alone", *KEYS_OF_EXPERTS, "steps=6")
 
 
 @pytest.fixture(scope="module")
 def paired(home: Path) -> dict[str, Any]:
     """What the same run of two processes comes to."""
-    command = [sys.executable, "-m", "gspo", "train", str(TINY), "name=paired", *KEYS, "steps=6", "--processes", "2"]
+    keys = ["name=paired", *KEYS_OF_EXPERTS, "steps=6", "--processes", "2"]
+    command = [sys.executable, "-m", "gspo", "train", str(TINY), *keys]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("evaluating on 3 queries") == 1, "only one of the processes talks"
@@ -64,36 +79,47 @@ def paired(home: Path) -> dict[str, Any]:
 
 def test_two_processes_sample_the_same_and_learn_the_same(alone: dict[str, Any], paired: dict[str, Any]) -> None:
     _assert_same(alone, paired)
+    assert max(line["group/sampled"] for line in paired["lines"][1:]) > 8, "groups were replaced"
+    for result, most in ((alone, 1.0), (paired, 2.0)):
+        measured = [line["time/update_slowest_over_mean"] for line in result["lines"][1:]]
+        assert all(1.0 <= value <= most for value in measured), "by definition"
 
 
 def test_a_run_goes_on_on_other_numbers_of_processes(
     home: Path, start: Start, alone: dict[str, Any], paired: Any
 ) -> None:
-    """From two processes to four, and from four to one."""
+    """From two processes to four, from four to two, from two to one, and from one to two."""
     before, after = home / "runs/paired", home / "runs/moved"
     shutil.copytree(before, after)
     for name in ("step_000004", "step_000006"):
         shutil.rmtree(after / "checkpoints" / name)
     shutil.rmtree(after / "model")
-    process = start("resume", "runs/moved", "steps=4", "--processes", "4")
-    said = _ended(process)
-    assert process.returncode == 0, said
-    assert "NOT an exact resume: ranks was 2, is 4" in said
-    assert sorted(path.name for path in (after / "checkpoints/step_000004").glob("state*.safetensors")) == [
-        *("state.safetensors", "state_1.safetensors", "state_2.safetensors", "state_3.safetensors")
-    ]
-    _assert_same(alone, _on_one(home, "moved", "steps=6", resume=True))
+    for steps, was, number in ((3, 2, 4), (4, 4, 2), (6, 1, 2)):
+        process = start("resume", "runs/moved", f"steps={steps}", "--processes", str(number))
+        said = _ended(process)
+        assert process.returncode == 0, said
+        assert f"NOT an exact resume: ranks was {was}, is {number}" in said
+        files = sorted(path.name for path in (after / f"checkpoints/step_00000{steps}").glob("state*.safetensors"))
+        assert files == ["state.safetensors", *(f"state_{other}.safetensors" for other in range(1, number))]
+        if steps == 4:
+            _on_one(home, "moved", "steps=5", resume=True)
+    _assert_same(alone, _result(after))
 
 
-def test_a_signal_stops_all_processes_once_and_the_run_goes_on_bit_by_bit(
+def test_a_signal_to_the_launcher_or_to_a_rank_stops_all_processes_once_and_the_run_goes_on_bit_by_bit(
     home: Path, start: Start, paired: dict[str, Any]
 ) -> None:
-    process = start("train", str(TINY), "name=stopped", *KEYS, "steps=6", "--processes", "2")
+    process = start("train", str(TINY), "name=stopped", *KEYS_OF_EXPERTS, "steps=6", "--processes", "2")
     _wait_for(home / "runs/stopped/checkpoints/step_000002", process)
     process.send_signal(signal.SIGTERM)
     said = _ended(process)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert said.count("saved: ") == 1
+    process = start("resume", "runs/stopped", "--processes", "2")
+    assert process.stdout is not None
+    assert any(line.startswith("resumed from") for line in process.stdout), "all ranks are there, and steps to come"
+    os.kill(_ranks_of(process.pid)[1], signal.SIGTERM)
+    assert _ended(process) and process.returncode == 128 + signal.SIGTERM
     process = start("resume", "runs/stopped", "--processes", "2")
     assert _ended(process) and process.returncode == 0
     found = _result(home / "runs/stopped")
@@ -148,9 +174,10 @@ def hang(*_):
 """
 
 
-def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, start: Start, paired: Any) -> None:
+def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, start: Start) -> None:
     """The model runs code of its own directory, which other ranks have to load by themselves."""
-    shutil.copytree(home / "runs/paired/model", model := home / "own")
+    _on_one(home, "dense", "steps=1", "cold_start.steps=0")
+    shutil.copytree(home / "runs/dense/model", model := home / "own")
     (model / "own.py").write_text(OWN_MODEL)
     config = json.loads((model / "config.json").read_text())
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
@@ -167,24 +194,30 @@ def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path
 
 
 def test_where_the_launcher_is_killed_its_ranks_save_and_end(home: Path, start: Start) -> None:
-    process = start("train", str(TINY), *KEYS, "name=orphaned", "steps=9999", "--processes", "2")
+    """With an engine in a process of its own, which samples beside the training."""
+    keys = [*KEYS, "rollout.max_staleness=1", "name=orphaned", "steps=9999"]
+    process = start("train", str(TINY), *keys, "--processes", "2")
     _wait_for(home / "runs/orphaned/checkpoints/step_000002", process)
     ranks = _ranks_of(process.pid)
     process.kill()
     assert "saved: " in _ended(process)
     while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
         time.sleep(0.05)
+    text = (home / "runs/orphaned/metrics.jsonl").read_text()
+    assert [json.loads(line)["staleness/max"] for line in text.splitlines()[1:3]] == [0.0, 1.0]
 
 
 def test_torchrun_starts_a_run_with_a_value_model(home: Path, start: Start) -> None:
-    """PPO, with a value model of its own, copies of the model on two ranks."""
+    """PPO, with a value model of its own, copies of the model on two ranks, and groups sampled a step ahead."""
     keys = ["actor.advantage=gae", "actor.importance_sampling_level=token", "critic.trunk=own", "trainer.sharding=none"]
+    keys += ["rollout.max_staleness=1", "rollout.in_turn=true"]
     alone = _on_one(home, "ppo", *keys)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gspo")
     process = start("train", str(TINY), "name=ppo-2", *keys, program=torchrun)
     said = _ended(process)
     assert process.returncode == 0, said
     _assert_same(alone, _result(home / "runs/ppo-2"))
+    assert alone["lines"][-1]["staleness/max"] == 1.0
 
 
 def _on_one(home: Path, name: str, *keys: str, resume: bool = False) -> dict[str, Any]:
@@ -203,24 +236,34 @@ def _result(run: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     files = sorted((run / "rollouts").glob("*.jsonl"))
     responses = [[json.loads(line)["completion"] for line in path.read_text().splitlines()] for path in files]
-    return {"lines": lines, "responses": responses, "weights": load_file(run / "model/model.safetensors")}
+    optimizer = dict(tensors_of(max((run / "checkpoints").glob("step_??????")), "optimizer"))
+    weights = load_file(run / "model/model.safetensors")
+    return {"lines": lines, "responses": responses, "weights": weights, "optimizer": optimizer}
 
 
 def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """The same responses; numbers and weights but for rounding."""
+    """The same responses; all numbers that do not vary, weights and the optimiser's moments but for rounding."""
     assert other["responses"] == one["responses"]
     for line, own in zip(one["lines"], other["lines"], strict=True):
-        for name in (
-            "reward/mean",
-            "policy/entropy",
-            "policy/loss",
-            "policy/grad_norm",
-            "evaluation/held_out/pass_at_1",
-        ):
-            if name in line and name in own:
-                assert own[name] == pytest.approx(line[name], rel=1e-4, abs=1e-7), name
-    for name, weight in one["weights"].items():
-        torch.testing.assert_close(other["weights"][name], weight, rtol=0, atol=2e-6 * float(weight.abs().max()))
+        assert all("evaluation" in name for name in own.keys() ^ line.keys()), (
+            "after the last step of a resume there is one"
+        )
+        for name in own.keys() & line.keys():
+            if not any(part in name for part in VARIES):
+                assert _flat(own[name]) == pytest.approx(_flat(line[name]), rel=1e-4, abs=1e-6, nan_ok=True), name
+    for part in ("weights", "optimizer"):
+        assert other[part].keys() == one[part].keys()
+        for name, tensor in one[part].items():
+            # Not the largest: where a gradient is next to nothing, Adam makes much of how it is rounded.
+            difference = torch.dist(other[part][name].double(), tensor.double())
+            assert difference <= 5e-6 * tensor.double().norm(), name
+
+
+def _flat(value: Any) -> list[float]:
+    """The numbers of a metric, which may be a list of lists; NaN for null."""
+    if isinstance(value, list):
+        return [number for entry in value for number in _flat(entry)]
+    return [math.nan if value is None else value]
 
 
 def _wait_for(path: Path, process: "subprocess.Popen[str]") -> None:

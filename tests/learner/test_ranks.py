@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from benchmarks.cost import Shape
 from tests.conftest import FAMILIES, SHAPE
 from tests.learner.rank_jobs import ALL, JOBS
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoConfig
 
 from gspo.errors import UserError
-from gspo.learner.balance import shares
+from gspo.learner.balance import attention_share, cost, shares
 from gspo.model.policy import load_policy
 from gspo.model.sharding import Sharding
 from gspo.recipe.sections import ModelConfig
@@ -108,6 +110,21 @@ def test_tied_weights_stay_tied(done: Any) -> None:
     assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"] or (
         weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}, {"head_dim": 32}, {"intermediate_size": 200}])
+def test_the_cost_of_a_sequence_is_that_of_its_products(changes: dict[str, Any]) -> None:
+    config = AutoConfig.for_model("qwen3", vocab_size=50, **{**SHAPE, **changes})
+    shape, costs = Shape.of(config), [cost(tokens, attention_share(config)) for tokens in (10, 1000, 40_000)]
+    products = [shape.trunk_flops(n, n * n // 2) + shape.head_flops(n) for n in (10, 1000, 40_000)]
+    assert [own / costs[0] for own in costs] == pytest.approx([own / products[0] for own in products])
+
+
+def test_of_a_mixture_the_experts_of_a_token_count() -> None:
+    sizes = {**SHAPE, "vocab_size": 50, "num_experts": 64, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    mixture, dense = AutoConfig.for_model("qwen3_moe", **sizes), AutoConfig.for_model("qwen3", **sizes)
+    dense.intermediate_size = 3 * 40
+    assert attention_share(mixture) == attention_share(dense)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

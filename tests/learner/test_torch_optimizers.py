@@ -114,6 +114,20 @@ def test_any_optimizer_put_back_goes_on_bit_by_bit(name: str, dtype: torch.dtype
     assert states[0].keys() == states[1].keys() and all(states[0][key].equal(states[1][key]) for key in states[0])
 
 
+SHAREABLE = {"adamw", "torch.optim.Adagrad", "torch.optim.Muon", "torch.optim.NAdam", "torch.optim.SGD"}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_whether_ranks_can_step_shared_parameters_with_it_shows_before_a_run(name: str) -> None:
+    settings = OptimizerConfig(name=name, options=EVERY[name])
+    if name in SHAREABLE | {f"{__name__}:Counting"}:
+        assert check_optimizer(settings, where="actor.optimizer", device=CPU, num_ranks=2) == []
+    else:
+        with pytest.raises(UserError, match=f"{name}: it cannot step parameters that 2 processes share"):
+            check_optimizer(settings, where="actor.optimizer", device=CPU, num_ranks=2)
+    assert not torch.distributed.is_initialized()
+
+
 def test_numbers_of_a_state_come_back_as_they_were() -> None:
     model, settings = small_model(), OptimizerConfig(name=f"{__name__}:Counting", lr=1e-2)
     optimizer, again = (Optimizer(model, settings, total_steps=9) for _ in range(2))

@@ -13,7 +13,7 @@ from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.loss import Denominators, denominators_of
 from gspo.learner.micro_batching import Learner, micro_batches, trained_samples
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
+from gspo.learner.update import accumulate_gradient, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, OptimizerConfig, RolloutConfig
@@ -55,6 +55,19 @@ class Waits(TorchDispatchMode):
         if reads or (func is torch.ops.aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
             self.names.append(str(func))
         return func(*args, **kwargs)
+
+
+def test_what_ranks_have_computed_is_measured_without_their_waits(
+    new_policy: NewPolicy, sampled_batch: Any, actor_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank has computed for 1 s, and this one for 3 s of its thread's own time."""
+    policy, own_time = new_policy(), iter([20.0, 23.0])
+    batch, actor = sampled_batch(policy), actor_of()
+    monkeypatch.setattr("time.thread_time", lambda: next(own_time))
+    monkeypatch.setattr("gspo.learner.update.gathered", lambda seen: [seen, ([], [], [], 1.0)])
+    samples, denominators = trained_samples(batch.groups, actor), Denominators(num_sequences=16)
+    report, _ = accumulate_gradient(learner_of(policy, actor), samples, denominators, 0)
+    assert report.measured_slowest_over_mean == 3.0 / 2.0
 
 
 @pytest.mark.parametrize("settings", [{}, {"entropy_bonus": 0.1}, {"surrogate": "gmpo"}, {"surrogate": "cispo"}])

@@ -44,11 +44,13 @@ def model_of(**shape: Any) -> Any:
     return AutoModelForCausalLM.from_config(config_of(**shape))
 
 
-def computed(device: torch.device = CPU, actor: Mapping[str, Any] | None = None, **sections: Any) -> Memory:
+def computed(
+    device: torch.device = CPU, actor: Mapping[str, Any] | None = None, num_ranks: int = 1, **sections: Any
+) -> Memory:
     rollout = {"queries_per_step": 8, "group_size": 4, "max_new_tokens": 50, **sections.pop("rollout", {})}
     tree = {"name": "m", "steps": 1, "model": {"path": "m"}, "evaluation": {"num_queries": 0}, **sections}
     recipe = make_recipe({**tree, "rollout": rollout, "actor": actor or {}})
-    return memory_of(recipe, config_of(), prompt_tokens=10, device=device)
+    return memory_of(recipe, config_of(), prompt_tokens=10, device=device, num_ranks=num_ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -101,6 +103,29 @@ def test_what_is_frozen_has_weights_alone_and_other_optimisers_other_moments() -
     kl = {"coefficient": 0.1, "refresh_steps": 2}
     copies = [computed(actor={"kl": own})["while sampling"]["checkpoint's copy"] for own in ({"coefficient": 0.1}, kl)]
     assert copies[1] - copies[0] == whole["weights"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 16])
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"model": {"path": "m", "dtype": "bfloat16"}}, {"actor": {"kl": {"coefficient": 0.1, "refresh_steps": 2}}}],
+    ids=["float32", "bfloat16", "refreshed reference"],
+)
+def test_ranks_copy_together_what_a_process_copies_alone_and_rank_0_all_weights_of_it(
+    sections: dict[str, Any], num_ranks: int
+) -> None:
+    alone, shared = (computed(**sections, num_ranks=number)["while sampling"] for number in (1, num_ranks))
+    assert shared["rank 0's copy of the weights"] == alone["weights"]
+    assert num_ranks * shared["checkpoint's copy"] + alone["weights"] == alone["checkpoint's copy"]
+
+
+def test_ranks_share_what_is_sampled_and_what_the_optimiser_holds_but_not_a_copied_model() -> None:
+    alone, shared = computed(), computed(num_ranks=4)
+    for stage, part in (("while sampling", "cache"), ("in the update", "moments"), ("in the update", "gradient")):
+        assert 4 * shared[stage][part] == alone[stage][part]
+    copied = computed(num_ranks=4, trainer={"sharding": "none"})
+    assert copied["in the update"]["moments"] == alone["in the update"]["moments"]
+    assert copied["while sampling"]["checkpoint's copy"] == 4 * shared["while sampling"]["checkpoint's copy"]
 
 
 def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> None:
@@ -170,6 +195,25 @@ def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
     assert cli.main(["check", tiny]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
     assert len(said) == 2 and all("too much" in line and "docs/guides/memory.md" in line for line in said)
+
+
+def test_check_of_several_processes_says_what_does_not_divide_and_what_does_not_fit_all_of_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = __file__.replace("run/test_memory.py", "tiny.yaml")
+    stages = {"while sampling": {"libraries": 100.0, "rank 0's copy of the weights": 30.0}}
+    monkeypatch.setattr(memory, "memory_of_inputs", lambda *_: stages)
+
+    def notes(available: float) -> list[str]:
+        monkeypatch.setattr(memory, "available_bytes", lambda device: available)
+        assert cli.main(["check", tiny, "--processes", "3"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+
+    assert [line.partition(":")[0].split(maxsplit=1)[1] for line in notes(331.0)] == [
+        "8 sequences of a mini-batch are no multiple of 3 processes",
+        "8 queries a step are no multiple of 3 processes",
+    ]
+    assert "too much while sampling" in notes(329.0)[-1]
 
 
 def test_check_goes_on_where_a_model_cannot_be_counted(

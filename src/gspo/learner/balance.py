@@ -3,11 +3,25 @@
 from collections.abc import Sequence
 from heapq import heapreplace
 from itertools import accumulate
+from typing import Any
+
+from gspo.model.shape import heads_of, inner_size
 
 
-def cost(num_tokens: int, width: int) -> float:
+def cost(num_tokens: int, attention_share: float) -> float:
     """Of a sequence, in tokens: the products with weights, and attention, which grows with the square."""
-    return num_tokens * (1 + num_tokens / (12 * width))
+    return num_tokens * (1 + num_tokens * attention_share)
+
+
+def attention_share(text: Any) -> float:
+    """What attention adds to a token's products with weights, for each token of its sequence, by the configuration.
+
+    Each token multiplies all weights that it uses, in a layer and in its share of the head, and attends to half of the
+    sequence on average, twice: to the keys, and to the values.
+    """
+    (heads, keys, size), hidden = heads_of(text), text.hidden_size
+    weights = hidden * (2 * (heads + keys) * size + 3 * inner_size(text) + text.vocab_size / text.num_hidden_layers)
+    return heads * size / weights
 
 
 def shares(costs: Sequence[Sequence[float]], number: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gspo.learner.balance import cost, shares
+from gspo.learner.balance import attention_share, cost, shares
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
 from gspo.model import packing
@@ -102,9 +102,9 @@ def _halves(learner: Learner, samples: Sequence[Sample]) -> tuple[range, range]:
 
 def _costs(learner: Learner, samples: Sequence[Sample]) -> list[list[float]]:
     """Of the samples, group by group."""
-    width = learner.policy.model.config.get_text_config().hidden_size
+    share = attention_share(learner.policy.model.config.get_text_config())
     groups = groupby(samples, key=lambda sample: sample.query.prompt_ids)
-    return [[cost(sample.num_tokens + len(sample.query.prompt_ids), width) for sample in group] for _, group in groups]
+    return [[cost(sample.num_tokens + len(sample.query.prompt_ids), share) for sample in group] for _, group in groups]
 
 
 def split_point(samples: Sequence[Sample]) -> int:

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from gspo.errors import UserError
 from gspo.learner.torch_optimizers import OWN_KEYS, torch_optimizers
 from gspo.model import parameters
+from gspo.model.prove import one_line
+from gspo.model.sharding import mesh_of_this_process
 from gspo.recipe.sections import OptimizerConfig
 
 _STEPS, _MASTER = "steps_taken", "master/"  # names, and the beginning of names, of the state's tensors
@@ -163,30 +166,45 @@ class Optimizer:
             hook.remove()
 
 
-def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device) -> list[str]:
-    """Have it make a step on a few numbers: UserError where that or a checkpoint fails; notes on keys of no effect."""
-    trial, plain = nn.utils.skip_init(nn.Linear, 2, 2, device=device), settings.model_copy(update={"no_decay": ()})
+def check_optimizer(settings: OptimizerConfig, *, where: str, device: torch.device, num_ranks: int = 1) -> list[str]:
+    """Have it make a step on a few numbers: UserError where that or a checkpoint fails; notes on keys of no effect.
+
+    Where several ranks will share the parameters, it makes one on shared parameters, too. No collective.
+    """
+    trial, place = nn.utils.skip_init(nn.Linear, 2, 2, device=device), f"{where}.name: {settings.name}"
     try:
-        optimizer = Optimizer(trial, plain, total_steps=1, where=where)
-        for parameter in trial.parameters():
-            nn.init.ones_(parameter)
-            parameter.grad = torch.ones_like(parameter)
-        options = repr([{**group, "params": (), "lr": 0} for group in optimizer._groups])
-        optimizer.step()
-        optimizer.restore(optimizer.state())
-        if options != repr([{**group, "params": (), "lr": 0} for group in optimizer._groups]):
-            raise TypeError("its steps change its options")
+        optimizer = _tried(settings, trial, where)
     except UserError:
         raise
     except Exception as error:  # of any package's
         what = f"it cannot make a step that a run could resume from: {type(error).__name__}: {error}"
-        fix = f"correct {where}.options, or name another"
-        raise UserError(what, where=f"{where}.name: {settings.name}", fix=fix) from None
+        raise UserError(what, where=place, fix=f"correct {where}.options, or name another") from None
+    if num_ranks > 1:
+        try:
+            with mesh_of_this_process(device) as mesh:
+                _tried(settings, fully_shard(trial, mesh=mesh), where)
+        except Exception as error:
+            what = f"it cannot step parameters that {num_ranks} processes share: {one_line(error)}"
+            raise UserError(what, where=place, fix="name another, such as adamw, or train on one process") from None
     made = [inner_optimizer.defaults for inner_optimizer in optimizer._optimizers]
     changed = [key for key in OWN_KEYS if key != "lr" and getattr(settings, key) != getattr(OptimizerConfig(), key)]
     untaken = [key for key in changed if all(defaults.get(key) != getattr(settings, key) for defaults in made)]
     words = f"has no effect: {settings.name} takes none that is like AdamW's; see {where}.options"
     return [f"{where}.{key} {words}" for key in untaken]
+
+
+def _tried(settings: OptimizerConfig, trial: nn.Module, where: str) -> Optimizer:
+    """An optimiser that has made a step; TypeError, or whatever it raises itself, where none could resume from that."""
+    optimizer = Optimizer(trial, settings.model_copy(update={"no_decay": ()}), total_steps=1, where=where)
+    for parameter in trial.parameters():
+        nn.init.ones_(parameter)
+        parameter.grad = torch.ones_like(parameter)
+    options = repr([{**group, "params": (), "lr": 0} for group in optimizer._groups])
+    optimizer.step()
+    optimizer.restore({name: parameters.whole(tensor) for name, tensor in optimizer.state().items()})
+    if options != repr([{**group, "params": (), "lr": 0} for group in optimizer._groups]):
+        raise TypeError("its steps change its options")
+    return optimizer
 
 
 def _add_gradient(master: Tensor, parameter: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The update: passes over a batch, which is split into mini-batches of one optimiser step each."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,6 +45,7 @@ class MiniBatchReport:
     critic_step: StepReport | None = None
     clip_range: tuple[float, float] = (0.0, 0.0)  # clip_low and clip_high in force
     slowest_over_mean: float = 1.0  # what the rank with the most to compute has, over the mean of all ranks
+    measured_slowest_over_mean: float = 1.0  # the same of the seconds that ranks have computed; NaN on a GPU
     after: Activation | None = None  # of a few samples, after the step, where no mini-batch follows that would show it
 
 
@@ -84,6 +86,7 @@ def accumulate_gradient(
         return MiniBatchReport(), {}
     losses, computed_places, half = list[Loss](), list[int](), None
     split = split_point(samples) if learner.actor.gradient_noise else 0
+    start = time.thread_time()  # which does not go on while this rank waits for others
     for places, is_second in micro_batches(learner, samples):
         learner.check_stop()
         if is_second and split and half is None:
@@ -96,8 +99,10 @@ def accumulate_gradient(
             loss.total.backward()
         losses.append(loss)
         computed_places += places
+    # A GPU computes beside this thread, and waits for other ranks in between.
+    seconds = time.thread_time() - start if learner.policy.device.type == "cpu" else math.nan
     noise = None if half is None else gradient_noise(half, learner.optimizer.gradient(), split / len(samples))
-    seen = gathered(_seen(losses, computed_places, mini_batch, learner.actor))
+    seen = gathered(_seen(losses, computed_places, mini_batch, learner.actor, seconds))
     report, trained = _joined(seen, samples, denominators, noise)
     return replace(report, slowest_over_mean=slowest_over_mean(learner, samples)), trained
 
@@ -111,32 +116,34 @@ def _pass_along(learner: Learner) -> None:
     total.backward()
 
 
-_Seen = tuple[list[dict[str, float]], list[Activation], list[tuple[int, Sample]]]
+_Seen = tuple[list[dict[str, float]], list[Activation], list[tuple[int, Sample]], float]
 
 
-def _seen(losses: Sequence[Loss], places: Sequence[int], mini_batch: int, actor: ActorConfig) -> _Seen:
-    """What this rank's passes have shown: their terms, activations, and the samples at their places."""
+def _seen(losses: Sequence[Loss], places: Sequence[int], mini_batch: int, actor: ActorConfig, seconds: float) -> _Seen:
+    """What this rank's passes have shown: their terms, activations, the samples at their places, and their seconds."""
     terms: list[dict[str, float]] = []
     if losses:
         rows = torch.stack([torch.stack(list(loss.terms.values())) for loss in losses]).tolist()  # all read in one go
         terms = [dict(zip(losses[0].terms, row, strict=True)) for row in rows]
     activations = [loss.activation for loss in losses if loss.activation is not None]
     trained = with_stats(losses, mini_batch, actor).values() if losses else ()
-    return terms, activations, [*zip(places, trained, strict=True)]
+    return terms, activations, [*zip(places, trained, strict=True)], seconds
 
 
 def _joined(
     seen: Sequence[_Seen], samples: Sequence[Sample], denominators: Denominators, noise: Noise | None
 ) -> tuple[MiniBatchReport, dict[Sample, Sample]]:
     """The report of what all ranks have seen, and the samples as they are after the mini-batch, in their order."""
-    rows = [row for terms, _, _ in seen for row in terms]
+    rows = [row for terms, *_ in seen for row in terms]
     terms: dict[str, Any] = {name: sum(row[name] for row in rows) for name in rows[0]}
     if "balance_loss" in terms:
         terms["balance_loss"] *= denominators.num_sequences / len(samples)
-    activations = [counted for _, rank_activations, _ in seen for counted in rank_activations]
-    trained = dict(pair for _, _, pairs in seen for pair in pairs)
+    activations = [counted for _, rank_activations, *_ in seen for counted in rank_activations]
+    trained = dict(pair for _, _, pairs, _ in seen for pair in pairs)
+    seconds = [rank_seconds for *_, rank_seconds in seen]
     report = MiniBatchReport(
         **terms,
+        measured_slowest_over_mean=max(seconds) * len(seconds) / sum(seconds),
         num_trained=len(samples),
         activation=sum(activations[1:], activations[0]) if activations else None,
         noise=noise,

@@ -116,6 +116,7 @@ def _update_metrics(reports: Sequence[MiniBatchReport]) -> Metrics:
         "clip/low": reports[-1].clip_range[0],
         "clip/high": reports[-1].clip_range[1],
         "balance/slowest_over_mean": mean([report.slowest_over_mean for report in reports]),
+        "time/update_slowest_over_mean": mean([report.measured_slowest_over_mean for report in reports]),
         # Sums before the quotient: that of one mini-batch is a poor estimate, and can be negative.
         "gradient/signal_to_noise": fraction(
             sum(noise.signal for noise in noises), sum(noise.noise for noise in noises)

@@ -18,7 +18,7 @@ from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
 from gspo.model.parameters import freeze, trunk_of, whole
 from gspo.model.prove import disagreement, probe_ids
 from gspo.model.routing import Routing, find_routing
-from gspo.model.sharding import Sharding, gathered, not_shardable, ready_to_try
+from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
 from gspo.ranks import on_all, rank
 from gspo.recipe.sections import ModelConfig
@@ -231,7 +231,7 @@ def load_policy(
         supports_packing = enable_packing(model, trunk, head.weight.shape[1])
         routing, unknown_routers = find_routing(model, trunk)
     if sharding and not supports_packing:  # ranks would run the trunk in different numbers
-        raise not_shardable(model, "its attention does not understand packs")
+        raise not_shardable(model, NO_PACKS)
     return Policy(
         model=model,
         tokenizer=tokenizer,

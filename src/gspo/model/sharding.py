@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -16,6 +17,8 @@ from gspo.errors import UserError, listed
 from gspo.model.parameters import trunk_of
 from gspo.ranks import gathered as gathered_from_all
 from gspo.ranks import num_ranks
+
+NO_PACKS = "its attention does not understand packs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +57,7 @@ def shard(model: Any, sharding: Sharding) -> None:
     gradients up over the ranks in float32: a sum, since the loss is divided by what all ranks train on.
     UserError where the layers are not found.
     """
-    trunk = trunk_of(model)
-    layers = getattr(trunk, "layers", getattr(trunk, "h", None))
-    if layers is None:
-        raise not_shardable(model, "its layers are not found")
+    layers = _layers_of(model)
     dtype = None if sharding.dtype == torch.float32 else sharding.dtype
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in [*layers, model]:
@@ -73,10 +73,39 @@ def shard_beside(model: nn.Module, other: nn.Module) -> None:
         _add_up(fully_shard(other, mesh=cast(Any, next(model.parameters())).device_mesh))
 
 
+def check_shardable(model: Any) -> None:
+    """UserError for a model that ranks cannot share, as far as that shows without weights."""
+    _layers_of(model)
+    if model.config._attn_implementation != "sdpa":  # what packs are written for
+        raise not_shardable(model, NO_PACKS)
+
+
+def _layers_of(model: Any) -> Any:
+    trunk = trunk_of(model)
+    layers = getattr(trunk, "layers", getattr(trunk, "h", None))
+    if layers is None:
+        raise not_shardable(model, "its layers are not found")
+    return layers
+
+
 def not_shardable(model: Any, reason: str) -> UserError:
     """The error of a model that ranks cannot share."""
     name = type(model).__name__.removeprefix("FSDP")
     return UserError(f"{name} cannot be sharded: {reason}", where="model.path", fix="train it on one process")
+
+
+@contextmanager
+def mesh_of_this_process(device: torch.device) -> Iterator[DeviceMesh]:
+    """A mesh of this process alone, whether it has joined others or not, to try what ranks will do. No collective."""
+    is_alone = not dist.is_initialized()
+    if is_alone:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    try:
+        yield DeviceMesh.from_group(group, device.type)
+    finally:
+        dist.destroy_process_group(None if is_alone else group)
 
 
 @contextmanager

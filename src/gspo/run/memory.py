@@ -1,5 +1,6 @@
 """The memory that a run will need, computed from the model's configuration and the recipe: no weights are loaded."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -15,11 +16,13 @@ from gspo.model.load import empty_model
 from gspo.model.parameters import freeze
 from gspo.model.policy import device_of
 from gspo.model.prove import one_line
+from gspo.model.shape import heads_of, inner_size
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Inputs
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use, where there is one
 _MOMENTS = {"SGD": 4, "Muon": 4, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "Adafactor": 0}  # bytes a number, else 8
+_OF_FIRST = "rank 0's copy of the weights"  # which the other ranks do not have
 # The bytes of each part, by stage: {"in the update": {"weights": 1e9, …}, "while sampling": {"cache": 3e9, …}}
 Memory = Mapping[str, Mapping[str, float]]
 
@@ -41,14 +44,15 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
     whose = "that this machine has" if num_ranks == 1 else f"that each of {num_ranks} processes has"
     yield f"            of {_words(available)} {whose} ({device.type})"
     for stage, parts in memory.items():
-        if sum(parts.values()) > available:
+        # Ranks share the memory of a CPU: what rank 0 has alone is little of each one's part.
+        if sum(parts.values()) - parts.get(_OF_FIRST, 0.0) * (1 - 1 / num_ranks) > available:
             yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
     """What a run with these inputs holds on this machine; on a CPU with the libraries, which this process holds.
 
-    Of several ranks, what each of them holds.
+    Of several ranks, what rank 0 holds, which copies all weights for a checkpoint.
     """
     device, config = device_of(recipe.model.device), deepcopy(inputs.config)
     if recipe.model.architecture is not None:
@@ -76,46 +80,55 @@ def memory_of(
     is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
     width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
     model = empty_model(recipe.model, deepcopy(config))
-    held, update, copy = _by_parameters(recipe, model, width if num_ranks == 1 else 4)
+    weights = width * sum(p.numel() for p in model.parameters())
+    held, update, copied = _by_parameters(recipe, model, width, num_ranks)
     whole: dict[str, float] = {}
     if num_ranks > 1:
-        shards = 1 if recipe.trainer.sharding == "none" else num_ranks
-        held, update = ({part: size / shards for part, size in parts.items()} for parts in (held, update))
         update["a layer, gathered"] = (width + 4) * _largest_units(model)
         if recipe.rollout.is_in_trainer:  # servers hold the weights that they sample with themselves
-            whole = {"weights, gathered": width * sum(p.numel() for p in model.parameters())}
+            whole = {"weights, gathered": weights}
+    if device.type == "cpu":  # where a GPU's copies lie, too
+        alone = {"checkpoint's copy": copied + weights}
+        whole |= alone if num_ranks == 1 else {"checkpoint's copy": copied, _OF_FIRST: weights}
     logits = 2 * min(MAX_LOGITS, tokens * text.vocab_size) + text.vocab_size * text.hidden_size
     update |= {
         "activations": width * tokens * _kept(text, checkpointing) * (1 + ("value model" in held)),
         "logits": 4 * logits * (1 if is_float32 or device.type != "cpu" else 2),  # a CPU multiplies float32 copies
     }
-    sampling = _sampling(recipe, text, prompt_tokens, width)
+    sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if recipe.rollout.is_in_trainer else 1)
     held = {**held, "libraries": libraries}
     if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer and not recipe.rollout.embedded.devices:
-        weights = width * sum(p.numel() for p in model.parameters())
         held |= {"engine's weights": weights, "engine's libraries": libraries} | sampling
-    sampling |= {"checkpoint's copy": copy * (device.type == "cpu")} | whole
-    stages = {"in the update": held | update, "while sampling": held | sampling}
+    stages = {"in the update": held | update, "while sampling": held | sampling | whole}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
 
 
-def _by_parameters(recipe: Recipe, model: Any, width: int) -> tuple[dict[str, float], dict[str, float], float]:
-    """What goes by the number of parameters: always there, in the update alone, and in a checkpoint's copy."""
-    actor, masters = recipe.actor, 4 if width < 4 else 0
+def _by_parameters(
+    recipe: Recipe, model: Any, width: int, num_ranks: int
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """What goes by the number of parameters: always, in the update alone, and copied for a checkpoint beside weights.
+
+    Each of several ranks has its share. What it keeps of a parameter is a master, in float32.
+    """
+    actor, shards = recipe.actor, 1 if recipe.trainer.sharding == "none" else num_ranks
+    copied_masters = 4 if width < 4 else 0
+    kept, masters = (width, copied_masters) if num_ranks == 1 else (4, 0)
     moments = _MOMENTS.get(re.split("[.:]", actor.optimizer.name)[-1], 8)
     freeze(model, recipe.model.frozen)
     size, trained = (
         sum(p.numel() for p in model.parameters() if p.requires_grad or with_frozen) for with_frozen in (True, False)
     )
-    parts = {"weights": width * size, "masters": masters * trained, "moments": moments * trained}
+    parts = {"weights": kept * size, "masters": masters * trained, "moments": moments * trained}
     gradient = trained
     if actor.advantage == "gae" and recipe.critic.trunk == "own":
         trunk = sum(p.numel() for p in model.base_model.parameters())
-        parts["value model"], gradient = width * size + (masters + 8) * trunk, trained + trunk
-    reference = width * size * bool(actor.kl.coefficient)
-    copy = sum(parts.values()) + reference * bool(actor.kl.refresh_steps)
-    update = {"gradient": 4 * gradient, "gradient's copy": 4 * trained * actor.gradient_noise}
-    return {**parts, "reference": reference}, update, copy
+        parts["value model"], gradient = kept * size + (masters + 8) * trunk, trained + trunk
+    reference = kept * size * bool(actor.kl.coefficient)
+    copied = sum(parts.values()) - parts["weights"] + reference * bool(actor.kl.refresh_steps)
+    copied += (copied_masters - masters) * gradient
+    held = {part: number / shards for part, number in {**parts, "reference": reference}.items()}
+    update = {"gradient": 4 * gradient / shards, "gradient's copy": 4 * trained * actor.gradient_noise / shards}
+    return held, update, copied / shards
 
 
 def _largest_units(model: Any) -> int:
@@ -144,31 +157,24 @@ def _pass_tokens(recipe: Recipe, prompt_tokens: int) -> int:
 
 def _kept(text: Any, recomputes: bool) -> int:
     """The numbers of a token that a pass keeps for its backward pass."""
-    hidden, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    heads, keys, size = _heads(text)
-    mlp = 4 * inner
-    if experts := getattr(text, "num_experts_per_tok", None):
-        mlp = experts * (4 * (getattr(text, "moe_intermediate_size", None) or inner) + 2 * hidden)
-        mlp += 4 * (getattr(text, "shared_expert_intermediate_size", None) or 0)
+    hidden, (heads, keys, size) = text.hidden_size, heads_of(text)
+    mlp = 4 * inner_size(text) + 2 * hidden * (getattr(text, "num_experts_per_tok", None) or 0)
     layer, layers = 8 * hidden + 10 * heads * size + 5 * keys * size + mlp, text.num_hidden_layers
     return int(layer + (layers - 1) * hidden if recomputes else layer * layers)
 
 
-def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int) -> dict[str, float]:
-    """Keys and values of all rows, one layer of them twice while they grow; three copies of a token's logits."""
+def _sampling(recipe: Recipe, text: Any, prompt_tokens: int, width: int, num_samplers: int) -> dict[str, float]:
+    """Keys and values of all rows, one layer of them twice while they grow; three copies of a token's logits.
+
+    Of several ranks that sample, what each has for its share of the queries.
+    """
     rollout, evaluation = recipe.rollout, recipe.evaluation
-    most = max(rollout.queries_per_step * rollout.group_size, evaluation.num_queries * evaluation.samples)
+    asked = ((rollout.queries_per_step, rollout.group_size), (evaluation.num_queries, evaluation.samples))
+    most = max(math.ceil(queries / num_samplers) * samples for queries, samples in asked)
     longest = max(rollout.max_new_tokens, *(suite.max_new_tokens or 0 for suite in evaluation.suites), 0)
-    rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), _heads(text)
+    rows, (_, keys, size) = max(rollout.group_size, min(rollout.max_rows, most)), heads_of(text)
     numbers = 2 * (text.num_hidden_layers + 1) * keys * size * (prompt_tokens + longest)
     return {"cache": width * rows * numbers, "token logits": 12 * rows * text.vocab_size}
-
-
-def _heads(text: Any) -> tuple[int, int, int]:
-    """The heads of queries, those of keys, and a head's size."""
-    heads = getattr(text, "num_attention_heads", None) or 1
-    keys = getattr(text, "num_key_value_heads", None) or heads
-    return heads, keys, getattr(text, "head_dim", None) or text.hidden_size // heads
 
 
 def _words(size: float) -> str:

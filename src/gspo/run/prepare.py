@@ -18,7 +18,7 @@ from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy
 from gspo.model.routing import check_declared, refuse_experts
-from gspo.model.sharding import sharding_of
+from gspo.model.sharding import check_shardable, sharding_of
 from gspo.queries.render import render_all, template_notes
 from gspo.queries.row import Row
 from gspo.queries.source import (
@@ -29,7 +29,7 @@ from gspo.queries.source import (
     render_rows,
     source_notes,
 )
-from gspo.ranks import from_first, on_all
+from gspo.ranks import from_first, num_ranks, on_all
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import RewardConfig
@@ -91,9 +91,11 @@ def load_inputs(
     saved: Checkpoint | None = None,
     say: Callable[[str], object] = lambda _: None,
     output: int = 2,
+    num_ranks: int = 1,
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
+    `num_ranks` processes will share the model.
     Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next; what a
     function's process prints goes to the file descriptor `output`.
     """
@@ -119,7 +121,7 @@ def load_inputs(
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs, set_rows))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    notes = _try_training(recipe, config)
+    notes = _try_training(recipe, config, num_ranks)
     positions = max_positions(config)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=positions)
     sizes = recipe.model.architecture or vars(config.get_text_config())
@@ -149,7 +151,7 @@ def load_inputs(
     )
 
 
-def _try_training(recipe: Recipe, config: Any) -> list[str]:
+def _try_training(recipe: Recipe, config: Any, num_ranks: int) -> list[str]:
     """Try the optimisers, and choose parameters by their names, without weights; sentences on what to expect of it."""
     actor, model, notes = recipe.actor, recipe.model, list[str]()
     settings = {"actor.optimizer": actor.optimizer}
@@ -157,7 +159,9 @@ def _try_training(recipe: Recipe, config: Any) -> list[str]:
     critics = {"critic.optimizer": recipe.critic.optimizer} if actor.advantage == "gae" else {}
     for where, optimizer in (settings | critics).items():
         if optimizer.name != "adamw" or optimizer.options:
-            notes += check_optimizer(optimizer, where=where, device=device_of(model.device))
+            notes += check_optimizer(optimizer, where=where, device=device_of(model.device), num_ranks=num_ranks)
+    if num_ranks > 1:
+        check_shardable(empty_model(model, config))
     if (
         model.attn_implementation
         or model.frozen
@@ -229,7 +233,7 @@ def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
     loaded: list[Inputs] = []
 
     def load() -> Inputs:
-        loaded.append(inputs := load_inputs(recipe, **options))
+        loaded.append(inputs := load_inputs(recipe, num_ranks=num_ranks(), **options))
         nothing: dict[str, Any] = dict.fromkeys(("functions", "set_rows", "pairs", "evaluation_sets", "probed"), ())
         nothing |= {"rows": RowSet(train=(), held_out=()), "queries": QuerySet(train=(), held_out=()), "hooks": {}}
         # Python code of a model directory has no name that another rank could unpickle it by.
