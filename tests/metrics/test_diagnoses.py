@@ -90,7 +90,7 @@ def test_rounding_is_named_where_it_is_in_the_ratio_and_half_as_wide_as_the_rang
 def test_what_staleness_moves_is_not_blamed_on_the_engine() -> None:
     engine, far = ActorConfig(old_logprobs="engine", clip_low=3e-3), {"mismatch__logprob_gap_mean": 0.5}
     stale = found(engine, ratio__mismatch_log_std=0.05, staleness__mean=1.5, **far)
-    assert stale.keys() == {"clipped_staleness"} and "1.5 steps" in stale["clipped_staleness"]
+    assert stale.keys() == {"clipped_staleness"} and "1.5 in steps" in stale["clipped_staleness"]
     assert found(engine, ratio__mismatch_log_std=1e-4, staleness__mean=1.5, **far) == {}
     assert found(engine, ratio__mismatch_log_std=1e-4, staleness__mean=0.0, **far).keys() == {"engine_mismatch"}
 

@@ -294,8 +294,9 @@ def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> No
     source = beside(engine, score=score)
     for number in range(SIZE + 1):
         engine.ends[f"test:{number}"].set()
-    score.may.set()
+    threading.Timer(0.2, score.may.set).start()
     drawn = source.take(SIZE, [])
+    assert source.seconds_for_scores > 0.1
     assert numbers([own.group for own in drawn if own.group]) == [0, 1, 2] and all(own.is_scored for own in drawn)
     while not any(own.is_scored for own in source.snapshot()):  # one of the step to come, while the trainer is at work
         pass

@@ -74,6 +74,8 @@ class _Host:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, Any], directory: str) -> None:
         """Start the rank."""
+        # Ray's threads have Ctrl-C's signal blocked, and what they start would, too.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         options: dict[str, Any] = {"cwd": directory, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._rank, self._output = LocalRank(arguments, environment, **options), bytearray()
         self._reader = threading.Thread(target=self._read, daemon=True)

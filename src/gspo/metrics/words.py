@@ -139,8 +139,8 @@ def _of_engines(recent: Lines, actor: ActorConfig) -> Table:
         f"""clipped_noise: the engine's rounding alone moves log s by {noise:.1g}, and actor.clip_low is
         {actor.clip_low:g}: set actor.old_logprobs: recompute
         """: is_cut and not age > 0,
-        f"""clipped_staleness: {age:.2g} steps of staleness alone move log s by {noise:.1g}, and actor.clip_low is
-        {actor.clip_low:g}: set actor.clip_fraction, or a wider range
+        f"""clipped_staleness: the tokens' age alone, {age:.2g} in steps, moves log s by {noise:.1g}, and
+        actor.clip_low is {actor.clip_low:g}: set actor.clip_fraction, or a wider range
         """: is_cut and age > 0,
         f"""engine_failures: in {len(recent)} steps servers were asked or started again {failures:g} times: the end of
         their log in the run's directory says why

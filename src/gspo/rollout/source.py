@@ -38,6 +38,7 @@ class Source:
     steps_left: int = 0  # after it
     handed_over: list[Drawn] = field(default_factory=list)  # in the step that is being collected
     num_too_old: int = 0
+    seconds_for_scores: float = 0.0  # that the last hand-over waited for nothing else
     waiting: Spans = field(default_factory=Spans)  # of the trainer, which does nothing else meanwhile
     _started: float = 0.0
 
@@ -92,11 +93,13 @@ class Source:
         self._leave_out_old()
         self._draw(number, taken)
         self._sample(number, watched)
+        self.seconds_for_scores = 0.0
         while (ended := sum(map(self._has_ended, self.ahead[:number]))) < len(self.ahead[:number]):
             watched["check_stop"]()
             size = self.sampling.group_size
             watched["show_progress"](ended * size, number * size, "responses")
             time.sleep(_LOOK_SECONDS)
+            self.seconds_for_scores += _LOOK_SECONDS * all(drawn.group is not None for drawn in self.ahead[:number])
             self._land()
             if self._leave_out_old():
                 self._draw(number, taken)

@@ -38,6 +38,11 @@ class Clock:
             finally:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count seconds to another stage than the one within which they passed."""
+        self.seconds[source] -= seconds
+        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
     def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
         """The values; the time that it takes to make them is added to a stage, that of the loop's body is not."""
         iterator = iter(values)

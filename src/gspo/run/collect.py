@@ -41,6 +41,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         with run.clock.stage("rollout"):
             drawn = source.take(num_missing, groups, **watched)
+        run.clock.move(source.seconds_for_scores, "rollout", "reward")
         with run.clock.stage("reward"), source.waiting.open():
             rounds.append(with_overlong_penalty(_scored(run, drawn, state, watched), sampling))
         new = rounds[-1].groups

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gspo.errors import UserError, listed
+from gspo.rank_environment import world_size
 from gspo.recipe.files import files_of
 from gspo.recipe.schema import Recipe
 from gspo.run.lock import is_locked
@@ -70,7 +71,8 @@ def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     on_step = "on_step=…, " if has_on_step else ""
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
-    return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}"
+    ranks = f" --processes {world_size()}" if world_size() > 1 else ""
+    return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}{ranks}"
 
 
 def _check_replaceable(recipe: Recipe) -> None:

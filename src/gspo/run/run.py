@@ -175,7 +175,9 @@ class Run:
         except BaseException as error:
             try:
                 if not is_of_all(error):
-                    self.display.note("what has been done since the last checkpoint is not saved: ranks share it")
+                    self.display.note(
+                        "what has been done since the last checkpoint is lost: the ranks that are gone had a part of it"
+                    )
                 elif isinstance(error, Exception | Stopped):
                     self._save_for(error)
                 else:
