@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ from tests.samples import scores_of
 
 from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.calls import RewardFunction
+from gspo.reward.calls import Call, RewardFunction, Threads
 from gspo.reward.functions import close_functions, load_functions
+from gspo.reward.reply import Reply
 from gspo.reward.score import score, score_each
 from gspo.types import Batch, Group
 
@@ -87,6 +91,30 @@ def test_groups_that_come_while_a_call_is_under_way_are_scored_at_once(groups: A
 
     (batch,) = score_each([first], functions(waits), more=more, put=put)
     assert second_is_scored.is_set() and rewards(batch) == [1.0]
+
+
+def test_what_comes_while_a_host_that_takes_all_is_busy_is_made_together(groups: Any, functions: Any) -> None:
+    """A call for each group one after the other would take as many times as long."""
+    first, *others = groups(["a"], ["b"], ["c"], ["d"])
+    begun, arriving, sizes = threading.Event(), [[group] for group in others], list[int]()
+
+    class TakesAll(Threads):
+        num_places, takes_all = 1, True
+
+        def make(self, calls: Sequence[Call], stopped: threading.Event) -> Sequence[Reply]:
+            sizes.append(len(calls))
+            begun.set()
+            while arriving:
+                time.sleep(0.001)
+            time.sleep(0.3)  # until the last one has been taken
+            return [Reply(values=[1.0]) for _ in calls]
+
+    def more() -> list[Group]:
+        return arriving.pop() if begun.is_set() and arriving else []
+
+    (function,) = functions(by_length)
+    score_each([first], [replace(function, host=TakesAll())], more=more)
+    assert sizes == [1, 3]
 
 
 def test_the_end_of_one_scoring_leaves_the_calls_of_another_alone(groups: Any, functions: Any) -> None:

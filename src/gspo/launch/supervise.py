@@ -101,9 +101,10 @@ def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals],
     codes = [process.returncode or 0 for process in ranks]
     causes = [number for number, process in enumerate(ranks) if number in failed or process.is_lost]
     # A rank that a signal ends before it listens to signals has not failed.
-    ended = [number for number in causes if codes[number] < 0 and -codes[number] not in received]
+    ended = [number for number in causes if codes[number] < 0]
+    ended = [number for number in ended if ranks[number].is_lost or -codes[number] not in received]
     said = [codes[number] for number in causes if 0 < codes[number] != SILENT]
-    if len(received) > 1:
+    if len(received) > 1 and any(codes):
         print(f"ended at once by {received[1].name}{FIX}")
     elif ended:
         print(f"failed: rank {ended[0]} {ranks[ended[0]].how_ended()}{FIX}")

@@ -82,12 +82,16 @@ def micro_batches(learner: Learner, samples: Sequence[Sample]) -> Iterator[tuple
 
 def places_of_ranks(learner: Learner, samples: Sequence[Sample], places: Sequence[int], number: int) -> list[list[int]]:
     """Those of the places in the samples that each of a number of ranks computes: all have about as much to do."""
+    if number == 1:
+        return [[*places]]
     costs = _costs(learner, [samples[place] for place in places])
     return [[places[index] for index in indices] for indices in shares(costs, number)]
 
 
 def slowest_over_mean(learner: Learner, samples: Sequence[Sample]) -> float:
     """What the rank with the most to compute of the samples has, over the mean of all ranks; by the cost model."""
+    if num_ranks() == 1:
+        return 1.0
     costs, slowest = [cost for group in _costs(learner, samples) for cost in group], 0.0
     for half in _halves(learner, samples):  # no rank begins the second before all have ended the first
         dealt = places_of_ranks(learner, samples, half, num_ranks())

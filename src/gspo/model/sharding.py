@@ -101,11 +101,13 @@ def mesh_of_this_process(device: torch.device) -> Iterator[DeviceMesh]:
     if is_alone:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    group = None  # all: where this process is alone
     try:
+        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         yield DeviceMesh.from_group(group, device.type)
     finally:
-        dist.destroy_process_group(None if is_alone else group)
+        if is_alone or group is not None:
+            dist.destroy_process_group(None if is_alone else group)
 
 
 @contextmanager

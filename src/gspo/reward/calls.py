@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -172,29 +173,35 @@ def run_calls(
     is made as well. A call's clock starts when it does; of calls that are made together, each has taken an equal share.
     However this ends, nothing of it is left running. Several threads may do this at the same time.
     """
-    hosts: dict[Host, ThreadPoolExecutor] = {}
+    waiting: dict[Host, deque[Call]] = defaultdict(deque)
+    pools: dict[Host, ThreadPoolExecutor] = {}
     finished: SimpleQueue[Future[list[tuple[Call, Reply, float]]]] = SimpleQueue()
-    waiting, num_running, stopped = list(calls), 0, threading.Event()
+    num_running, stopped = Counter[Host](), threading.Event()
+
+    def add(new: Sequence[Call]) -> None:
+        for call in new:
+            waiting[call.function.host].append(call)
+
+    add(calls)
     try:
-        while waiting or num_running:
-            waiting.extend(more())
-            batches: dict[Host | Call, list[Call]] = {}
-            for call in waiting:
-                batches.setdefault(call.function.host if call.function.host.takes_all else call, []).append(call)
-            for batch in batches.values():
-                if (host := batch[0].function.host) not in hosts:
-                    hosts[host] = ThreadPoolExecutor(host.num_places, "reward")
-                hosts[host].submit(_make, batch, stopped).add_done_callback(finished.put)
-                num_running += 1
-            waiting.clear()
+        while any(waiting.values()) or num_running.total():
+            add(more())
+            for host, queue in waiting.items():
+                pool = pools[host] = pools.get(host) or ThreadPoolExecutor(host.num_places, "reward")
+                # No more than there is room for: what comes meanwhile is made together, and other rounds get a place.
+                while queue and num_running[host] < host.num_places:
+                    batch = [queue.popleft() for _ in range(len(queue) if host.takes_all else 1)]
+                    pool.submit(_make, batch, stopped).add_done_callback(finished.put)
+                    num_running[host] += 1
             check_stop()
             with suppress(Empty):
-                for call, reply, seconds in finished.get(timeout=LOOK_SECONDS).result():
-                    waiting.extend(handle(call, reply, seconds))
-                num_running -= 1
+                made = finished.get(timeout=LOOK_SECONDS).result()
+                num_running[made[0][0].function.host] -= 1
+                for call, reply, seconds in made:
+                    add(handle(call, reply, seconds))
     finally:
         stopped.set()
-        for host, pool in hosts.items():
+        for host, pool in pools.items():
             pool.shutdown(wait=False, cancel_futures=True)
             host.stop(stopped)
 

@@ -89,6 +89,8 @@ def score_each(
     def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         show_progress(min(next(replies), scores.num_calls), scores.num_calls, "calls of reward functions")
         others = scores.add(call, reply, seconds)
+        if what := scores.refused.pop(name := call.function.name, None):
+            warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
         if scored := scores.take(call, num_others=len(others)):
             group, batch = scored
             if group in batches:
@@ -97,8 +99,6 @@ def score_each(
         return others
 
     run_calls(calls_for(groups), add, check_stop, lambda: calls_for(more()))
-    for name, what in scores.refused.items():
-        warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
     return [batch for batch in batches.values() if batch is not None]
 
 
@@ -118,8 +118,10 @@ class Scores:
         """Those scored `before` count, too, in what fraction is masked."""
         self._functions, self._strict, self._max_masked_fraction = functions, strict, max_masked_fraction
         self._num_samples, self.num_calls = len(before), 0
-        self._masked = {sample: _masked_error(sample) for sample in before if sample.score and sample.score.failure}
+        errors = [_masked_error(sample) for sample in before if sample.score and sample.score.failure]
+        self._num_masked, self._first_masked = len(errors), next(iter(errors), None)
         # Of groups that are not whole yet:
+        self._masked: set[Sample] = set()
         self._group_of: dict[Sample, Group] = {}
         self._num_missing: dict[Group, int] = {}  # calls
         self._seconds: dict[Group, dict[str, float]] = {}  # of all calls, by function
@@ -178,7 +180,9 @@ class Scores:
                 name, kind = f"reward function {function.name}", reply.kind or "invalid"
                 if function.weight != 0 or self._strict:
                     where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
-                    self._masked.setdefault(sample, UserError(part, where=where, fix=fix))
+                    self._first_masked = self._first_masked or UserError(part, where=where, fix=fix)
+                    self._num_masked += sample not in self._masked
+                    self._masked.add(sample)
                 part = Failure(kind=kind, message=f"{name}: {part}")
             self._parts[sample, function.name] = part
         self._check_masked()
@@ -199,8 +203,7 @@ class Scores:
             self.refused.setdefault(name, reply.refused)
 
     def _check_masked(self) -> None:
-        masked, total = len(self._masked), self._num_samples
-        first = next(iter(self._masked.values()), None)
+        masked, total, first = self._num_masked, self._num_samples, self._first_masked
         if first is not None and self._strict:
             raise first
         if first is not None and masked > self._max_masked_fraction * total:
@@ -211,6 +214,7 @@ class Scores:
     def _score(self, sample: Sample) -> Score:
         """The sample's score, once everything is in; nothing of it is kept here."""
         del self._group_of[sample]
+        self._masked.discard(sample)
         pairs = [(function, self._parts.pop((sample, function.name))) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
