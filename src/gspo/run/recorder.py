@@ -170,7 +170,8 @@ class Recorder:
                     run.display.note(f"evaluating on {len(eval_set.queries)} queries of {eval_set.name} …")
                 score = evaluate(run.engine, eval_set, run.trainer_state(step), **watched)
                 numbers = evaluation_metrics(score, eval_set.name)
-                metrics, samples = {**metrics, **numbers}, {**samples, eval_set.name: score.samples}
+                judged = {f"evaluation/{eval_set.name}/policy_version": float(version)}
+                metrics, samples = {**metrics, **numbers, **judged}, {**samples, eval_set.name: score.samples}
                 run.display.note(f"pass@1 {when}: {evaluation_summary(score, numbers, eval_set.name)}")
                 if failures := failure_summary(score, eval_set.name):
                     run.display.note(f"warning: {failures}", style="yellow")
@@ -179,8 +180,7 @@ class Recorder:
                 {"set": name, **line} for name, set_samples in samples.items() for line in rollout_lines(set_samples)
             )
             run.directory.write_rollouts(step, lines, folder=EVALUATION)
-        seconds = run.clock.seconds.pop("evaluation")
-        return {**metrics, "evaluation/policy_version": float(version), "time/evaluation_seconds": seconds}
+        return {**metrics, "time/evaluation_seconds": run.clock.seconds.pop("evaluation")}
 
     def _append(self, line: dict[str, Any]) -> None:
         line["time/elapsed_seconds"] = self._run.clock.elapsed
