@@ -424,7 +424,8 @@ def f():
         except OSError: pass
 """
         ran = sandbox.call(source, "f", [], SMALL)
-        assert (ran.ending, ran.value) == ("failed", None), text[:20]
+        # What it writes may end its own sandbox, on a busy machine before its answer is read.
+        assert ran.ending in ("failed", "crashed") and ran.value is None, text[:20]
 
 
 # Harming the server and the next program
