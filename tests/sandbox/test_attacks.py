@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -413,19 +414,34 @@ f()
     assert ran.ending == "failed"
 
 
-def test_a_forged_answer_is_plain_data(sandbox: Sandbox) -> None:
-    colliding = json.dumps({"set": [{"int": hex(i * (2**61 - 1))} for i in range(1000)]})
-    for text in ("[" * 9999, colliding, '{"object": []}', '{"set": [[]]}', "NaN!", '{"int": "x"}', "[" * 70 + "]" * 70):
-        source = f"""
+def forging(line: str) -> str:
+    """A program that writes a line wherever it can, so that its true answer is one too many."""
+    return f"""
 import os
 def f():
     for number in range(3, 64):
-        try: os.write(number, {json.dumps({"returned": text})!r}.encode() + b"\\n")
+        try: os.write(number, {line!r}.encode() + b"\\n")
         except OSError: pass
 """
-        ran = sandbox.call(source, "f", [], SMALL)
-        # What it writes may end its own sandbox, on a busy machine before its answer is read.
-        assert ran.ending in ("failed", "crashed") and ran.value is None, text[:20]
+
+
+def test_a_forged_answer_is_plain_data(sandbox: Sandbox) -> None:
+    colliding = json.dumps({"set": [{"int": hex(i * (2**61 - 1))} for i in range(1000)]})
+    for text in ("[" * 9999, colliding, '{"object": []}', '{"set": [[]]}', "NaN!", '{"int": "x"}', "[" * 70 + "]" * 70):
+        ran = sandbox.call(forging(json.dumps({"returned": text})), "f", [], SMALL)
+        assert (ran.ending, ran.value) == ("failed", None), text[:20]
+
+
+def test_what_a_server_says_before_its_end_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Server.send
+
+    def send_late(self: Server, *arguments: Any, **header: Any) -> None:
+        if "stop" in header:
+            self._process.wait(20)  # an answer too many has ended it
+        send(self, *arguments, **header)
+
+    monkeypatch.setattr(Server, "send", send_late)
+    assert sandbox.call(forging("{}"), "f", [], SMALL).ending == "failed"
 
 
 # Harming the server and the next program

@@ -84,14 +84,19 @@ class Server:
         return self._process.poll() is None
 
     def send(self, body: bytes, deadline: float, **header: Any) -> None:
-        """Send a frame; ServerDiedError where it is not taken in time."""
+        """Send a frame; ServerDiedError where it is not taken in time.
+
+        One that has ended takes none: `receive` says so, after what it sent before its end.
+        """
         head = json.dumps(header).encode()
         try:
             self._link.settimeout(max(deadline - time.monotonic(), 0.001))
             self._link.sendall(_FRAME.pack(len(head), len(body)) + head)
             self._link.sendall(body)
-        except OSError as error:
-            self._died(is_late=isinstance(error, TimeoutError))
+        except TimeoutError:
+            self._died(is_late=True)
+        except OSError:
+            pass
 
     def receive(self, deadline: float, max_bytes: int) -> tuple[dict[str, Any], bytes]:
         """The next frame, with a body of at most so many bytes; ServerDiedError where there is none in time."""
