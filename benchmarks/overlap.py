@@ -1,6 +1,6 @@
 """Seconds a step with an engine beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
 
-    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 12] [--keep DIR]
+    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 13] [--keep DIR]
 
 The engine is the embedded one, or vLLM of that interpreter.
 
@@ -12,11 +12,11 @@ one thread each would reach if nothing but the longer of the two sides were to b
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.machine import load
 
@@ -48,33 +48,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter that has vLLM")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=13)
     parser.add_argument("--keep", type=Path, help="where the run directories stay; benchmarks.simulate reads them")
     options = parser.parse_args()
-    told: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    seconds: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}  # of each turn
     with tempfile.TemporaryDirectory() as passing:
         place = prepare(options.keep or Path(passing))
-        print(
-            f"{load()}; medians of steps {WARM + 1} to {options.steps - LAST} of {options.turns} runs each", flush=True
-        )
+        print(f"{load()}; means of steps {WARM + 1} to {options.steps - LAST} of {options.turns} runs each", flush=True)
         for turn in range(options.turns):
             for arm in ARMS:
                 staleness, threads = ARMS[arm]
                 how = {"vllm": options.vllm, "staleness": staleness, "threads": threads, "steps": options.steps}
-                told[arm] += _seconds(run(place, f"run_{staleness}_{threads}_{turn}", **how))
+                seconds[arm].append(_means(run(place, f"run_{staleness}_{threads}_{turn}", **how)))
     print("| | s a step | sampling waited for | update | times as fast as synchronous, 2 threads |")
     print("|---|---|---|---|---|")
-    seconds = {
-        arm: {name: statistics.median(line[name] for line in lines) for name in lines[0]} for arm, lines in told.items()
-    }
-    first = seconds["synchronous, 2 threads"]["total"]
-    for arm, own in seconds.items():
-        print(
-            f"| {arm} | {own['total']:.2f} | {own['rollout']:.2f} | {own['update']:.2f} | {first / own['total']:.2f} |"
-        )
-    one = seconds["synchronous, 1 thread"]
-    longer = max(one["rollout"], one["total"] - one["rollout"])
-    print(f"| bound: the longer side alone, 1 thread | {longer:.2f} | | | {first / longer:.2f} |")
+    first = [turn["total"] for turn in seconds["synchronous, 2 threads"]]
+    for arm, turns in seconds.items():
+        total, waited, update = (fmean(turn[name] for turn in turns) for name in ("total", "rollout", "update"))
+        print(f"| {arm} | {total:.2f} | {waited:.2f} | {update:.2f} | {_ratio(first, [t['total'] for t in turns])} |")
+    longer = [max(turn["rollout"], turn["total"] - turn["rollout"]) for turn in seconds["synchronous, 1 thread"]]
+    print(f"| bound: the longer side alone, 1 thread | {fmean(longer):.2f} | | | {_ratio(first, longer)} |")
+
+
+def _ratio(first: list[float], others: list[float]) -> str:
+    ratios = [one / other for one, other in zip(first, others, strict=True)]
+    return f"{fmean(first) / fmean(others):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def prepare(place: Path) -> Path:
@@ -115,10 +113,13 @@ def run(
     return place / "runs" / name
 
 
-def _seconds(directory: Path) -> list[dict[str, float]]:
+def _means(directory: Path) -> dict[str, float]:
+    """Seconds a step; no medians, since steps that wait and steps that do not may take turns."""
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    counted = [line for line in lines if line["step"] > WARM][:-LAST]
-    return [{stage: line[f"time/{stage}_seconds"] for stage in ("total", "rollout", "update")} for line in counted]
+    lines = [line for line in lines if line["step"] >= WARM][:-LAST]
+    elapsed = [line["time/elapsed_seconds"] for line in lines]
+    stages = {stage: fmean(line[f"time/{stage}_seconds"] for line in lines[1:]) for stage in ("rollout", "update")}
+    return {"total": (elapsed[-1] - elapsed[0]) / (len(lines) - 1), **stages}
 
 
 if __name__ == "__main__":
