@@ -340,11 +340,8 @@ def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
     inexact = inexactness(saved, recipe, run.about["environment"])
-    by_consequence: dict[str, list[str]] = {}
     for line in inexact:
-        by_consequence.setdefault(_consequence(line), []).append(line)
-    for consequence, lines in by_consequence.items():
-        note(f"NOT an exact resume: {'; '.join(lines)}. {consequence}")
+        note(f"NOT an exact resume: {line}. {_consequence(line)}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:
