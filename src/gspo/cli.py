@@ -12,6 +12,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -389,36 +390,39 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(what, where="command line", fix=" ".join(self.format_usage().split()))
 
 
+_RECIPE: dict[str, Any] = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
+_RUN: dict[str, Any] = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
+_PROCESSES = "train on so many processes of this machine, which share the model (docs/cluster.md)"
+
+
 def _parser() -> argparse.ArgumentParser:
     text = "Reinforcement learning of language models by Group Sequence Policy Optimization."
     parser = _Parser(prog="gspo", description=text)
     versions = f"gspo {version('gspo')}, Python {platform.python_version()}, torch {version('torch')}"
     parser.add_argument("--version", action="version", version=versions, help="print the versions")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add_commands in (_add_training, _add_launchers, _add_judging, _add_reading):
+        add_commands(commands)
+    return parser
 
-    def add(
-        name: str,
-        command: Callable[[Namespace], int | None],
-        text: str,
-        more: str = "",
-        *,
-        within: Any = commands,
-        **target: Any,
-    ) -> Any:
-        added = within.add_parser(name, help=text, description=text + more)
-        name = added.prog.partition(" ")[2]
-        added.set_defaults(command=command, command_name=name, overrides=None)
-        if target:
-            added.add_argument("target", **target)
-        if target and not target.get("type"):
-            about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"
-            overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
-            overrides.completer = _keys  # what argcomplete looks for
-        return added.add_argument
 
-    recipe: dict[str, Any] = {"metavar": "RECIPE", "help": "a YAML file, such as recipes/arithmetic.yaml"}
-    run: dict[str, Any] = {"metavar": "RUN_DIR", "help": "the run's directory, such as runs/arithmetic"}
-    shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
+def _add_command(
+    commands: Any, name: str, command: Callable[[Namespace], int | None], text: str, more: str = "", **target: Any
+) -> Any:
+    """Add a command with its target and recipe keys; what adds an option to it."""
+    added = commands.add_parser(name, help=text, description=text + more)
+    added.set_defaults(command=command, command_name=added.prog.partition(" ")[2], overrides=None)
+    if target:
+        added.add_argument("target", **target)
+    if target and not target.get("type"):
+        about = "dotted recipe keys, such as actor.clip_low=1e-3; reward+=file.py:name adds to a list"
+        overrides = added.add_argument("overrides", nargs="*", metavar="key=value", help=about)
+        overrides.completer = _keys  # what argcomplete looks for
+    return added.add_argument
+
+
+def _add_training(commands: Any) -> None:
+    add = partial(_add_command, commands)
     option = add("init", _init, "write a recipe and a reward file for own data, with the reason of each value")
     text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
     option("--data", metavar="FILE", required=True, help=text)
@@ -430,25 +434,29 @@ def _parser() -> argparse.ArgumentParser:
     option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
     option("--config", metavar="NAME", help="the configuration of a hub id's data set")
     option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
-    processes = "train on so many processes of this machine, which share the model (docs/cluster.md)"
-    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **recipe)
-    option("--processes", type=_num_processes, metavar="N", help=processes)
+    shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
+    option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **_RECIPE)
+    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
     text = "replace the run in the recipe's directory, which must have ended, once everything is loaded"
     option("--overwrite", action="store_true", help=text)
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
-    option = add("resume", _resume, "continue a run that ended early", **run)
-    option("--processes", type=_num_processes, metavar="N", help=processes)
+    option = add("resume", _resume, "continue a run that ended early", **_RUN)
+    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
+
+
+def _add_launchers(commands: Any) -> None:
     text = "run a recipe on a cluster, and again from its checkpoint where that fails"
     launchers = commands.add_parser("launch", help=text, description=text).add_subparsers(
         required=True, metavar="local|ray|slurm"
     )
+    add = partial(_add_command, launchers)
     failures = "after which the run starts again from its newest checkpoint; by default 3"
-    option = add("local", _launch_local, "on this machine", within=launchers, **recipe)
-    option("--processes", type=_num_processes, metavar="N", help=processes)
+    option = add("local", _launch_local, "on this machine", **_RECIPE)
+    option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
     option("--max-failures", type=_at_least(0), default=3, metavar="N", help=failures)
-    option = add("ray", _launch_ray, "on the nodes of a Ray cluster", within=launchers, **recipe)
+    option = add("ray", _launch_ray, "on the nodes of a Ray cluster", **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
     option(
         "--gpus-per-process",
@@ -462,7 +470,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--max-failures", type=_at_least(0), metavar="N", help=failures)
     option("--wait-seconds", type=_at_least(0), metavar="N", help="for the cluster to have all that; by default 600")
     text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
-    option = add("slurm", _launch_slurm, text, within=launchers, **recipe)
+    option = add("slurm", _launch_slurm, text, **_RECIPE)
     option("--nodes", type=_at_least(1), metavar="N", help="hosts; by default 1")
     option(
         "--processes-per-node",
@@ -480,6 +488,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "a further option of sbatch, such as --option=--qos=high; may be repeated"
     option("--option", dest="options", action="append", metavar="OPTION", help=text)
     option("--print", action="store_true", help="show the job's script, and submit nothing")
+
+
+def _add_judging(commands: Any) -> None:
+    add = partial(_add_command, commands)
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
     target: dict[str, Any] = {
@@ -498,25 +510,28 @@ def _parser() -> argparse.ArgumentParser:
     text = "where to write, and to go on; by default evaluations/NAME. Of several models it has a directory for each"
     option("--out", metavar="DIR", help=text)
     text = "test a recipe, its data, tokenizer and rewards without loading weights or training"
-    option = add("check", _check, text, **recipe)
+    option = add("check", _check, text, **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help="say what each of so many processes needs")
+
+
+def _add_reading(commands: Any) -> None:
+    add = partial(_add_command, commands)
     text = "write one HTML page with the curves and samples of one run, or several"
-    option = add("report", _report, text, type=Path, nargs="+", **run)
+    option = add("report", _report, text, type=Path, nargs="+", **_RUN)
     text = "the file to write; by default RUN_DIR/report.html, for several runs ./compared.html"
     option("--out", metavar="FILE", type=Path, help=text)
     option("--watch", action="store_true", help="write it again after each new step, until all runs have ended")
     text = "serve the page of a run, or of several, with all samples to this machine's browser, while the run goes on"
-    option = add("view", _view, text, type=Path, nargs="+", **run)
+    option = add("view", _view, text, type=Path, nargs="+", **_RUN)
     option("--port", type=int, default=0, metavar="N", help="the port to serve at; by default a free one")
-    option = add("show", _show, "print the responses to one query, with rewards and ratios", type=Path, **run)
+    option = add("show", _show, "print the responses to one query, with rewards and ratios", type=Path, **_RUN)
     option("--step", type=int, metavar="N", help="the step; by default the last one that has the query")
     option("--query", metavar="ID", help="the query's id, such as rows.jsonl:3; by default the first one of the step")
     option("--json", action="store_true", help="print one line for each response, as rollouts/ has it")
     text = "send a run's metrics and samples to its trackers; what they already have is not sent again"
-    option = add("track", _track, text, type=Path, **run)
+    option = add("track", _track, text, type=Path, **_RUN)
     text = "tensorboard, trackio or wandb; may be repeated; by default the recipe's report.trackers"
     option("--to", action="append", metavar="TRACKER", help=text)
-    return parser
 
 
 if __name__ == "__main__":
