@@ -84,10 +84,7 @@ class Server:
         return self._process.poll() is None
 
     def send(self, body: bytes, deadline: float, **header: Any) -> None:
-        """Send a frame; ServerDiedError where it is not taken in time.
-
-        One that has ended takes none: `receive` says so, after what it sent before its end.
-        """
+        """Send a frame; ServerDiedError where it is not taken in time."""
         head = json.dumps(header).encode()
         try:
             self._link.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -96,7 +93,7 @@ class Server:
         except TimeoutError:
             self._died(is_late=True)
         except OSError:
-            pass
+            pass  # it has ended: `receive` says so, after what it sent before its end
 
     def receive(self, deadline: float, max_bytes: int) -> tuple[dict[str, Any], bytes]:
         """The next frame, with a body of at most so many bytes; ServerDiedError where there is none in time."""
