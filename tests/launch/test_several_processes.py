@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -98,7 +99,7 @@ def test_a_run_goes_on_on_other_numbers_of_processes(
         process = start("resume", "runs/moved", f"steps={steps}", "--processes", str(number))
         said = _ended(process)
         assert process.returncode == 0, said
-        assert f"NOT an exact resume: ranks was {was}, is {number}" in said
+        assert re.search(rf"NOT an exact resume: .*ranks was {was}, is {number}", said)
         files = sorted(path.name for path in (after / f"checkpoints/step_00000{steps}").glob("state*.safetensors"))
         assert files == ["state.safetensors", *(f"state_{other}.safetensors" for other in range(1, number))]
         if steps == 4:

@@ -340,8 +340,9 @@ def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
     for name in directory.damaged_rollouts(progress.rollout_files):
         note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
     inexact = inexactness(saved, recipe, run.about["environment"])
-    for line in inexact:
-        note(f"NOT an exact resume: {line}. {_consequence(line)}")
+    for consequence in dict.fromkeys(map(_consequence, inexact)):
+        changes = "; ".join(line for line in inexact if _consequence(line) == consequence)
+        note(f"NOT an exact resume: {changes}. {consequence}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:
