@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).parents[1]
 OUTSIDE = (
     "README.md",
@@ -20,8 +18,10 @@ OUTSIDE = (
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()#:\s]+)(#[^()\s]*)?\)")
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Add the pages of `OUTSIDE`, with the figures beside them, under their own paths."""
+    from mkdocs.structure.files import File  # here, since the tests read this file where there is no mkdocs
+
     paths = [ROOT / path for path in OUTSIDE]
     figures = [figure for path in paths for figure in sorted((path.parent / "figures").glob("*.svg"))]
     for path in (*paths, *figures):
@@ -29,7 +29,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Point each link to a page of the site; one to a source file keeps its text only."""
     place = page.file.src_uri
     here = (ROOT / place if place in OUTSIDE else ROOT / "docs" / place).parent

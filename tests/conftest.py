@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tests import shapes
+from tests.needs import require
 
 if TYPE_CHECKING:
     from gspo.model.packing import TokenSequence
@@ -79,6 +80,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_browser_"):
             item.add_marker("browser")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked by `needs`, before its fixtures are made."""
+    for mark in item.iter_markers("needs"):
+        require(*mark.args)
 
 
 @pytest.fixture(scope="session")

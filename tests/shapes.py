@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import update_wrapper
+from importlib.util import find_spec
 from typing import Any
 
 import jaxtyping
@@ -24,6 +25,8 @@ _inner: set[Any] = set()  # the code of functions within functions that have bee
 
 def install() -> None:
     """The rooms' functions are checked from now on where that is on; to be called before gspo is imported."""
+    if find_spec("beartype") is None:
+        return
     jaxtyping.jaxtyped = _switched  # type: ignore[assignment]  # what the hook puts before each function and class
     jaxtyping.install_import_hook(ROOMS, "beartype.beartype")
 

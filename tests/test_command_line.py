@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.needs import needs
 
 from gspo import cli
 from gspo.recipe.load import dump_recipe, load_recipe
@@ -64,13 +65,13 @@ def test_the_version_names_what_a_report_of_a_fault_needs(capsys: pytest.Capture
     assert re.fullmatch(rf"gspo {version('gspo')}, Python 3\.\d+\.\d+\S*, torch {re.escape(version('torch'))}\n", shown)
 
 
+@needs("argcomplete")
 @pytest.mark.parametrize(
     ("line", "words"), [("gspo re", {"resume", "report"}), ("gspo train a.yaml actor.clip_l", {"actor.clip_low="})]
 )
 def test_a_shell_completes_commands_and_keys_of_a_recipe(
     line: str, words: set[str], environment: dict[str, str]
 ) -> None:
-    pytest.importorskip("argcomplete")
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": "answer", "_ARGCOMPLETE_IFS": "\n"}
     subprocess.run([sys.executable, "-m", "gspo"], env={**environment, **asked}, check=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.needs import require
 from tests.small_model import save_small_model
 
 from gspo import cli
@@ -174,6 +175,8 @@ def run_gspo(words: Sequence[str], directory: Path) -> int:
         return int(ended.value.code or 0)
     options = overrides[-2:] if "--processes" in overrides else []
     recipe = load_recipe(recipe_path, overrides[: len(overrides) - len(options)])
+    if any(reward.function == "code" for reward in recipe.reward):
+        require("sandbox")
     if command == "train" and recipe.run_dir.exists():
         assert directory in recipe.run_dir.resolve().parents
         shutil.rmtree(recipe.run_dir)  # of the same recipe with other overrides
@@ -223,6 +226,9 @@ def test_the_gsm8k_recipe_trains_on_files_as_its_comment_says(readers_directory:
 
 @pytest.mark.parametrize("block", EXAMPLES, ids=[block.place for block in EXAMPLES])
 def test_an_example_in_python_runs(block: Block, readers_directory: Path) -> None:
+    for word, part in (("gspo.sandbox", "sandbox"), ("compile_cpp", "g++")):
+        if word in block.text:
+            require(part)
     path = readers_directory / "example.py"
     path.write_text(block.text, encoding="utf-8")
     with as_the_reader(readers_directory):

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from tests import shapes
+from tests.needs import needs
 
 import gspo
 from gspo.objective import kl_estimate
 from gspo.objective.surrogate import Surrogate
 from gspo.run.console import Display
 
+pytestmark = needs("beartype")
 TINY = Path(__file__).with_name("tiny.yaml")
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 KINDS = {

@@ -6,7 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
+from tests.needs import needs
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gspo"
@@ -23,8 +23,8 @@ def test_no_file_of_the_package_is_a_link_for_an_archive_may_have_none() -> None
     assert [path for path in PACKAGE.rglob("*") if path.is_symlink()] == []
 
 
+@needs("setuptools")  # a wheel is built with what is installed
 def test_the_wheel_has_every_file_of_the_package_and_the_command(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools", reason="a wheel is built with what is installed")
     shutil.copytree(PACKAGE, tmp_path / "src" / "gspo", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)

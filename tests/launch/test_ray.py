@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.needs import needs
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'gspo[ray]')")
+pytestmark = needs("ray")
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 SECONDS = 300

@@ -1,7 +1,6 @@
 """Jobs of a real Slurm: two nodes, which are this machine twice."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.needs import require
 
 from gspo import cli
 from gspo.errors import UserError
@@ -51,10 +51,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory to work in, with a cluster of two nodes; skipped where there is no Slurm, or no right to start it."""
-    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "munged"))):
-        pytest.skip("Slurm is not installed (Debian: slurm-wlm, munge)")
-    if os.geteuid() != 0:
-        pytest.skip("only root can start slurmd")
+    require("slurm", "root")
     root, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
     port = 20_000 + os.getpid() % 10_000
     (root / "state").mkdir()

@@ -3,12 +3,12 @@
 import base64
 import json
 import pickle
-import shutil
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.needs import needs
 from tests.samples import scores_of
 
 from gspo.errors import UserError
@@ -18,8 +18,6 @@ from gspo.reward.builtin import code
 from gspo.reward.code import extract_code, same_output
 from gspo.reward.functions import check_tests, close_functions, load_functions
 from gspo.reward.score import score
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +142,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
 }
 
 
+@needs("sandbox")
 @pytest.mark.parametrize(("row", "programs"), LAYOUTS.values(), ids=LAYOUTS)
 def test_of_each_layout_right_programs_are_rewarded_and_no_others(
     row: dict[str, Any], programs: tuple[str, str, str]
@@ -154,6 +153,7 @@ def test_of_each_layout_right_programs_are_rewarded_and_no_others(
 HUMAN_EVAL = LAYOUTS["HumanEval"][0]
 
 
+@needs("sandbox")
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
@@ -170,29 +170,34 @@ def test_human_evals_response_may_go_on_with_the_prompt(response: str, reward: f
     assert code(prompt, [response], **columns) == [reward]  # the data as it is
 
 
+@needs("sandbox")
 def test_a_tuple_is_as_good_as_a_list_and_a_number_as_its_equal() -> None:
     row = {"tests": [{"function": "f", "arguments": [], "output": [1, 2]}]}
     programs = ["def f(): return (1, 2.0)", "def f(): return [1, 2]", "def f(): return '[1, 2]'", "f = 7"]
     assert scored(programs, row) == [1.0, 1.0, 0.0, 0.0]
 
 
+@needs("sandbox")
 def test_a_function_must_be_the_programs_own_not_one_of_the_imports_before_it() -> None:
     row = {"tests": [{"function": "gcd", "arguments": [4, 6], "output": 2}]}
     method = "class Solution:\n    def gcd(self, a: int, b: int) -> int:\n        return gcd(a, b)"
     assert scored(["x = 1", "import math\ngcd = math.gcd", method], row) == [0.0, 1.0, 1.0]
 
 
+@needs("sandbox")
 def test_the_right_output_of_a_program_that_fails_is_worth_nothing() -> None:
     row = {"tests": [{"input": "", "output": "7"}]}
     assert scored(["print(7)\n1 / 0", "print(7)\nexit(3)", "print(7)\nexit(0)"], row) == [0.0, 0.0, 1.0]
 
 
+@needs("sandbox")
 def test_a_fraction_counts_all_tests_and_all_or_nothing_does_not() -> None:
     row = {"tests": [{"input": str(number), "output": str(number % 3)} for number in range(4)]}
     assert scored(["print(int(input()))", "print(9)"], row, score="fraction") == [0.75, 0.0]
     assert scored(["print(int(input()))"], row) == [0.0]
 
 
+@needs("sandbox")
 def test_the_longest_tests_are_taken_where_there_are_too_many() -> None:
     row = {
         "tests": [{"input": "1", "output": "no"}, {"input": "22", "output": "22"}, {"input": "333", "output": "333"}]
@@ -201,6 +206,7 @@ def test_the_longest_tests_are_taken_where_there_are_too_many() -> None:
     assert scored(["print(input())"], row, score="fraction") == [pytest.approx(2 / 3)]
 
 
+@needs("sandbox")
 def test_a_program_out_of_cpu_time_gets_nothing_and_says_so() -> None:
     verdicts: dict[str, Any] = {}
     row = {"tests": [{"input": "1 1", "output": "2"}, {"input": "3 4", "output": "7"}]}
@@ -214,6 +220,7 @@ def test_a_program_out_of_cpu_time_gets_nothing_and_says_so() -> None:
     assert verdicts["verdict"] == ["no code"]
 
 
+@needs("sandbox")
 def test_nothing_is_left_from_one_test_to_the_next() -> None:
     row = {"tests": [{"input": "", "output": "new"}] * 2}
     program = "import os\nprint('old' if os.path.exists('/tmp/left') else 'new')\nopen('/tmp/left', 'w').close()"
@@ -223,7 +230,7 @@ def test_nothing_is_left_from_one_test_to_the_next() -> None:
 CPP_RIGHT = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }"
 
 
-@needs_compiler
+@needs("sandbox", "g++")
 def test_programs_in_cpp_are_compiled_and_judged_by_input_and_output() -> None:
     responses = [
         fenced(CPP_RIGHT, "cpp"),
@@ -266,6 +273,7 @@ def loaded() -> Any:
     close_functions(made)
 
 
+@needs("sandbox")
 def test_a_recipes_function_runs_programs_in_its_worker_and_logs_why(groups: Any, loaded: Callable[..., Any]) -> None:
     texts = [fenced(STDIN_RIGHT), fenced(STDIN_WRONG), "nothing"]
     batch = score(groups(texts, tests=[STDIN]), loaded())
@@ -275,6 +283,7 @@ def test_a_recipes_function_runs_programs_in_its_worker_and_logs_why(groups: Any
     assert verdicts == ["passed", "wrong answer (test 1 of 2)", "no code"]
 
 
+@needs("sandbox")
 def test_a_malformed_row_is_named_before_a_run_and_in_it(groups: Any, loaded: Callable[..., Any]) -> None:
     rows = lay_out([{"prompt": "p", "tests": STDIN}, {"prompt": "q", "tests": [{"input": "1"}]}], source="data")
     message = "row data:2: column 'tests' holds no usable tests: there is no 'output'"

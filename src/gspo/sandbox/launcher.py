@@ -18,7 +18,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Mount the sources, drop the user, become the command with its sources there."""
-    user, sources, command = json.loads(sys.argv[1])
+    user, sources, home, command = json.loads(sys.argv[1])
     moved: dict[str, str] = {}
     with suppress(PermissionError):  # root of a container, who may not mount: then the user must be able to reach them
         check(libc.unshare(NEW_MOUNTS))
@@ -29,7 +29,11 @@ def main() -> None:
     command = [
         moved.get(word, word) if command[number - 1] == "--ro-bind" else word for number, word in enumerate(command)
     ]
-    os.execv(command[0], command)
+    program = moved.get(home, home) + command[0]
+    try:
+        os.execv(program, command)
+    except OSError as error:
+        sys.exit(f"the user {user}, whom root becomes for it, cannot execute {program}: {error.strerror}")
 
 
 def mount(sources: list[str]) -> dict[str, str]:

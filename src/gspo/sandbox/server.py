@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from gspo.errors import UserError
 from gspo.sandbox import plain
-from gspo.sandbox.isolation import LOADER_VARIABLES, find_bubblewrap, isolated_command
+from gspo.sandbox.isolation import LOADER_VARIABLES, find_bubblewraps, isolated_command
 from gspo.sandbox.seccomp import compile_filter
 
 START_SECONDS = 120.0
@@ -41,14 +41,22 @@ class Server:
     """A bubblewrap with the server of `inside`; UserError where it cannot start."""
 
     def __init__(self, packages: Sequence[str], warm: Sequence[str], *, compiler: bool = False) -> None:
-        bubblewrap, filter_program = find_bubblewrap(), compile_filter()
+        *others, last = find_bubblewraps()
+        for bubblewrap in others:  # a profile of AppArmor, or the rights of directories, may allow the last alone
+            with contextlib.suppress(UserError):
+                self._start(bubblewrap, packages, warm, compiler)
+                return
+        self._start(last, packages, warm, compiler)
+
+    def _start(self, bubblewrap: str, packages: Sequence[str], warm: Sequence[str], compiler: bool) -> None:
+        filter_program = compile_filter()
         self._link, theirs = socket.socketpair()
         number = os.memfd_create("filter")
         try:
             os.write(number, filter_program)
             os.lseek(number, 0, os.SEEK_SET)
             command = isolated_command(
-                *(bubblewrap,),
+                bubblewrap,
                 filter_number=number,
                 link_number=theirs.fileno(),
                 packages=packages,

@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
+from tests.needs import require
+
+require("selenium")
+
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys as Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -151,16 +155,13 @@ class Tab:
 
 def start(directory: Path) -> webdriver.Chrome:
     """Chromium with a new profile; skips where there is none."""
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        missing = " and ".join(name for name in ("chromium", "chromedriver") if shutil.which(name) is None)
-        pytest.skip(f"{missing} not found: Debian's packages chromium and chromium-driver have them")
+    require("chromium")
     options = webdriver.ChromeOptions()
     for argument in (*_ARGUMENTS, f"--user-data-dir={directory / 'profile'}"):
         options.add_argument(argument)
-    options.binary_location = chromium
+    options.binary_location = str(shutil.which("chromium"))
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = Service(chromedriver, env={**os.environ, "HOME": str(directory)})
+    service = Service(shutil.which("chromedriver"), env={**os.environ, "HOME": str(directory)})
     driver = webdriver.Chrome(options=options, service=service)
     driver.set_window_size(*_SIZE)
     return driver

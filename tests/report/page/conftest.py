@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.report.page.browser import Tab, start
 from tests.report.page.made_runs import made_run
+
+if TYPE_CHECKING:
+    from tests.report.page.browser import Tab
 
 
 @pytest.fixture(scope="session")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Tab"]:
     """Skips the test where there is no Chromium."""
+    from tests.report.page.browser import Tab, start
+
     driver = start(tmp_path_factory.mktemp("browser"))
     yield Tab(driver, tmp_path_factory.mktemp("pages"))
     driver.quit()

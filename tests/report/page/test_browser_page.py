@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium.webdriver.common.keys import Keys
-from tests.report.page.browser import Tab
+from tests.report.page.browser import Keys, Tab
 from tests.report.page.made_runs import (
     CLIP,
     MIB,

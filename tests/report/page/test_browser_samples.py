@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from tests.report.page.browser import Tab
+from tests.report.page.browser import By, Keys, Tab
 from tests.report.page.made_runs import Line, begun, ended, metrics_line, recipe, sample, write_run
 
 from gspo.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
+from tests.needs import VLLM, require
 
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
@@ -36,10 +36,8 @@ START_SECONDS = 300.0
 
 def vllm_python() -> str:
     """The interpreter that has vLLM; without one the test is skipped."""
-    named, own = os.environ.get("GSPO_VLLM_PYTHON"), ROOT / ".venv-vllm" / "bin" / "python"
-    if not named and not own.exists():
-        pytest.skip("no vLLM: `make vllm`")
-    return named or str(own)
+    require("vllm")
+    return os.environ.get("GSPO_VLLM_PYTHON") or str(VLLM / "bin" / "python")
 
 
 @dataclass(frozen=True, kw_only=True)

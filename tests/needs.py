@@ -1,0 +1,60 @@
+"""The parts of a machine that only some tests need: those tests are skipped where one is missing, and say why."""
+
+import os
+import shutil
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = {
+    "chromium": (("chromium", "chromedriver"), "Debian's packages chromium and chromium-driver"),
+    "g++": (("g++",), "Debian's package g++"),
+    "slurm": (("slurmctld", "slurmd", "sbatch", "munged"), "Debian's packages slurm-wlm and munge"),
+}
+
+VLLM = Path(__file__).parents[1] / ".venv-vllm"
+
+
+def needs(*parts: str) -> pytest.MarkDecorator:
+    """Mark a test, a class or (as `pytestmark`) a file that is skipped where a part is missing: `@needs("sandbox")`.
+
+    A part is "sandbox", "vllm" (a server's environment), "root", a name of PROGRAMS or a module.
+    """
+    return pytest.mark.needs(*parts)
+
+
+def require(*parts: str) -> None:
+    """Skip the test, or all tests of the fixture, that asks for a part which is missing."""
+    for part in parts:
+        if reason := missing(part):
+            pytest.skip(reason)
+
+
+@cache
+def missing(part: str) -> str:
+    """Why no test can have the part; empty where it is there."""
+    if part == "sandbox":
+        return _why_no_sandbox()
+    if part == "vllm":  # what `make vllm` has not finished is none
+        has_one = "GSPO_VLLM_PYTHON" in os.environ or (VLLM / ".installed").exists()
+        return "" if has_one else "no vLLM: `make vllm`"
+    if part == "root":
+        return "" if os.geteuid() == 0 else "only root can do this"
+    if part in PROGRAMS:
+        programs, packages = PROGRAMS[part]
+        absent = [name for name in programs if shutil.which(name) is None]
+        return f"{' and '.join(absent)} not found: {packages}" if absent else ""
+    return "" if find_spec(part) else f"the module {part} is not installed"
+
+
+def _why_no_sandbox() -> str:
+    from gspo.errors import UserError
+    from gspo.sandbox.sandbox import check_available
+
+    try:
+        check_available()
+    except UserError as error:
+        return " ".join(str(error).split())
+    return ""
