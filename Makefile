@@ -5,12 +5,10 @@ INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 VLLM := .venv-vllm
 
-# Programs that a model has written want bubblewrap: apt install bubblewrap libseccomp2 (docs/sandbox.md).
-
 # A file's tests share a process, and its fixtures; up to four processes, one a core.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-all faults lint format docs bench soak study vllm install clean
+.PHONY: train test test-rest test-all faults lint format docs bench soak study vllm install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -22,8 +20,13 @@ faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs,
 	$(PYTEST) --dist load tests/faults $(ARGS)
 	$(PYTEST) tests/launch $(ARGS)
 
-test-all: $(INSTALLED)  ## both, the browser too, and the shapes of all tensors checked (about 16 minutes on 2 cores, with `make vllm`)
-	SHAPES=all $(PYTEST) $(ARGS)
+test-rest: $(INSTALLED)  ## what `make test` leaves out, the browser too, and what a server of `make vllm` is needed for
+	$(PYTEST) tests/faults tests/launch tests/report/page/test_browser_*.py \
+	  tests/test_engines_end_to_end.py tests/rollout/servers/test_vllm*.py $(ARGS)
+
+test-all:  ## both, one after the other, with the shapes of all tensors checked (about 16 minutes on 2 cores, with `make vllm`)
+	SHAPES=all $(MAKE) test
+	SHAPES=all $(MAKE) test-rest
 
 lint: $(INSTALLED)  ## style, formatting and types
 	$(VENV)/bin/ruff check .

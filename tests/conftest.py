@@ -89,6 +89,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require(*mark.args)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many tests were skipped for which reason."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason.removeprefix('Skipped: ')}")
+
+
 @pytest.fixture(scope="session")
 def fitted_tokenizer() -> Any:
     """One token a digit, word or mark of TEXTS."""
