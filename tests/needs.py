@@ -26,10 +26,10 @@ def needs(*parts: str) -> pytest.MarkDecorator:
 
 
 def require(*parts: str) -> None:
-    """Skip the test, or all tests of the fixture, that asks for a part which is missing."""
+    """Skip the test that asks for a part which is missing, or all tests of the fixture or the file that does."""
     for part in parts:
         if reason := missing(part):
-            pytest.skip(reason)
+            pytest.skip(reason, allow_module_level=True)
 
 
 @cache

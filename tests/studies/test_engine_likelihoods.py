@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.needs import require
-
-require("matplotlib")  # of the study's page
-
 from studies.engine_likelihoods.arms import ARMS, DTYPES, GSPO, SEEDS, Arm
 from studies.engine_likelihoods.figures import draw_all
 from studies.engine_likelihoods.jobs import BASE, all_jobs

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.needs import require
-
-require("matplotlib")  # of the study's page
-
 from studies.harness.jobs import as_arguments
 from studies.harness.results import Result
 from studies.harness.runs import read_runs
