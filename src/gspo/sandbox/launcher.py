@@ -29,11 +29,10 @@ def main() -> None:
     command = [
         moved.get(word, word) if command[number - 1] == "--ro-bind" else word for number, word in enumerate(command)
     ]
-    program = moved.get(home, home) + command[0]
     try:
-        os.execv(program, command)
+        os.execv(moved.get(home, home) + command[0], command)
     except OSError as error:
-        sys.exit(f"the user {user}, whom root becomes for it, cannot execute {program}: {error.strerror}")
+        sys.exit(f"the user {user}, whom root becomes for it, cannot execute {home}{command[0]}: {error.strerror}")
 
 
 def mount(sources: list[str]) -> dict[str, str]:
