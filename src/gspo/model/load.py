@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -208,20 +207,21 @@ def _read_config(recipe: ModelConfig) -> Any:
 
 def _refuse_quantised(config: Any, *, where: str) -> None:
     """UserError for quantised weights that transformers does not turn into ordinary numbers, asked to do so."""
-    from transformers.quantizers.auto import get_hf_quantizer
+    from transformers.quantizers.auto import AutoHfQuantizer
 
-    declared = [tree for tree in (config, config.get_text_config()) if getattr(tree, "quantization_config", None)]
-    for settings in (tree.quantization_config for tree in declared if isinstance(tree.quantization_config, dict)):
-        settings["dequantize"] = True  # or a GPU that computes in FP8 would keep it
-    reason = ""
-    if declared:
-        try:
-            quantizer, *_ = get_hf_quantizer(deepcopy(config), None, None, True, {})
-            if getattr(getattr(quantizer, "quantization_config", None), "dequantize", False) is True:
+    trees, reason = (config, config.get_text_config()), ""
+    if (declared := next(filter(None, (getattr(t, "quantization_config", None) for t in trees)), None)) is None:
+        return
+    declared["dequantize"] = True  # else a GPU that computes in FP8 would keep it
+    with suppress(Exception):  # of methods that it does not know, or cannot use here
+        quantizer = AutoHfQuantizer.from_config(dict(declared))
+        if getattr(quantizer.quantization_config, "dequantize", False) is True:
+            try:
+                quantizer.validate_environment(device_map=None)
                 return
-        except Exception as error:  # a package that is missing, or settings that it does not know
-            reason = f": {one_line(error)}"
-        raise UserError(f"{_QUANTISED}{reason}", where=where, fix=_QUANTISED_FIX)
+            except ImportError as error:
+                reason = f": {one_line(error)}"
+    raise UserError(f"{_QUANTISED}{reason}", where=where, fix=_QUANTISED_FIX)
 
 
 def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:

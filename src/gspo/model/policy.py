@@ -142,7 +142,8 @@ class Policy:
 
     def save(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the weights (by default the present ones) and the tokenizer, for transformers' Auto classes to load."""
-        save(self.model, self.tokenizer, directory, weights)
+        self.model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
+        self.tokenizer.save_pretrained(directory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,17 +201,12 @@ def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Exper
     return tuple(Experts(prefix=prefixes[prefix.start], row=experts[row].clone()) for prefix, row in spans)
 
 
-def save(model: Any, tokenizer: Any, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model with these weights, by default its present ones, and a tokenizer."""
-    model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
-    tokenizer.save_pretrained(directory)
-
-
 def try_save(model: Any, tokenizer: Any, *, where: str) -> None:
     """UserError where what is saved beside the weights cannot be: every step up to the first save would be lost."""
     with TemporaryDirectory() as directory:
         try:
-            save(model, tokenizer, Path(directory), {})
+            model.save_pretrained(directory, state_dict={})
+            tokenizer.save_pretrained(directory)
         except Exception as error:  # whatever a configuration, a tokenizer or code of their own may raise
             problem = f"this model and its tokenizer cannot be saved: {one_line(error)}"
             raise UserError(problem, where=where, fix="mend the file that this is about") from None
@@ -250,10 +246,10 @@ def load_policy(
     generation._original_object_hash = hash(generation)  # transformers saves as it was only what nobody has changed
     trunk = trunk_of(model)
     with ready_to_try(model, sharding):
+        check_noiseless(model, partial(trunk_states, trunk))
         head = _proven_head(model, trunk)
         supports_packing = enable_packing(model, trunk, head.weight.shape[1])
         routing, unknown_routers = find_routing(model, trunk)
-        check_noiseless(model, partial(trunk_states, trunk))
     if sharding and not supports_packing:  # ranks would run the trunk in different numbers
         raise not_shardable(model, NO_PACKS)
     return Policy(

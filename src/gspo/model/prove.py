@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from gspo.errors import UserError, listed
 # ‖a - b‖/‖b‖ up to which a and b count as equal, in the Euclidean norm, which sees a small error of all numbers, and in
 # the maximum norm, which sees one wrong number. Products of other shapes round differently, at half precision visibly.
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
-_MOST_ROUNDING = 10  # times that tolerance; a row that differs by more beside others is no matter of rounding
+_MOST_ROUNDING = 1e-3  # a row that differs by more than this where it is beside others is no matter of rounding
 _GOLDEN = (math.sqrt(5) - 1) / 2  # whose multiples modulo 1 lie far from each other
 # What a model raises that is built, or called, in another way than the computation expects.
 MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -60,8 +60,8 @@ def disagreement(
 
     def agrees(order: float) -> bool:
         size = norm(expected.float(), order)
-        most = min(2 * norm(rounding, order), _MOST_ROUNDING * tolerance * size)
-        return bool(norm(error, order) <= max(tolerance * size, most))
+        most = max(tolerance * size, min(2 * norm(rounding, order), _MOST_ROUNDING * size))
+        return bool(norm(error, order) <= most)
 
     return None if agrees(2) and agrees(torch.inf) else "it computes something else"  # NaN does not agree
 
@@ -78,7 +78,7 @@ def check_noiseless(model: Any, states: Callable[[], Tensor]) -> None:
         reasons = [disagreement(states, partial(trained, seed)) for seed in (0, 1)]
     if any(reasons):
         names = listed(sorted(_noise(model.config.to_dict()))) or "none of its keys sounds like it"
-        problem = f"passes of {type(model).__name__} over the same tokens differ: {next(filter(None, reasons))}"
+        problem = f"passes of {type(model).__name__} over the same tokens fail or differ: {next(filter(None, reasons))}"
         fix = f"switch off what is random in it ({names}): the ratio of the first update would not be 1"
         raise UserError(problem, where="model.path", fix=fix)
 
@@ -88,7 +88,7 @@ def _noise(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _noise(value, f"{prefix}{name}.")
-        elif value and re.search("drop|jitter|noise", name):
+        elif value and re.search("drop|jitter|noise", str(name)):
             yield f"{prefix}{name}: {value}"
 
 
@@ -106,15 +106,11 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
         for parameter, data in narrow.pop(module, ()):
             parameter.data = data
 
-    handles = []
-    for module in model.modules():
-        handles += [module.register_forward_pre_hook(widen)]
-        handles += [module.register_forward_hook(restore, always_call=True)]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(widen).remove)
+            hooks.callback(module.register_forward_hook(restore, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def one_line(error: Exception) -> str:
