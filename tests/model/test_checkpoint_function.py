@@ -60,7 +60,12 @@ def is_part_of(tree: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def gemma3(text: dict[str, Any]) -> Any:
     """A model of text and images, with dropout in its nested configurations."""
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision |= {"image_size": 28, "patch_size": 14, "attention_dropout": 0.2}
     config = Gemma3Config(text_config={**text, "attention_dropout": 0.3}, vision_config=vision, eos_token_id=1)
     return Gemma3ForConditionalGeneration(config)
