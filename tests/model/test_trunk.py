@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from gspo.model import trunk
 from gspo.model.load import fit_tokenizer
 from gspo.model.packing import Block, TokenSequence, pack
 from gspo.model.policy import Policy, load_policy, response_likelihood
-from gspo.model.trunk import NAME, enable_packing, packed_attention
+from gspo.model.trunk import NAME, enable_packing, packed_attention, packed_pass
 from gspo.recipe.sections import ModelConfig
 
 NewPolicy = Callable[..., Policy]
-WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOW: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 PACKING = {
     "qwen3": {"use_sliding_window": True, **WINDOW},
     "qwen3_moe": {},
@@ -116,6 +118,27 @@ def refusing(module: Any, *states: Any, layout: Any = None, **kwargs: Any) -> An
     return sdpa_attention_forward(module, *states, **kwargs)
 
 
+def of_layer(wrong: Any, layer: int, module: Any, *states: Any, **kwargs: Any) -> Any:
+    """Wrong in one layer only."""
+    return (wrong if module.layer_idx == layer else packed_attention)(module, *states, **kwargs)
+
+
+def anticipating(by: int, module: Any, *states: Any, **kwargs: Any) -> Any:
+    """A mask that is off by one."""
+
+    def mask(width: int, prefix: int, window: int | None, like: Any) -> Any:
+        return torch.full((width, prefix + width), -torch.inf, dtype=like.dtype).triu(prefix + 1 + by)[None, None]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trunk, "_mask", mask)
+        return packed_attention(module, *states, **kwargs)
+
+
+def continuing(model: Any, layout: Any, routing: Any = None) -> Any:
+    """Positions that go on from sequence to sequence."""
+    return packed_pass(model, dataclasses.replace(layout, positions=torch.arange(len(layout.ids))), routing)
+
+
 @pytest.fixture
 def attention_is() -> Iterator[Callable[[Any], None]]:
     yield lambda function: AttentionInterface.register(NAME, function)
@@ -133,6 +156,31 @@ def test_attention_that_does_wrong_by_a_pack_is_found_out(
     assert policy.model.config._attn_implementation == "sdpa"
     if dtype == "float32":
         check_values(policy, plain_logprobs)
+
+
+@pytest.mark.parametrize("deviation", [0.02, 0.25])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "granite"])
+def test_a_fault_of_one_layer_is_found_out_at_either_precision(
+    family: str, dtype: str, deviation: float, new_policy: NewPolicy, attention_is: Any, monkeypatch: Any
+) -> None:
+    window = {"use_sliding_window": True, "layer_types": 2 * WINDOW["layer_types"], "sliding_window": 4}
+    shape = window if family == "qwen3" else {}
+    shape |= {"initializer_range": deviation, "num_hidden_layers": 4, "n_layer": 4}
+    policy = new_policy(family, dtype=dtype, **shape)
+    assert policy.supports_packing
+
+    def is_packed_with(function: Any) -> bool:
+        attention_is(function)
+        policy.model.set_attn_implementation("sdpa")
+        return enable_packing(policy.model, policy.trunk, policy.head.weight.shape[1])
+
+    assert is_packed_with(packed_attention)
+    for wrong in (ignoring, without_prefix, partial(anticipating, 1), partial(anticipating, -1)):
+        for layer in (0, 3):
+            assert not is_packed_with(partial(of_layer, wrong, layer)), (wrong, layer)
+    monkeypatch.setattr(trunk, "packed_pass", continuing)
+    assert not is_packed_with(packed_attention)
 
 
 def test_the_right_attention_is_found_right_in_bfloat16_too(new_policy: NewPolicy, attention_is: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gspo.errors import UserError, did_you_mean
-from gspo.model.prove import one_line
+from gspo.model.prove import TOLERANCE, one_line
 from gspo.model.sharding import Sharding, not_shardable, shard
 from gspo.recipe.sections import KlConfig, ModelConfig
 
@@ -19,23 +19,23 @@ _NO_MODEL = "no model can be loaded"
 # Arguments of from_pretrained that say where the files are; the others that are taken are keys of the configuration.
 _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
 _OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
+_ADAPTER = "a LoRA adapter lies beside whole weights, and only one of the two can be meant"
+_ADAPTER_FIX = "remove adapter_config.json to train the whole weights, or merge it (peft: merge_and_unload)"
+_QUANTISED = "its weights are quantised, and quantised weights cannot be trained"
+_QUANTISED_FIX = "name the model that it was made from, or save it dequantised (transformers: model.dequantize())"
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Digits stand alone, so that arithmetic can be learned; a word or a mark includes the blanks beside it.
 _PIECES = r"\d| ?</?[a-z]+>| ?[^\W\d_]+ ?| ?[^\w\s] ?|."
 
 
 def load_config(recipe: ModelConfig) -> Any:
-    """The transformers configuration of the recipe's model, without dropout and jitter; UserError if there is none."""
+    """The transformers configuration of the recipe's model, as its files have it; UserError if there is none."""
     for name in _OWN_KEYS & recipe.kwargs.keys():
         fix = "set model.attn_implementation, model.device, model.dtype or model.trust_remote_code"
         raise UserError(f"{name} is not taken here", where="model.kwargs", fix=fix)
     config = _read_config(recipe) if recipe.architecture is None else _made_config(recipe.architecture)
     if recipe.attn_implementation is not None:
         config._attn_implementation = recipe.attn_implementation
-    # Dropout, and the jitter of some routers, make π_θ ≠ π_old before any update: the first ratio would not be 1.
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop") or "jitter" in name):
-            setattr(config, name, 0.0)
     return config
 
 
@@ -77,6 +77,13 @@ def empty_model(recipe: ModelConfig, config: Any) -> Any:
         where, fix = f"model.attn_implementation: {attention}", "leave it out, or install the package that it needs"
     with _faults_named(where, "no model can be made", fix), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=foreign and recipe.architecture is None)
+
+
+def weights_left_out(config: Any) -> list[str]:
+    """A sentence where the files may have layers that predict further tokens, which transformers does not load."""
+    if not (number := _further_layers(config)):
+        return []
+    return [f"its files may have {number} layers that predict further tokens: they are neither trained nor saved"]
 
 
 def max_positions(config: Any) -> int | None:
@@ -182,6 +189,8 @@ def _read_config(recipe: ModelConfig) -> Any:
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
+    if (place / "adapter_config.json").is_file():
+        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
     with _faults_named(path):
         if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
             GenerationConfig.from_pretrained(place)
@@ -192,7 +201,27 @@ def _read_config(recipe: ModelConfig) -> Any:
         if not hasattr(config, name):
             fix = did_you_mean(name, [*config.to_dict(), *_OF_THE_HUB], "docs/guides/models.md says what it takes")
             raise UserError(f"{name!r} is no key of this model's configuration", where="model.kwargs", fix=fix)
+    _refuse_quantised(config, where=path)
     return config
+
+
+def _refuse_quantised(config: Any, *, where: str) -> None:
+    """UserError for quantised weights that transformers does not turn into ordinary numbers, asked to do so."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    trees, reason = (config, config.get_text_config()), ""
+    if (declared := next(filter(None, (getattr(t, "quantization_config", None) for t in trees)), None)) is None:
+        return
+    declared["dequantize"] = True  # else a GPU that computes in FP8 would keep it
+    with suppress(Exception):  # of methods that it does not know, or cannot use here
+        quantizer = AutoHfQuantizer.from_config(dict(declared))
+        if getattr(quantizer.quantization_config, "dequantize", False) is True:
+            try:
+                quantizer.validate_environment(device_map=None)
+                return
+            except ImportError as error:
+                reason = f": {one_line(error)}"
+    raise UserError(f"{_QUANTISED}{reason}", where=where, fix=_QUANTISED_FIX)
 
 
 def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:
@@ -248,8 +277,14 @@ def _sharded_class(kind: Any, sharding: Sharding) -> Any:
 
 def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options: Any) -> Any:
     options |= {"config": config, "use_safetensors": True if is_own else None}
+    if is_own and getattr(config, "quantization_config", None):  # which its first load has turned into plain ones
+        del config.quantization_config
     with _faults_named(path):
         model, report = kind.from_pretrained(path, output_loading_info=True, **options)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
+    if getattr(model, "hf_quantizer", None) or not all(p.dtype in TOLERANCE for p in model.parameters()):
+        raise UserError(_QUANTISED, where=path, fix=_QUANTISED_FIX)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(f"{len(missing)} weights are missing, among them {missing[0]}", where=path)
@@ -270,11 +305,22 @@ def _with_weights(kind: Any, path: str, config: Any, *, is_own: bool, **options:
 
 
 def _unused(names: Iterable[str], model: Any, config: Any) -> list[str]:
-    """The weights that the model has no place for, without the other parts of a checkpoint of text and images."""
+    """The weights that the model has no place for, without parts of a checkpoint that are known to be left out."""
+    text = config.get_text_config()
+    first, number = getattr(text, "num_hidden_layers", 0), _further_layers(config)
+    further = [f"layers.{layer}." for layer in range(first, first + number)]
+    names = [name for name in names if not any(layer in name for layer in further)]
     if config.get_text_config() is config:
         return sorted(names)
     parts = {model.base_model_prefix, *(name.partition(".")[0] for name in model.state_dict())}
     return sorted(name for name in names if name.partition(".")[0] in parts)
+
+
+def _further_layers(config: Any) -> int:
+    """The number of layers behind the last one that predict further tokens: num_nextn_predict_layers, by any name."""
+    trees = [vars(config), vars(config.get_text_config())]
+    numbers = [n for tree in trees for key, n in tree.items() if "nextn" in key or "mtp" in key.split("_")]
+    return max((n for n in numbers if type(n) is int and n < MAX_LAYERS), default=0)
 
 
 @contextmanager

@@ -17,6 +17,12 @@ def trunk_of(model: Any) -> Any:
     return model.base_model if model.base_model is not model else getattr(model, "model", model)
 
 
+def layers_of(model: Any) -> Any:
+    """The layers of a causal language model, in a list module; None where they are not found."""
+    trunk = trunk_of(model)
+    return getattr(trunk, "layers", getattr(trunk, "h", None))
+
+
 def matching(patterns: Sequence[str], names: Iterable[str], *, where: str) -> set[str]:
     """The names that any of the patterns matches; UserError for a pattern that matches none of them."""
     names, chosen = list(names), set[str]()

@@ -5,18 +5,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MethodType
 from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
 from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
-from gspo.model.parameters import freeze, trunk_of, whole
-from gspo.model.prove import disagreement, probe_ids
+from gspo.model.parameters import freeze, layers_of, trunk_of, whole
+from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
 from gspo.model.routing import Routing, find_routing
 from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
@@ -27,7 +31,7 @@ from gspo.types import Experts
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A causal language model without dropout, on its device, with its tokenizer and stop tokens.
+    """A causal language model without dropout (it has no training mode), on its device, with tokenizer and stop tokens.
 
     Example: policy.head.logits(policy.trunk(input_ids=ids).last_hidden_state[0]) are the model's logits, [N, V].
     """
@@ -197,6 +201,17 @@ def _by_sequence(experts: Integer[Tensor, "N L K"], layout: Pack) -> tuple[Exper
     return tuple(Experts(prefix=prefixes[prefix.start], row=experts[row].clone()) for prefix, row in spans)
 
 
+def try_save(model: Any, tokenizer: Any, *, where: str) -> None:
+    """UserError where what is saved beside the weights cannot be: every step up to the first save would be lost."""
+    with TemporaryDirectory() as directory:
+        try:
+            model.save_pretrained(directory, state_dict={})
+            tokenizer.save_pretrained(directory)
+        except Exception as error:  # whatever a configuration, a tokenizer or code of their own may raise
+            problem = f"this model and its tokenizer cannot be saved: {one_line(error)}"
+            raise UserError(problem, where=where, fix="mend the file that this is about") from None
+
+
 def load_policy(
     recipe: ModelConfig,
     tokenizer: Any,
@@ -221,12 +236,17 @@ def load_policy(
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
     read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
     model = (on_all(read) if sharding else read()).to(device).eval()
+    # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.
+    model.train = MethodType(lambda model, mode=True: model, model)
     freeze(model, recipe.frozen)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
     stop_ids = _stop_ids(model, tokenizer, stop_tokens)
-    model.generation_config.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
+    generation = model.generation_config
+    generation.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
+    generation._original_object_hash = hash(generation)  # transformers saves as it was only what nobody has changed
     trunk = trunk_of(model)
     with ready_to_try(model, sharding):
+        check_noiseless(model, partial(trunk_states, trunk))
         head = _proven_head(model, trunk)
         supports_packing = enable_packing(model, trunk, head.weight.shape[1])
         routing, unknown_routers = find_routing(model, trunk)
@@ -248,16 +268,22 @@ def load_policy(
 
 def checkpoint_gradients(policy: Policy) -> None:
     """Keep no activations within layers for the backward pass: recompute them (actor.gradient_checkpointing)."""
-    # transformers recomputes only in training mode; there is no dropout for that mode to switch on.
-    options: dict[str, Any] = {"use_reentrant": False}
-    if policy.routing is not None:
-        options["context_fn"] = policy.routing.checkpoint_contexts
-    enable = getattr(policy.model, "activation_checkpointing_enable", None)  # the newer name
-    try:
-        (enable or policy.model.gradient_checkpointing_enable)(options)
-    except ValueError as error:
-        raise UserError(str(error), where="actor.gradient_checkpointing") from None
-    policy.model.train()
+    # transformers would do so in training mode only, in which it also drops out, skips layers and jitters routers.
+    layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers or list(layers_of(policy.model) or ())  # of a model that brings code of its own
+    if not layers or not policy.model.supports_gradient_checkpointing:
+        problem = f"{policy.architecture} has no layers that can be computed again"
+        raise UserError(problem, where="actor.gradient_checkpointing", fix="set it to false")
+    contexts = {} if policy.routing is None else {"context_fn": policy.routing.checkpoint_contexts}
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward, contexts)
+    check_noiseless(policy.model, lambda: policy.forward(lambda: (trunk_states(policy.trunk),))[0])
+
+
+def _recomputed(forward: Callable[..., Any], contexts: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **contexts)
 
 
 def _proven_head(model: Any, trunk: Any) -> Head:

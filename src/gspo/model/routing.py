@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gspo.errors import UserError
-from gspo.model.prove import MISFITS, disagreement, probe_ids
+from gspo.model.prove import MISFITS, disagreement, trunk_states
 from gspo.recipe.sections import ActorConfig
 
 _ROUTER = re.compile(r"Router|TopKGating")  # the name of a class that transformers does not declare
@@ -201,13 +201,14 @@ def _watched_and_proven(trunk: Any, suspects: Sequence[nn.Module]) -> Routing:
     return routing
 
 
+@torch.no_grad()
 def _prove(trunk: Any, routing: Routing, routers: Sequence[nn.Module]) -> None:
     def replayed(experts: Tensor) -> Tensor:
         with routing.traced(experts):
-            return _states(trunk)
+            return trunk_states(trunk)
 
     with routing.traced() as trace:
-        plain = _states(trunk)
+        plain = trunk_states(trunk)
     chosen = trace.experts.long()
     if reason := disagreement(lambda: plain, lambda: replayed(chosen)):
         raise UnknownRouterError(f"with its own experts replayed, {reason}")
@@ -228,17 +229,12 @@ def _prove(trunk: Any, routing: Routing, routers: Sequence[nn.Module]) -> None:
 
 
 @torch.no_grad()
-def _states(trunk: Any) -> Tensor:
-    states: Tensor = trunk(input_ids=probe_ids(trunk)[None], use_cache=False).last_hidden_state
-    return states
-
-
 def _outputs(trunk: Any, modules: Sequence[nn.Module]) -> dict[nn.Module, Any]:
     """The output of each module in a pass over the probe, without those that the pass does not call."""
     outputs: dict[nn.Module, Any] = dict.fromkeys(modules)
     hooks = [module.register_forward_hook(lambda module, _, out: outputs.update({module: out})) for module in modules]
     try:
-        _states(trunk)
+        trunk_states(trunk)
     finally:
         for hook in hooks:
             hook.remove()

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from gspo.errors import UserError, listed
-from gspo.model.parameters import trunk_of
+from gspo.model.parameters import layers_of
 from gspo.ranks import gathered as gathered_from_all
 from gspo.ranks import num_ranks
 
@@ -81,8 +81,7 @@ def check_shardable(model: Any) -> None:
 
 
 def _layers_of(model: Any) -> Any:
-    trunk = trunk_of(model)
-    layers = getattr(trunk, "layers", getattr(trunk, "h", None))
+    layers = layers_of(model)
     if layers is None:
         raise not_shardable(model, "its layers are not found")
     return layers

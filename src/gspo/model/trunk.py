@@ -4,18 +4,23 @@ Attention alone must know of packs. Everything else in a model works token by to
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from gspo.model.packing import Block, Pack, TokenSequence, pack
-from gspo.model.prove import disagreement, probe_ids
+from gspo.model.prove import MISFITS, computing_in_float32, disagreement, probe_ids, trunk_states
 from gspo.model.routing import Routing, traced
 
 NAME = "gspo_packed"
@@ -65,28 +70,41 @@ def padded_pass(trunk: Any, layout: Pack, routing: Routing | None = None, *, kee
 def enable_packing(model: Any, trunk: Any, hidden_size: int) -> bool:
     """Give the model an attention that understands packs; False, and no change, unless it is proven right.
 
-    The proof: two packs, one with a shared prompt, have the hidden states of each sequence's plain pass.
+    The proof: packs with a shared prompt have the hidden states of each sequence's plain pass. At half precision they
+    also have them in float32, where a single layer that is wrong cannot hide behind rounding.
     """
     before = model.config._attn_implementation
     if before != "sdpa":  # attention with sinks or soft caps, or no attention at all
         return False
-    prompt, response = tuple(probe_ids(trunk).tolist()), probe_ids(trunk, 7)[2:].cpu()
+    precisions: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
+    if next(trunk.parameters()).dtype.itemsize < 4 and not isinstance(model, FSDPModule):
+        with suppress(*MISFITS), torch.no_grad(), computing_in_float32(model):
+            trunk_states(trunk)  # not every model can
+            precisions.append(partial(computing_in_float32, model))
+    for first, precision in product((0, 15), precisions):
+        with precision():
+            is_right = _packs_are_right(model, trunk, hidden_size, probe_ids(trunk, 15, first=first).cpu())
+        if not is_right:
+            break
+    model.set_attn_implementation(NAME if is_right else before)
+    return is_right
+
+
+def _packs_are_right(model: Any, trunk: Any, hidden_size: int, ids: Int[Tensor, "15"]) -> bool:
+    prompt, response = tuple(ids[:8].tolist()), ids[8:13]
     group = [TokenSequence(prompt_ids=prompt, response_ids=ids) for ids in (response, response[:2], response.flip(0))]
-    sequences = [*group, TokenSequence(prompt_ids=prompt[:3], response_ids=response)]
+    sequences = [*group, TokenSequence(prompt_ids=tuple(ids[12:].tolist()), response_ids=response)]
+
+    def states(sequences: list[TokenSequence], hidden_size: int | None) -> Tensor:
+        model.set_attn_implementation("sdpa" if hidden_size is None else NAME)
+        layout = pack(sequences, device=model.device, hidden_size=hidden_size)
+        run = padded_pass if hidden_size is None else packed_pass
+        return run(trunk, layout).hidden[layout.predictors]
 
     def plain() -> Tensor:
-        packs = [pack([sequence], device=model.device, hidden_size=None) for sequence in sequences]
-        return torch.cat([padded_pass(trunk, each).hidden[each.predictors] for each in packs])
+        return torch.cat([states([sequence], None) for sequence in sequences])
 
-    def packed() -> Tensor:
-        model.set_attn_implementation(NAME)
-        layout = pack(sequences, device=model.device, hidden_size=hidden_size)
-        return packed_pass(trunk, layout).hidden[layout.predictors]
-
-    if disagreement(plain, packed) is None:
-        return True
-    model.set_attn_implementation(before)
-    return False
+    return disagreement(plain, lambda: states(sequences, hidden_size), beside=lambda: states(sequences, None)) is None
 
 
 def packed_attention(

@@ -13,10 +13,10 @@ from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
 from gspo.evaluation.sets import GivenRows, SetRows, make_sets, read_sets
 from gspo.learner.optimizer import check_optimizer
 from gspo.learner.sft import encode_demonstrations
-from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions
+from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions, weights_left_out
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
-from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy
+from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy, try_save
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.model.sharding import check_shardable, sharding_of
 from gspo.queries.render import render_all, template_notes
@@ -121,7 +121,7 @@ def load_inputs(
     check_declared(recipe.actor, config)
     tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs, set_rows))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    notes = _try_training(recipe, config, num_ranks)
+    notes = [*weights_left_out(config), *_try_training(recipe, config, num_ranks)]
     positions = max_positions(config)
     rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=positions)
     sizes = recipe.model.architecture or vars(config.get_text_config())
@@ -267,6 +267,7 @@ def _load_models(
     load.keywords["sharding"] = sharding_of(recipe.trainer.sharding, device, dtype)
     weights = None if saved is None else saved.path / "model"
     policy, reference, value_trunk = load(model, weights=weights), None, None
+    try_save(policy.model, tokenizer, where=str(model.path or "model.architecture"))
     if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities
         other: dict[str, Any] = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
         reference = load(model.model_copy(update=other))
