@@ -40,14 +40,15 @@ _MAX_GAP = 1e-2
 _NOT_FINITE = f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row"
 
 
-def _check_gap(line: Mapping[str, Any]) -> None:
+def check_gap(line: Mapping[str, Any]) -> None:
+    """DivergedError where the embedded engine differs from the policy, by the metrics of the first step in float32."""
     # Where the engine's own numbers are π_old, the first is 0, and the second compares them with the policy's.
     gap = max(line["mismatch/logprob_gap_mean"], line["ratio/mismatch_log_std"])
     if gap > _MAX_GAP:
-        what = f"the embedded engine's log-likelihoods differ from the policy's by {gap:.3g} nats a token"
+        what = f"step 1: the embedded engine's log-likelihoods differ from the policy's by {gap:.3g} nats a token"
         why = f"in float32 more than {_MAX_GAP:g} is no rounding: it samples from another distribution"
         fix = "take another rollout.engine or model, and report this one, with its config.json, as a fault of gspo"
-        raise DivergedError(f"step 1: {what}; {why}\n  fix: {fix}")
+        raise DivergedError(f"{what}; {why}\n  fix: {fix}")
 
 
 class Recorder:
@@ -114,7 +115,7 @@ class Recorder:
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
         if step == 1 and recipe.rollout.engine == "embedded" and run.parts.policy.dtype == torch.float32:
-            _check_gap(line)
+            check_gap(line)
         if has_diverged:
             fix = "lower actor.optimizer.lr, or look for extreme rewards"
             raise DivergedError(f"step {step}: {_NOT_FINITE}; the batch is in {path}\n  fix: {fix}")
