@@ -15,7 +15,7 @@ from gspo.rollout.segments import text_and_segments
 from gspo.types import Group, Query, Sample, ShowProgress
 
 _SLOW = {
-    Means.NO_PADDING: "prompts of one length at a time, for its cache is wrong beside padding",
+    Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
     Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
 }
 
