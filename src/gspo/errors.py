@@ -60,7 +60,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class DivergedError(RunError):
-    """The run's losses or gradients are not finite: its state is not saved, since only earlier ones are of use."""
+    """The run's numbers are not finite, or not the policy's: its state is not saved, only earlier ones are of use."""
 
 
 def _bounded(text: str, max_bytes: int) -> str:

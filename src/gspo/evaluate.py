@@ -14,6 +14,7 @@ from gspo.evaluation.rating import collect_attempts, plain_rating, rate
 from gspo.evaluation.sets import make_sets, read_sets
 from gspo.model.load import load_config, make_tokenizer, max_positions
 from gspo.model.policy import device_of, load_policy
+from gspo.queries.source import QuerySet
 from gspo.recipe.load import load_recipe, make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import SuiteConfig
@@ -28,7 +29,7 @@ from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
 from gspo.run.interrupt import Interrupt
 from gspo.run.journal import Journal
-from gspo.run.prepare import quiet_transformers
+from gspo.run.prepare import check_lengths, longest_sequence, quiet_transformers
 from gspo.run.resume import contents_digest
 
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
@@ -123,9 +124,9 @@ def _load(recipe: Recipe, say: Any) -> tuple[tuple[EvaluationSet, ...], Any, int
     tokenizer = make_tokenizer(recipe.model, ())
     say("starting and trying the verifiers")
     sets = make_sets(recipe, rows, (), (), tokenizer, max_positions=max_positions(config))
-    longest = max(
-        len(query.prompt_ids) + eval_set.sampling.max_new_tokens for eval_set in sets for query in eval_set.queries
-    )
+    none = QuerySet(train=(), held_out=())
+    check_lengths(recipe, config, none, sets)
+    longest = longest_sequence(recipe, none, sets)
     check_engine(recipe, device=device, longest_sequence=longest)
     return sets, tokenizer, longest
 

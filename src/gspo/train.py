@@ -99,7 +99,9 @@ def train(
         trackers = tracked(run.directory.path, names, display.note, run.interrupt)
         with trackers as announce, end_recorded(run), losses_named():
             display.note(about)
-            for sentence in run.parts.notes:
+            decoding = run.engine.describe().get("decoding")
+            notes = [f"the model is decoded {decoding}"] if decoding else []
+            for sentence in (*run.parts.notes, *notes):
                 display.note(f"note: {sentence}", style="yellow")
             recorder = Recorder(run)
             meet()  # rank 0 may have loaded trackers: the next wait may be for a collective, whose time is limited

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
 from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
+from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
 from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
@@ -250,6 +251,8 @@ def load_policy(
         head = _proven_head(model, trunk)
         supports_packing = enable_packing(model, trunk, head.weight.shape[1])
         routing, unknown_routers = find_routing(model, trunk)
+        if not supports_packing and not sharding:
+            check_padding(model, trunk)
     if sharding and not supports_packing:  # ranks would run the trunk in different numbers
         raise not_shardable(model, NO_PACKS)
     return Policy(

@@ -19,7 +19,7 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 5e-2, tor
 _MOST_ROUNDING = 1e-3  # a row that differs by more than this where it is beside others is no matter of rounding
 _GOLDEN = (math.sqrt(5) - 1) / 2  # whose multiples modulo 1 lie far from each other
 # What a model raises that is built, or called, in another way than the computation expects.
-MISFITS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+MISFITS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def probe_ids(trunk: Any, num_tokens: int = 8, *, first: int = 0) -> Int[Tensor, "N"]:

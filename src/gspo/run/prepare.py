@@ -14,6 +14,7 @@ from gspo.evaluation.sets import GivenRows, SetRows, make_sets, read_sets
 from gspo.learner.optimizer import check_optimizer
 from gspo.learner.sft import encode_demonstrations
 from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions, weights_left_out
+from gspo.model.neighbours import check_positions
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy, try_save
@@ -32,7 +33,7 @@ from gspo.queries.source import (
 from gspo.ranks import from_first, num_ranks, on_all
 from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import RewardConfig
+from gspo.recipe.sections import ModelConfig, RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, check_tests, load_functions, probe
 from gspo.reward.log import TrainerState
@@ -131,6 +132,7 @@ def load_inputs(
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": positions, "output": output}
     sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
+    check_lengths(recipe, config, rendered, sets)
     check_engine(
         recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
     )
@@ -186,6 +188,17 @@ def longest_sequence(recipe: Recipe, queries: QuerySet, sets: Sequence[Evaluatio
         len(query.prompt_ids) + sampling.max_new_tokens for asked_queries, sampling in asked for query in asked_queries
     ]
     return max(lengths, default=0)  # other ranks than 0 have no queries
+
+
+def check_lengths(recipe: Recipe, config: Any, queries: QuerySet, sets: Sequence[EvaluationSet]) -> None:
+    """UserError where a sequence could change the table of positions that others beside it have; loads no weights."""
+    asked = [*queries.train, *(query for eval_set in sets for query in eval_set.queries)]
+    shortest = min((len(query.prompt_ids) for query in asked), default=1)
+    limits = {"shortest": shortest, "longest": longest_sequence(recipe, queries, sets)}
+    check_positions(empty_model(recipe.model, config), **limits, where=recipe.model.path or "model.architecture")
+    if recipe.actor.kl.coefficient and (named := recipe.actor.kl.reference):
+        model = ModelConfig(path=named, trust_remote_code=recipe.model.trust_remote_code)
+        check_positions(empty_model(model, load_config(model)), **limits, where=f"actor.kl.reference: {named}")
 
 
 def _load_data(
@@ -249,7 +262,11 @@ def _demonstrations(recipe: Recipe, inputs: Inputs, policy: Policy) -> Sequence[
     left_out = {row.id for row in inputs.rows.train} - {query.id for query in inputs.queries.train}
     pairs = [pair for pair in inputs.pairs if pair[0].id not in left_out]
     prompts = render_all([row for row, _ in pairs], inputs.tokenizer, queries=recipe.queries)
-    return encode_demonstrations(policy, prompts, pairs) if pairs else ()
+    examples = encode_demonstrations(policy, prompts, pairs) if pairs else ()
+    if lengths := [example.num_tokens for example in examples]:
+        limits = {"shortest": min(lengths), "longest": max(lengths)}
+        check_positions(policy.model, **limits, where="cold_start")
+    return examples
 
 
 def _load_models(

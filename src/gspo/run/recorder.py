@@ -7,6 +7,7 @@ from itertools import accumulate, groupby, pairwise
 from math import isfinite, nan
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -34,7 +35,20 @@ _BROKEN = (
     "the policy's log-likelihoods are not finite: its weights are broken\n"
     "  fix: lower actor.optimizer.lr (or cold_start.optimizer.lr)"
 )
+# Nats a token by which the embedded engine may differ in step 1. In float32 both differ by rounding, less than 1e-4.
+_MAX_GAP = 1e-2
 _NOT_FINITE = f"loss or gradient was not finite in {MAX_SKIPPED_IN_A_ROW} updates in a row"
+
+
+def check_gap(line: Mapping[str, Any]) -> None:
+    """DivergedError where the embedded engine differs from the policy, by the metrics of the first step in float32."""
+    # Where the engine's own numbers are π_old, the first is 0, and the second compares them with the policy's.
+    gap = max(line["mismatch/logprob_gap_mean"], line["ratio/mismatch_log_std"])
+    if gap > _MAX_GAP:
+        what = f"step 1: the embedded engine's log-likelihoods differ from the policy's by {gap:.3g} nats a token"
+        why = f"in float32 more than {_MAX_GAP:g} is no rounding: it samples from another distribution"
+        fix = "take another rollout.engine or model, and report this one, with its config.json, as a fault of gspo"
+        raise DivergedError(f"{what}; {why}\n  fix: {fix}")
 
 
 class Recorder:
@@ -100,6 +114,8 @@ class Recorder:
         named = self._diagnose(progress.diagnoses) if is_last or step >= WINDOW else progress.diagnoses
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
+        if step == 1 and recipe.rollout.engine == "embedded" and run.parts.policy.dtype == torch.float32:
+            check_gap(line)
         if has_diverged:
             fix = "lower actor.optimizer.lr, or look for extreme rewards"
             raise DivergedError(f"step {step}: {_NOT_FINITE}; the batch is in {path}\n  fix: {fix}")

@@ -12,7 +12,9 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded import one_token
+from gspo.rollout.embedded.decoding import Means
 from gspo.rollout.embedded.one_token import written_out
+from gspo.rollout.embedded.proof import proven_means
 
 NewPolicy = Callable[..., Policy]
 PROMPTS = [[4, 5, 6], [7, 8, 9, 10, 11]]
@@ -24,7 +26,8 @@ def test_only_the_decoder_it_knows_is_written_out(is_usual: bool, new_policy: Ne
     changes: dict[str, dict[str, Any]] = {"granite": {"residual_multiplier": 0.5}}
     with torch.inference_mode():
         for family in known if is_usual else others:
-            assert (written_out(new_policy(family, **changes.get(family, {})).trunk) is not None) == is_usual, family
+            means = proven_means(new_policy(family, **changes.get(family, {})))
+            assert (means is Means.WRITTEN_OUT) == is_usual and means <= Means.OWN_MODULES, family
 
 
 @pytest.mark.parametrize("family", ["olmoe", "glm"])
@@ -60,10 +63,10 @@ def test_a_projection_with_an_adapter_is_left_to_its_modules(new_policy: NewPoli
 def test_a_decoder_that_computes_something_else_is_not_used(
     new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trunk = new_policy("llama").trunk
+    policy = new_policy("llama")
     monkeypatch.setattr(one_token, "_rotated", lambda states, cos, sin: states)
     with torch.inference_mode():
-        assert written_out(trunk) is None
+        assert proven_means(policy) is Means.OWN_MODULES
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])

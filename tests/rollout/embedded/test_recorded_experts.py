@@ -133,7 +133,8 @@ def test_a_transcript_gives_each_response_its_own_rows_and_its_prompts_prefix() 
         experts = torch.tensor([[place] for place in places], dtype=torch.uint8)
         transcript.add(torch.tensor(places)[:, 0], token, torch.zeros(len(places)), None, experts)
 
-    transcript.prefixes += [torch.full((2, 1, 2), 7, dtype=torch.uint8), torch.zeros(0, 1, 2, dtype=torch.uint8)]
+    transcript.prefixes[0] = torch.full((2, 1, 2), 7, dtype=torch.uint8)
+    transcript.prefixes[1] = torch.zeros(0, 1, 2, dtype=torch.uint8)
     sample((0, 0), (1, 0), (2, 0))
     sample((0, 1), (1, 1), (2, 1))  # the second response samples on after its end
     sample((3, 0), (0, 2))

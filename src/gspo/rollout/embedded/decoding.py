@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
+from transformers import DynamicCache
 
 from gspo.model.policy import Policy
 from gspo.model.routing import traced
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.cache import in_place_cache, is_in_place
+from gspo.rollout.embedded.cache import RereadTokens, in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
 from gspo.rollout.shaping import biased_ids
@@ -38,11 +40,20 @@ class Response(NamedTuple):
     experts: Experts | None
 
 
+class Means(IntEnum):
+    """What a model is decoded with, from the fastest on; proof.py finds the first that is right for it."""
+
+    WRITTEN_OUT = 0  # the decoder of one_token.py stands in for the model's modules
+    OWN_MODULES = 1
+    NO_PADDING = 2  # only prompts of one length are decoded side by side, and no others join them
+    NO_CACHE = 3  # and nothing is kept: all tokens are read again for each new one
+
+
 class Transcript:
     """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose response each is of."""
 
     def __init__(self, group_size: int) -> None:
-        self.prefixes: list[Tensor] = []  # the experts of each prompt's tokens but the last, where they are recorded
+        self.prefixes: dict[int, Tensor] = {}  # the experts of prompts' tokens but the last, where they are recorded
         self._group_size = group_size
         self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []
         self._changes: list[int] = []  # before which of the steps the weights were others
@@ -174,10 +185,11 @@ class Decoding:
     check_stop: Callable[[], None] = lambda: None
     show_progress: ShowProgress = lambda *_: None
     put: Callable[[int, list[Response]], None] | None = None  # hand over a group as its last row is dropped
+    means: Means = Means.WRITTEN_OUT
 
     def __post_init__(self) -> None:
         self.routing = self.policy.routing if self.record_experts else None
-        self.decoder = written_out(self.policy.trunk)
+        self.decoder = written_out(self.policy.trunk) if self.means is Means.WRITTEN_OUT else None
         self.stop_ids = torch.tensor(self.policy.stop_ids, device=self.policy.device)
         self.stop_strings = StopStrings(self.policy.tokenizer, self.settings.stop_strings)
         biased = biased_ids(self.settings.logit_bias, self.policy.tokenizer, len(self.policy.head.weight))
@@ -202,11 +214,15 @@ class Decoding:
         taken over by a prompt that waits (at most `settings.max_rows` responses are decoded side by side).
         """
         rows: Rows | None = None
-        waiting = range(len(self.prompts))  # the numbers of the prompts that are not read yet
+        lengths = [len(prompt) for prompt in self.prompts]
+        if self.means < Means.NO_PADDING:
+            lengths = [0] * len(lengths)  # any stand side by side
+        waiting = sorted(range(len(lengths)), key=lengths.__getitem__)  # the numbers of the prompts not read yet
         while waiting or rows is not None:
             if waiting and self._has_room(rows):
                 room = self.settings.max_rows - (0 if rows is None else len(rows.index))
                 num_new = max(1, room // self.settings.group_size)  # a group larger than max_rows is decoded by itself
+                num_new = [lengths[number] for number in waiting[:num_new]].count(lengths[waiting[0]])
                 new, waiting = self._prefill(waiting[:num_new]), waiting[num_new:]
                 rows = new if rows is None else rows.join(new)
             assert rows is not None
@@ -281,17 +297,19 @@ class Decoding:
         rows.alive &= ~torch.isin(token, self.stop_ids)
         return token
 
-    def _prefill(self, group_numbers: range) -> Rows:
+    def _prefill(self, group_numbers: Sequence[int]) -> Rows:
         """Read each of these prompts once, then repeat its cache for the group."""
         prompts = [self.prompts[number] for number in group_numbers]
         rows, experts = self._read(prompts)
         if experts is not None:
-            self.transcript.prefixes += [
-                row[rows.width - len(prompt) : -1] for row, prompt in zip(experts, prompts, strict=True)
-            ]
-        repeat = rows.index.repeat_interleave(self.settings.group_size)
+            for number, row, prompt in zip(group_numbers, experts, prompts, strict=True):
+                self.transcript.prefixes[number] = row[rows.width - len(prompt) : -1]
+        size, device = self.settings.group_size, rows.index.device
+        repeat = rows.index.repeat_interleave(size)
         rows.keep(repeat)
-        rows.index = group_numbers.start * self.settings.group_size + torch.arange(len(repeat), device=repeat.device)
+        rows.index = (
+            torch.tensor(group_numbers, device=device)[:, None] * size + torch.arange(size, device=device)
+        ).flatten()
         rows.logits, rows.experts = rows.logits[repeat], None if rows.experts is None else rows.experts[repeat]
         return rows
 
@@ -318,7 +336,11 @@ class Decoding:
         is_padded = min(map(len, sequences)) < width
         ids = [[0] * (width - len(sequence)) + list(sequence) for sequence in sequences]
         column = torch.arange(width, device=device) - (width - lengths)
-        cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
+        cache: Any = RereadTokens()
+        if self.means < Means.NO_PADDING:
+            cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
+        elif self.means is Means.NO_PADDING:
+            cache = DynamicCache(config=policy.model.config)  # not in place, so that no others join
         mask = column >= 0 if is_padded else None
         with traced(self.routing) as trace:
             hidden = read_tokens(policy.trunk, torch.tensor(ids, device=device), mask, column.clamp(min=0), cache)
@@ -356,4 +378,4 @@ class Decoding:
             else:
                 hidden = read_tokens(self.policy.trunk, token[:, None], mask, position, rows.cache)[:, -1]
         rows.logits = self.policy.head.logits(hidden)
-        rows.experts = None if trace is None else trace.experts
+        rows.experts = None if trace is None else trace.experts.unflatten(0, (len(token), -1))[:, -1]

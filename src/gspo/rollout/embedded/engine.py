@@ -8,11 +8,16 @@ import torch
 
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.decoding import Decoding, Response
-from gspo.rollout.embedded.one_token import written_out
+from gspo.rollout.embedded.decoding import Decoding, Means, Response
+from gspo.rollout.embedded.proof import proven_means
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
 from gspo.types import Group, Query, Sample, ShowProgress
+
+_SLOW = {
+    Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
+    Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
+}
 
 
 class EmbeddedEngine:
@@ -21,6 +26,8 @@ class EmbeddedEngine:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._version = 0
+        with inference_mode(policy.model):
+            self._means = proven_means(policy)
 
     def sample(
         self,
@@ -42,6 +49,7 @@ class EmbeddedEngine:
                 record_experts=record_experts,
                 check_stop=check_stop,
                 show_progress=show_progress,
+                means=self._means,
             )
             responses = decoding.generate().responses(self._policy.stop_ids, decoding.stop_strings.ends)
         groups = [
@@ -71,9 +79,9 @@ class EmbeddedEngine:
         self._version = version
 
     def describe(self) -> Mapping[str, str]:
-        """Whether tokens go through the decoder written out, which rounds in its own way."""
-        with inference_mode(self._policy.model):
-            return {"engine": "embedded", "decoder written out": str(written_out(self._policy.trunk) is not None)}
+        """By which means tokens are decoded: the decoder written out rounds in its own way."""
+        slow = {"decoding": _SLOW[self._means]} if self._means in _SLOW else {}
+        return {"engine": "embedded", "decoder written out": str(self._means is Means.WRITTEN_OUT), **slow}
 
     def take_metrics(self) -> Mapping[str, float]:
         """Nothing: there are no weights to hand over, and no server to fail."""

@@ -2,22 +2,21 @@
 
 A step of decoding with a small model, or on a GPU, is mostly overhead: masks, cache bookkeeping, module calls, norms of
 seven operators. The decoder that most families share (Llama's, with or without norms of query and key) is written out
-here; `written_out` knows it by its modules, and proves on a few tokens that this file computes the same.
+here; `written_out` knows it by its modules, and proof.py proves that this file computes the same.
 """
 
 import inspect
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gspo.model.prove import disagreement, probe_ids
+from gspo.model.prove import MISFITS
 from gspo.model.trunk import NAME as PACKED
-from gspo.rollout.embedded.cache import in_place_cache, is_in_place
+from gspo.rollout.embedded.cache import RereadTokens, in_place_cache, is_in_place
 
 Operator = Callable[[Tensor], Tensor]
 # The last hidden states [R H] after one more token a row, of (its id [R], its position [R 1], the cache, which takes in
@@ -27,7 +26,6 @@ Decoder = Callable[[Tensor, Tensor, Any, Tensor | None], Tensor]
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_proven: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def read_tokens(
@@ -38,7 +36,12 @@ def read_tokens(
     cache: Any = None,
 ) -> Float[Tensor, "R t H"]:
     """The last hidden states of tokens that follow those in the cache, by the trunk's own modules."""
-    states: Tensor = trunk(
+    states: Tensor
+    if isinstance(cache, RereadTokens):
+        cache.ids = ids if cache.ids is None else torch.cat([cache.ids, ids], dim=1)
+        states = trunk(input_ids=cache.ids, use_cache=False).last_hidden_state
+        return states[:, -ids.shape[1] :]
+    states = trunk(
         input_ids=ids,
         attention_mask=None if mask is None else mask.long(),
         position_ids=position,
@@ -54,12 +57,13 @@ def _cache_name(trunk: Any) -> str:
 
 
 def written_out(trunk: Any) -> Decoder | None:
-    """The trunk's decoder where it is the usual one and proven to be; None: it is left to its own modules."""
+    """The trunk's decoder where it is built like the usual one; None: it is left to its own modules."""
     if trunk.config._attn_implementation not in ("sdpa", PACKED):  # whose attention is written out here
         return None
-    if trunk not in _proven:
-        _proven[trunk] = _is_right(trunk)
-    return _decoder(trunk) if _proven[trunk] else None
+    try:
+        return _decoder(trunk) if is_in_place(in_place_cache(trunk.config, most=1)) else None
+    except MISFITS:
+        return None
 
 
 def _decoder(trunk: Any) -> Decoder:
@@ -134,23 +138,3 @@ def _norm(module: Any) -> Operator:
     if weight.dtype != torch.float32:  # the module rounds between its operators, and so must this
         return module
     return lambda states: states * torch.rsqrt(states.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def _is_right(trunk: Any) -> bool:
-    """Whether the decoder can be built, and two tokens after a short prompt have the trunk's own hidden states."""
-    ids = probe_ids(trunk).view(2, 4)
-    mask = torch.tensor([[False, True, True, True], [True] * 4], device=ids.device)  # one row padded on the left
-    position = (mask.cumsum(-1) - 1).clamp(min=0)
-
-    def plain() -> Tensor:
-        return read_tokens(trunk, ids, mask, position)[:, 2:]
-
-    def token_by_token() -> Tensor:
-        decoder, cache = _decoder(trunk), in_place_cache(trunk.config, most=ids.shape[1])
-        if not is_in_place(cache):
-            raise TypeError("a layer keeps only a part of the past")
-        read_tokens(trunk, ids[:, :2], mask[:, :2], position[:, :2], cache)
-        steps = [decoder(ids[:, t], position[:, [t]], cache, mask[:, : t + 1]) for t in (2, 3)]
-        return torch.stack(steps, dim=1)
-
-    return disagreement(plain, token_by_token) is None

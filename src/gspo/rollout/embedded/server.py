@@ -32,7 +32,7 @@ from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
 from gspo.rollout.embedded.engine import inference_mode
-from gspo.rollout.embedded.one_token import written_out
+from gspo.rollout.embedded.proof import proven_means
 from gspo.types import Experts
 
 _SETTLE_SECONDS = 0.02  # the requests of a step's queries come one after the other
@@ -156,6 +156,7 @@ class Decoder:
             record_experts=bodies[0]["wants_experts"],
             check_stop=(lambda: None) if is_first else self._look,
             put=put,
+            means=proven_means(policy),
         )
         if not is_first:
             self._under_way = (decoding, labels)
@@ -225,7 +226,7 @@ def main() -> None:
     model = ModelConfig.model_validate(settings["model"])
     tokenizer = load_tokenizer(settings["tokenizer"], trust_remote_code=model.trust_remote_code)
     policy = load_policy(model, tokenizer, seed=0, stop_tokens=settings["stop_tokens"])
-    written_out(policy.trunk)  # proven with these weights: the first that it gets are scrambled
+    proven_means(policy)  # proven with these weights: the first that it gets are scrambled
     _Requests.decoder, _Requests.key = Decoder(policy, max_rows=settings["max_rows"]), os.environ["GSPO_ENGINE_KEY"]
     listener = _Listener((settings["address"], settings["port"]), _Requests)
     threading.Thread(target=listener.serve_forever, daemon=True).start()
