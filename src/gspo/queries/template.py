@@ -24,15 +24,16 @@ def with_text(message: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     content, role = message.get("content"), message["role"]
     if content is None and role == "assistant":  # it may call tools
         content = ""
-    is_one = isinstance(content, str | Mapping) or not isinstance(content, Iterable)
-    texts = []
-    for part in [content] if is_one else content:
+    parts: Any = [content] if isinstance(content, str | Mapping) or not isinstance(content, Iterable) else content
+    text = ""
+    for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        texts.append(part["text"] if isinstance(part, Mapping) and "text" in part and kind in _KINDS else part)
-        if not isinstance(texts[-1], str):
+        said = part.get("text") if isinstance(part, Mapping) and kind in _KINDS else part
+        if not isinstance(said, str):
             what = f"the message of role {role!r} has as content {repr(kind or part)[:60]}, which is no text"
             raise UserError(what, where=where, fix="only texts reach the model: write it as a text, or leave it out")
-    return {key: value for key, value in message.items() if value is not None} | {"content": "".join(texts)}
+        text += said
+    return {key: value for key, value in message.items() if value is not None} | {"content": text}
 
 
 class ChatTemplate:
@@ -53,7 +54,7 @@ class ChatTemplate:
         """
         *earlier, last = messages
         is_begun = last["role"] == "assistant"
-        holes = [f"GSPO{n}{HOLE}" if m["content"] or m is last and is_begun else "" for n, m in enumerate(messages)]
+        holes = [f"GSPO{n}{HOLE}" if m["content"] or (m is last and is_begun) else "" for n, m in enumerate(messages)]
         tried = [{**message, "content": hole} for message, hole in zip(messages, holes, strict=True)]
         key = json.dumps([tried, variables], default=str)
         if key not in self._frames:
