@@ -1,6 +1,7 @@
 """Chat templates: what a row says stands in its prompt, once and in order, or is missed aloud."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -266,9 +267,13 @@ NOW = "{{ strftime_now('%A, %-d %B %Y, %H:%M') if strftime_now is defined }}"
     [(LLAMA3, "28 Feb 2025"), (NOW + CHATML, "Friday, 28 February 2025, 00:00"), ("\n" + LLAMA3, "28 Feb 2025")],
 )
 def test_a_template_that_writes_the_date_writes_the_recipes_and_this_is_said(
-    template: str, day: str, render: Render
+    template: str, day: str, render: Render, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = render(template, [SYSTEM, ASKED], date="2025-02-28")
+    clock = type("datetime", (), {"now": staticmethod(lambda: datetime(2025, 2, 28))})
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", clock)
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    assert query.text == tokenizer.apply_chat_template([SYSTEM, ASKED], **options)
     assert day in query.text and said(query, "writes a date, which is 2025-02-28 on every day")
     assert query.text == render(template, [SYSTEM, ASKED], date="2025-03-01").text.replace("01 Mar", "28 Feb").replace(
         "Saturday, 1 March", "Friday, 28 February"

@@ -50,10 +50,8 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
             remarks.append(f"the tokenizer begins texts with {tokenizer.bos_token}, and the chat template does not")
         rest = [token for piece in pieces[1:] for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
         prompt_ids = (*ids[begins and ids[:2] == [first, first] :], *rest)  # the text may have the first one, too
-        made = Query(
-            id=row.id, prompt=row.prompt, text="".join(pieces), prompt_ids=prompt_ids, columns=row.clean_columns
-        )
-        rendered.append(replace(made, remarks=tuple(dict.fromkeys(remarks))))
+        made = Query(id=row.id, prompt=row.prompt, text="", prompt_ids=prompt_ids, columns=row.clean_columns)
+        rendered.append(replace(made, text="".join(pieces), remarks=tuple(dict.fromkeys(remarks))))
     _check_tokens(rendered, tokenizer)
     return tuple(rendered)
 

@@ -204,9 +204,9 @@ def distinct(rows: Iterable[Row]) -> list[Row]:
     Columns that tell rows apart, such as an index, do not count.
     """
     groups: dict[str, list[Row]] = {}
+    # What JSON does not have is equal by its hash, or as the same object.
+    identity = partial(json.dumps, default=lambda value: hash(value) if isinstance(value, Hashable) else id(value))
     for row in rows:
-        # What JSON does not have is equal by its hash, or as the same object.
-        identity = partial(json.dumps, default=lambda value: hash(value) if isinstance(value, Hashable) else id(value))
         groups.setdefault(identity([row.prompt, _without_names(row.clean_columns)]), []).append(row)
     return [replace(first, num_repetitions=len(others)) if others else first for first, *others in groups.values()]
 

@@ -40,11 +40,8 @@ class ChatTemplate:
     """The template of a tokenizer, which writes the recipe's date wherever it would write today's."""
 
     def __init__(self, tokenizer: Any, day: str) -> None:
-        self._tokenizer, self._day, self._frames = (
-            tokenizer,
-            date.fromisoformat(day),
-            dict[str, tuple[str, str, bool]](),
-        )
+        self._tokenizer, self._day = tokenizer, date.fromisoformat(day)
+        self._frames: dict[str, tuple[str, str, bool]] = {}
 
     def frame(self, messages: Messages, variables: Mapping[str, Any], *, where: str) -> tuple[str, str, bool]:
         """What it writes around the texts of messages, proven once for each shape of them.

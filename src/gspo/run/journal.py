@@ -20,17 +20,8 @@ FORMAT = 1
 
 Line = dict[str, Any]  # of judged_lines
 _NEEDED = (
-    "query",
-    "prompt",
-    "sample",
-    "passed",
-    "judge",
-    "reward",
-    "rewards",
-    "failure",
-    "is_masked",
-    "tokens",
-    "finish_reason",
+    *("query", "prompt", "sample", "passed", "judge", "reward", "rewards", "failure"),
+    *("is_masked", "tokens", "finish_reason"),
 )
 
 

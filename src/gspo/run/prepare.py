@@ -130,17 +130,12 @@ def load_inputs(
     notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
     asked = [*rendered.train, *rendered.held_out]
     notes += [*variable_notes(asked, tokenizer, recipe.queries), *remark_notes(asked, "prompts")]
-    for of_set in set_rows:
-        notes += repetition_notes(of_set.rows, f"rows of {of_set.name}")
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": positions, "output": output}
     sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
-    for eval_set in sets:
-        notes += (
-            []
-            if eval_set.queries is rendered.held_out
-            else remark_notes(eval_set.queries, f"prompts of {eval_set.name}")
-        )
+    for eval_set, of_set in zip(sets[bool(rendered.held_out) :], set_rows, strict=True):
+        notes += repetition_notes(of_set.rows, f"rows of {of_set.name}")
+        notes += remark_notes(eval_set.queries, f"prompts of {of_set.name}")
     check_engine(
         recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
     )

@@ -72,7 +72,7 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
-        fix = f"restore the tokenizer, its chat template and queries.date as they were; {new_run}"
+        fix = f"restore the tokenizer and its chat template as they were; {new_run}"
         what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
         raise UserError(what, where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(weights):

@@ -20,7 +20,6 @@ from gspo.run.hooks import Hook
 # None of them changes what is learned: how far, how often it is looked at or saved, where it lies, how long is waited.
 _SAFE = re.compile(
     r"name|output_dir|steps|checkpoint\..*|early_stop\..*|report\..*|evaluation\.every"
-    r"|queries\.date"  # the tokens of the prompts are compared
     r"|trainer\.timeout_seconds|cluster\..*|hooks(\..*)?|hook_errors"  # their code is compared in `environment`
     r"|reward\.\d+\.(time_limit_seconds|concurrent_calls)"
     r"|rollout\.(embedded|vllm|sglang)\.(python|weights\w*|\w+_seconds|(urls|devices)(\..*)?)"
