@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.source import QuerySet, load_rows, render_rows, repetition_notes, source_notes
+from gspo.queries.row import repetition_notes
+from gspo.queries.source import QuerySet, load_rows, render_rows, source_notes
 from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]

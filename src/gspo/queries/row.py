@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError, files_beside, writable
+from gspo.errors import UserError, files_beside, listed, writable
 from gspo.queries.code_prompts import with_code_prompt
 from gspo.recipe.sections import names_file
 from gspo.types import Messages
@@ -209,6 +209,20 @@ def distinct(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault(identity([row.prompt, _without_names(row.clean_columns)]), []).append(row)
     return [replace(first, num_repetitions=len(others)) if others else first for first, *others in groups.values()]
+
+
+def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
+    """Sentences about rows that others repeat, and about those with the same prompt that differ elsewhere."""
+    groups, num_repetitions = dict[str, list[Row]](), sum(row.num_repetitions for row in rows)
+    for row in rows:
+        groups.setdefault(str(row.prompt), []).append(row)
+    alike = [[_without_names(row.columns) for row in group] for group in groups.values() if len(group) > 1]
+    pairs = [(first, other) for first, *others in alike for other in others]
+    differing = dict.fromkeys(key for one, other in pairs for key in one if str(one[key]) != str(other.get(key)))
+    left_out = f"{num_repetitions:,} rows that repeat one of {len(rows):,} {name} are left out: they are one question"
+    counts = f"{len(rows):,} {name} have {len(groups):,} different prompts"
+    differ = f"{counts}; those with the same one differ in {listed([*differing]) or 'nothing'}"
+    return [left_out] * bool(num_repetitions) + [differ] * bool(pairs)
 
 
 def _without_names(value: Any) -> Any:

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from gspo.errors import UserError, did_you_mean, listed, writable
+from gspo.errors import UserError, did_you_mean, writable
 from gspo.queries.render import render_all
-from gspo.queries.row import Row, distinct, lay_out, read_rows
+from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
@@ -202,19 +202,6 @@ def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
     note = f"{num_train} training and {num_held_out} held-out prompts are too long and left out"
     alike = [*repetition_notes(rows.train, "training rows"), *repetition_notes(rows.held_out, "held-out rows")]
     return [note, *alike] if num_train or num_held_out else alike
-
-
-def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
-    """Sentences about rows that others repeat, and about those with the same prompt that differ elsewhere."""
-    groups, num_repetitions = dict[str, list[Row]](), sum(row.num_repetitions for row in rows)
-    for row in rows:
-        groups.setdefault(str(row.prompt), []).append(row)
-    pairs = [(group[0].columns, row.columns) for group in groups.values() for row in group[1:]]
-    differing = dict.fromkeys(key for one, other in pairs for key in one if str(one[key]) != str(other.get(key)))
-    left_out = f"{num_repetitions:,} rows that repeat one of {len(rows):,} {name} are left out: they are one question"
-    counts = f"{len(rows):,} {name} have {len(groups):,} different prompts"
-    differ = f"{counts}; those with the same one differ in {listed([*differing]) or 'nothing'}"
-    return [left_out] * bool(num_repetitions) + [differ] * bool(pairs)
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:

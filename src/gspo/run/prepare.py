@@ -20,14 +20,13 @@ from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of,
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.model.sharding import check_shardable, sharding_of
 from gspo.queries.render import remark_notes, render_all, variable_notes
-from gspo.queries.row import Row
+from gspo.queries.row import Row, repetition_notes
 from gspo.queries.source import (
     QuerySet,
     RowSet,
     load_demonstrations,
     load_rows,
     render_rows,
-    repetition_notes,
     source_notes,
 )
 from gspo.ranks import from_first, num_ranks, on_all
