@@ -62,11 +62,25 @@ def test_check_tells_each_suite_and_tries_its_reward(capsys: pytest.CaptureFixtu
 
 
 def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("rows.jsonl").write_text('{"prompt": "a b"}\n' * 2 + '{"prompt": "c"}\n' * 2, encoding="utf-8")
+    rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("a b", "b a", "c", "c a"))
+    Path("rows.jsonl").write_text(rows, encoding="utf-8")
     data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]
     reward = "reward=[{function: format, options: {pattern: I}}]"
     said = check(capsys, *data, reward, "rollout.queries_per_step=4")
     assert "junk" in said and "gold" not in said
+
+
+def test_check_says_what_of_the_rows_one_would_not_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"<image>{n % 8}?", "answer": str(n % 16), "index": n} for n in range(64)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]
+    said = check(capsys, *data)
+    for note in (
+        "48 rows that repeat one of 16 training rows are left out",
+        "16 training rows have 8 different prompts; those with the same one differ in answer",
+        "16 of 16 prompts: it has <image>, and the model reads texts alone",
+    ):
+        assert f"note        {note}" in said
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_what_cannot_be_used_is_named_and_nothing_is_written(
     write("rows.jsonl", rows_of("What is {}?", answer="[]"))
     write("chat.jsonl", rows_of(CHAT, answer="[]"))
     write("other.jsonl", [{"instruction": "Say b.", "output": "b"}])
-    write("long.jsonl", rows_of("word " * 600))
+    write("long.jsonl", rows_of("word " * 600, level="{}"))
     Path("empty.jsonl").write_text("\n")
     Path("rows.txt").write_text("a")
     Path("latin.csv").write_bytes(b"prompt\ncaf\xe9\n")

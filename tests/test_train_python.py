@@ -146,7 +146,8 @@ def test_a_mapping_and_a_file_are_taken_wherever_a_recipe_is() -> None:
     Path("sub/own.yaml").write_text(json.dumps({**in_file, "name": "x", "queries": {"path": "absent.jsonl"}}))
     with pytest.raises(UserError, match=r"queries\.path: absent\.jsonl: no such file(.|\n)*beside the recipe"):
         train("sub/own.yaml", display=Display(quiet=True))
-    assert train("sub/own.yaml", queries=ROWS * 2, display=Display(quiet=True)).model.parent == Path("runs/x")
+    twice = [*ROWS, *({**row, "prompt": f"{row['prompt']} "} for row in ROWS)]
+    assert train("sub/own.yaml", queries=twice, display=Display(quiet=True)).model.parent == Path("runs/x")
 
 
 def test_an_outcome_is_shown_as_a_short_table_and_keeps_its_numbers() -> None:

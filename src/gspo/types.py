@@ -32,6 +32,7 @@ class Query:
     text: str  # what the model reads (chat template applied)
     prompt_ids: tuple[int, ...]
     columns: Mapping[str, Any]  # the data's other columns: to the reward by name
+    remarks: tuple[str, ...] = ()  # what one would not expect of how the prompt came to be
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -53,6 +53,17 @@ def test_only_questions_with_judged_responses_of_both_count() -> None:
     assert (shown.won, shown.lost) == (("b",), ()) and math.isnan(shown.difference.error_over_samples)
 
 
+def test_rows_with_one_prompt_are_one_question() -> None:
+    first = evaluated({f"{prompt}{n}": [n > 1] for prompt in "ab" for n in range(4)})
+    second = evaluated({f"{prompt}{n}": [prompt == "a"] for prompt in "ab" for n in range(4)})
+    for tree in (first, second):
+        for response in tree["suites"]["sums"]["responses"]:
+            response["prompt"] = f"What is {response['query'][0]}?"
+    shown = compare(first, second, "sums")
+    assert (shown.difference.num_questions, shown.won, shown.lost) == (2, ("a0",), ("b0",))
+    assert shown.difference.error_over_questions == pytest.approx(statistics.stdev([0.5, -0.5]) / math.sqrt(2))
+
+
 def test_models_that_agree_everywhere_have_no_error_that_says_so_is_certain() -> None:
     same = evaluated({"a": [True], "b": [False]})
     shown = compare(same, same, "sums")

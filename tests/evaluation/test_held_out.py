@@ -222,3 +222,18 @@ def test_a_stop_is_heard_while_responses_are_scored(
 
     with pytest.raises(InterruptedError):
         evaluated(new_policy(), queries, load_functions((), calling), recipe_of(), check_stop=check_stop)
+
+
+@pytest.mark.parametrize("num_rows", [32, 5])
+def test_rows_with_one_prompt_are_one_question_with_more_samples(
+    num_rows: int, new_policy: Callable[..., Policy], query_of: Callable[..., Query], recipe_of: Callable[..., Recipe]
+) -> None:
+    def knows_the_first(prompts: Sequence[str], **columns: Any) -> list[float]:
+        return [float(prompt == "a") for prompt in prompts]
+
+    rows = [(name, query_of([3, 5], number)) for number in range(2 * num_rows) for name in ["ab"[number % 2]]]
+    queries = [replace(query, prompt=name, text=name, columns={"row": query.id}) for name, query in rows]
+    found = evaluated(new_policy(), queries, load_functions((), [knows_the_first]), recipe_of(max_new_tokens=1))
+    assert (found.pass_at_1.mean, found.pass_at_1.num_questions, found.num_responses) == (0.5, 2, 2 * num_rows)
+    assert found.pass_at_1.error_over_questions == pytest.approx(0.5)
+    assert found.pass_at_1.error_over_samples == 0 and found.pass_at_k[num_rows] == 0.5

@@ -40,6 +40,19 @@ def test_every_kind_of_file_gives_the_rows_written(suffix: str, tmp_path: Path) 
     assert read_rows(path, limit=2) == ROWS[:2]
 
 
+@pytest.mark.parametrize("text", ["{}\n{}\n", "\n{}\r\n\r\n{}", "\ufeff{} \n{}"])
+def test_json_lines_in_a_json_file_are_read(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(text.format(*map(json.dumps, ROWS)).encode())
+    assert read_rows(str(path)) == ROWS[:2]
+    path.write_text(json.dumps(ROWS[0]) + "\n{'prompt': 1}\n")
+    with pytest.raises(UserError, match=r"data\.json, line 2: not usable JSON"):
+        read_rows(str(path))
+    for rows in (json.dumps(ROWS, indent=1), "[" + ",\n".join(map(json.dumps, ROWS)) + "\n]"):
+        path.write_text(rows)
+        assert read_rows(str(path)) == ROWS
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_nested_values_survive(suffix: str, tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "7"}}]
@@ -53,6 +66,7 @@ def test_nested_values_survive(suffix: str, tmp_path: Path) -> None:
         ("a.jsonl", b'{"prompt": "x"}\n\n[1]\n', "line 3"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\xff"}\n', "line 2"),
         ("a.json", b'{"prompt": "x"}', "list of objects"),
+        ("a.json", b'{"data": [\n{"prompt": "x"}\n]}', "list of objects"),
         ("a.json", b'[{"prompt": "x"},\n {"prompt" "y"}]', "line 2"),
         ("a.csv", b"prompt,answer\n1,2\n1,2,3\n", "line 3"),
         ("a.parquet", b"not parquet", "not a readable Parquet"),

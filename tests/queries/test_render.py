@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.render import render_all, template_notes
+from gspo.queries.render import remark_notes, render_all, variable_notes
 from gspo.queries.row import Row
 from gspo.recipe.sections import QueriesConfig
 
@@ -136,8 +136,9 @@ def test_what_is_no_variable_of_a_template_is_refused(recipe: Any, row: Any, wor
 def test_variables_need_a_template_and_one_that_it_lacks_is_noted(tokenizer: Any, thinking_tokenizer: Any) -> None:
     row = Row(id="data:1", prompt="hi", columns={"chat_template_kwargs": {"enable_thinking": False}})
     given = QueriesConfig(chat_template_kwargs={"enable_thinkin": False})
-    assert template_notes([row], thinking_tokenizer, QueriesConfig()) == []
-    (note,) = template_notes([row], thinking_tokenizer, given)
+    rendered = render_all([row], thinking_tokenizer, queries=QueriesConfig())
+    assert variable_notes(rendered, thinking_tokenizer, QueriesConfig()) == []
+    (note,) = variable_notes(rendered, thinking_tokenizer, given)
     assert note.endswith("no variable enable_thinkin")
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"queries\.chat_template_kwargs needs a chat template"):
@@ -147,5 +148,5 @@ def test_variables_need_a_template_and_one_that_it_lacks_is_noted(tokenizer: Any
 def test_rows_that_end_in_the_assistants_words_are_counted(thinking_tokenizer: Any) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     rows = [Row(id="data:1", prompt=messages, columns={}), Row(id="data:2", prompt=messages[:1], columns={})]
-    (note,) = template_notes(rows, thinking_tokenizer, QueriesConfig())
-    assert note.startswith("the last message of 1 of 2 rows is the assistant's")
+    notes = remark_notes(render_all(rows, thinking_tokenizer, queries=QueriesConfig()), "prompts")
+    assert any(note.startswith("1 of 2 prompts: the last message is the assistant's") for note in notes)

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo.errors import UserError
-from gspo.queries.source import load_rows, render_rows, source_notes
+from gspo.queries.row import repetition_notes
+from gspo.queries.source import QuerySet, load_rows, render_rows, source_notes
 from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
@@ -33,9 +34,53 @@ def test_held_out_rows_are_a_tenth_fixed_and_disjoint(tmp_path: Path, recipe_of:
     path = write(tmp_path / "data.jsonl", [*data(100), *data(100)])  # every prompt twice
     first, second = (load_rows(recipe_of(seed=seed, queries={"path": path})) for seed in (0, 1))
     assert first.held_out == second.held_out
-    assert len(first.held_out) == 20
+    assert len(first.held_out) == 10 and len(first.train) == 90
     assert not prompts(first.train) & prompts(first.held_out)
     assert prompts(first.train) | prompts(first.held_out) == {row["prompt"] for row in data(100)}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"index": 1}, {"extra_info": {"index": "9a9b", "split": "train"}}, {"uuid": "u"}]
+)
+def test_rows_that_repeat_others_are_one_question(tmp_path: Path, change: Any, recipe_of: RecipeOf) -> None:
+    def own(number: int) -> dict[str, Any]:
+        return {key: {**value, "index": number} if isinstance(value, dict) else number for key, value in change.items()}
+
+    many = [{**row, **own(100 * copy + n)} for copy in range(32) for n, row in enumerate(data(30))]
+    path = write(tmp_path / "many.jsonl", many)
+    rows = load_rows(recipe_of(queries={"path": path}, evaluation={"num_queries": 2}))
+    assert (len(rows.train), len(rows.held_out)) == (28, 2)
+    notes = " ".join(source_notes(rows, QuerySet(train=rows.train, held_out=rows.held_out)))  # type: ignore[arg-type]
+    assert "868 rows that repeat one of 28 training rows" in notes and "62 rows that repeat one of 2 held-out" in notes
+    asked = load_rows(recipe_of(evaluation={"path": path, "num_queries": 64}), data(100))
+    assert len(asked.held_out) == 30 and len(asked.train) == 70
+    too_many = recipe_of(rollout={"queries_per_step": 29}, evaluation={"num_queries": 2})
+    with pytest.raises(UserError, match="takes 29 different queries and the data has 28"):
+        load_rows(too_many, many)
+
+
+def test_rows_with_one_prompt_that_differ_elsewhere_stay_and_are_counted(recipe_of: RecipeOf) -> None:
+    many = [{"prompt": f"{n % 5}?", "answer": n % 3, "source": "a", "seed": n, "bytes": b"x"} for n in range(30)]
+    rows = load_rows(recipe_of(evaluation={"num_queries": 0}), many)
+    assert len(rows.train) == 30
+    assert repetition_notes(rows.train, "rows") == [
+        "30 rows have 5 different prompts; those with the same one differ in seed, answer"
+    ]
+    apart = load_rows(recipe_of(evaluation={"num_queries": 0}), [*data(5), {"prompt": "0+1=", "answer": "7"}])
+    assert len(apart.train) == 6 and "differ in answer" in repetition_notes(apart.train, "rows")[0]
+    assert repetition_notes(load_rows(recipe_of(), data(30)).train, "rows") == []
+
+
+def test_arrays_of_rows_are_never_taken_for_equal_and_a_stream_stays_as_it_comes(recipe_of: RecipeOf) -> None:
+    import numpy as np
+
+    long = [np.arange(5000), np.arange(5000)]
+    long[1][2500] = 0  # which a text of it would hide
+    rows = load_rows(recipe_of(evaluation={"num_queries": 0}), [{"prompt": "a", "x": x} for x in long])
+    assert len(rows.train) == 2
+    stream = load_rows(recipe_of(steps=9, evaluation={"num_queries": 0}), cycle(data(4)))
+    assert [row.prompt for row in stream.train] == [f"{n % 4}+1=" for n in range(9)]
+    assert "9 rows have 4 different prompts" in repetition_notes(stream.train, "rows")[0]
 
 
 @pytest.mark.parametrize(("num_queries", "size", "held_out"), [(5, 100, 5), (512, 3, 1), (0, 100, 0)])

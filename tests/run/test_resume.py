@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,47 @@ def test_other_data_is_refused(change: str, refused: Any) -> None:
     assert message.startswith("queries: ") and f"model.path={newest()}/model" in message
     write_rows(ROWS)
     train(recipe_of("cold_start.steps=0", "steps=3"), resume=True)
+
+
+DATED = (
+    "{{ strftime_now('%d %B %Y') }}: {% for m in messages %}[{{ m.content }}]{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+
+
+@pytest.fixture
+def templated(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Recipe]:
+    """A recipe whose tokenizer has a chat template, on a day of June."""
+    from tests.queries.conftest import _byte_tokenizer
+
+    def recipe(template: str, day: int) -> Recipe:
+        tokenizer = _byte_tokenizer(after="")
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained("tokenizer")
+        clock = type("datetime", (), {"now": staticmethod(lambda: datetime(2026, 6, day))})
+        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", clock)
+        return recipe_of("model.tokenizer=tokenizer", "cold_start.steps=0", f"steps={day}")
+
+    return recipe
+
+
+def test_a_run_of_yesterday_whose_prompts_have_a_date_is_resumed(templated: Any) -> None:
+    train(templated(DATED, 1))
+    assert "resumed from" in train(templated(DATED, 2), resume=True)
+    lines = [json.loads(line) for path in RUN.glob("rollouts/*") for line in path.read_text("utf-8").splitlines()]
+    assert {line["prompt"][:15] for line in lines} == {"01 January 2026"}
+
+
+@pytest.mark.parametrize(("before", "after"), [("[{{", "<{{"), ("%d %B", "%B %d"), ("]{%", "]\n{%")])
+def test_a_refusal_for_other_prompts_shows_one_as_it_was_and_is(
+    before: str, after: str, templated: Any, refused: Any
+) -> None:
+    train(templated(DATED, 1))
+    assert before in DATED
+    message = refused(templated(DATED.replace(before, after), 2))
+    was, now_is = (json.loads(text) for text in re.findall(r'(?:was|is) ("(?:[^"\\]|\\.)*")', message)[:2])
+    assert was != now_is and re.search(r"the prompt of rows\.jsonl:\d was", message)
+    assert {was[:2], now_is[:2]} <= {"01", "Ja"} and " + " in was and " + " in now_is
 
 
 ODD = [{**row, "score": math.nan, "entry": {"a": [-math.inf, "\ud83d"]}, "te\ud800xt": 1} for row in ROWS]

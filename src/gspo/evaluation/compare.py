@@ -107,10 +107,11 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:
-    """1 for each response that passes, 0 for one that does not."""
-    questions: dict[str, list[float]] = {}
+    """1 for each response that passes, 0 for one that does not, by the first query with its prompt."""
+    questions, first = dict[str, list[float]](), dict[str, str]()
     for response in suite["responses"]:
-        passed = questions.setdefault(response["query"], [])
+        query = first.setdefault(response["prompt"], response["query"])
+        passed = questions.setdefault(query, [])
         if response["passed"] is not None:
             passed.append(float(response["passed"]))
     return questions

@@ -162,8 +162,8 @@ def shown_columns(query: Query) -> dict[str, Any]:
 def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str]) -> HeldOutScore:
     """The numbers of judged lines, whose order is of no matter but for the first failure; at least one line."""
     questions: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        questions.setdefault(line["query"], []).append(line)
+    for line in lines:  # rows with the same prompt are one question, whatever tells them apart
+        questions.setdefault(line["prompt"] or line["query"], []).append(line)
 
     def over_questions(value: Callable[[Mapping[str, Any]], float | None]) -> Estimate:
         """Over the responses for which there is a value."""

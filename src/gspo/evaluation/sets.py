@@ -9,7 +9,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.evaluation.contests import read_contests, read_problems
 from gspo.evaluation.held_out import HELD_OUT, EvaluationSet, held_out_set
-from gspo.queries.row import Row, lay_out, read_rows
+from gspo.queries.row import Row, distinct, lay_out, read_rows
 from gspo.queries.source import RowSet, procedural_rows, render_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import DatesConfig, SuiteConfig
@@ -43,7 +43,7 @@ def read_sets(recipe: Recipe, given: GivenRows | None = None) -> list[SetRows]:
     """The rows of the recipe's suites and those given from Python; UserError for data that cannot be used."""
     sets = [SetRows(name=suite.name, rows=read_suite(suite), suite=suite) for suite in recipe.evaluation.suites]
     for name, rows in (given or {}).items():
-        laid_out = lay_out(list(rows), source=name, prompt_column=recipe.queries.prompt)
+        laid_out = distinct(lay_out(list(rows), source=name, prompt_column=recipe.queries.prompt))
         sets.append(SetRows(name=name, rows=laid_out))
     names = [name_of_held_out(recipe), *(set_rows.name for set_rows in sets)]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -85,6 +85,8 @@ def _read_suite(suite: SuiteConfig) -> list[Row]:
     else:
         raw_rows = read_rows(queries.path, config=queries.config, split=queries.split)
     rows = lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt)
+    if suite.layout == "rows":  # a problem may be one of several contests
+        rows = distinct(rows)
     if suite.dates is not None:
         rows = [row for row in rows if _is_of_days(row, suite.dates)]
         if not rows:

@@ -7,13 +7,14 @@ CSV, leave lock files in the user's home, and read Parquet at a twentieth of pya
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gspo.errors import UserError, files_beside, writable
+from gspo.errors import UserError, files_beside, listed, writable
 from gspo.queries.code_prompts import with_code_prompt
 from gspo.recipe.sections import names_file
 from gspo.types import Messages
@@ -23,6 +24,11 @@ RawRow = dict[str, Any]
 # By precedence; matched without regard to case, since published sets write `Problem` and `Answer` too.
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 _SAVE = "save the file as UTF-8"
+# Columns that tell rows apart, and not questions.
+_NAMES_ROWS = re.compile(
+    r"((row|unique|problem|question|task|sample|example|data|prompt|item)_?)?(id|idx|index|u?uid|guid)|__index_level_\d+__",
+    re.IGNORECASE,
+)
 GSM8K_ANSWER = re.compile(r"####\s*(?P<number>[^\n]*\S)\s*$")
 
 
@@ -37,6 +43,7 @@ class Row:
     prompt: str | Messages
     columns: Mapping[str, Any] = field(default_factory=dict)  # what a resume compares
     is_procedural: bool = False  # made by reasoning-gym itself, not read from data
+    num_repetitions: int = 0  # rows that were equal to it and are left out
 
     @property
     def clean_columns(self) -> Mapping[str, Any]:
@@ -75,8 +82,11 @@ def _read_file(path: Path) -> Iterator[RawRow]:
 def _read_json(path: Path) -> Iterator[RawRow]:
     with path.open("rb") as file:  # bytes, so that only \n ends a line, and a line that is not UTF-8 has a number too
         if path.suffix.lower() == ".json":
-            yield from _parse(file.read(), kind=list, where=str(path))
-            return
+            first, *others = file.read().strip().split(b"\n", 1)
+            file.seek(0)
+            if not others or b"[" in first[:4] or not first.rstrip().endswith(b"}"):  # else it has JSON lines
+                yield from _parse(file.read(), kind=list, where=str(path))
+                return
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield _parse(line.rstrip(), kind=dict, where=f"{path}, line {number}")
@@ -186,6 +196,39 @@ def lay_out(raw_rows: Sequence[Mapping[str, Any]], *, source: str, prompt_column
             columns.setdefault("answer", verl["ground_truth"])
         rows.append(Row(id=row_id, prompt=prompt, columns=columns))
     return rows
+
+
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """The rows, of those that are equal in prompt and columns the first, with how many are left out.
+
+    Columns that tell rows apart, such as an index, do not count.
+    """
+    groups: dict[str, list[Row]] = {}
+    # What JSON does not have is equal by its hash, or as the same object.
+    identity = partial(json.dumps, default=lambda value: hash(value) if isinstance(value, Hashable) else id(value))
+    for row in rows:
+        groups.setdefault(identity([row.prompt, _without_names(row.clean_columns)]), []).append(row)
+    return [replace(first, num_repetitions=len(others)) if others else first for first, *others in groups.values()]
+
+
+def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
+    """Sentences about rows that others repeat, and about those with the same prompt that differ elsewhere."""
+    groups, num_repetitions = dict[str, list[Row]](), sum(row.num_repetitions for row in rows)
+    for row in rows:
+        groups.setdefault(str(row.prompt), []).append(row)
+    alike = [[_without_names(row.columns) for row in group] for group in groups.values() if len(group) > 1]
+    pairs = [(first, other) for first, *others in alike for other in others]
+    differing = dict.fromkeys(key for one, other in pairs for key in one if str(one[key]) != str(other.get(key)))
+    left_out = f"{num_repetitions:,} rows that repeat one of {len(rows):,} {name} are left out: they are one question"
+    counts = f"{len(rows):,} {name} have {len(groups):,} different prompts"
+    differ = f"{counts}; those with the same one differ in {listed([*differing]) or 'nothing'}"
+    return [left_out] * bool(num_repetitions) + [differ] * bool(pairs)
+
+
+def _without_names(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {str(name): _without_names(inner) for name, inner in value.items() if not _NAMES_ROWS.fullmatch(str(name))}
 
 
 def _with_code_prompts(raw_rows: Sequence[Mapping[str, Any]], *, source: str) -> list[RawRow]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from gspo.errors import UserError, did_you_mean, writable
 from gspo.queries.render import render_all
-from gspo.queries.row import Row, lay_out, read_rows
+from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import MAX_DRAWN, ProceduralConfig, QueriesConfig, names_file
@@ -60,8 +60,9 @@ def load_rows(recipe: Recipe, rows: Iterable[Mapping[str, Any]] | None = None, *
     task = queries.procedural if rows is None else None
     given, num_streamed = (None, 0) if rows is None else _read_given(rows, recipe, num_streamed)
     data = _data_rows(queries, given) if task is None else []
+    data = data if num_streamed else distinct(data)  # a stream is as it comes
     if evaluation.path is not None and evaluation.num_queries:
-        held_out = _read(evaluation.path, queries, split=evaluation.split, limit=evaluation.num_queries)
+        held_out = distinct(_read(evaluation.path, queries, split=evaluation.split))[: evaluation.num_queries]
     elif task is not None:
         held_out = procedural_rows(task, seed=None, size=evaluation.num_queries)
     elif num_streamed:
@@ -107,8 +108,8 @@ def _data_rows(queries: QueriesConfig, rows: Sequence[Mapping[str, Any]] | None)
     raise UserError("the recipe has no queries", where="queries", fix=fix)
 
 
-def _read(path: str, queries: QueriesConfig, *, split: str, limit: int | None = None) -> list[Row]:
-    raw_rows = read_rows(path, config=queries.config, split=split, limit=limit)
+def _read(path: str, queries: QueriesConfig, *, split: str) -> list[Row]:
+    raw_rows = read_rows(path, config=queries.config, split=split)
     return lay_out(raw_rows, source=Path(path).name if names_file(path) else path, prompt_column=queries.prompt)
 
 
@@ -196,10 +197,11 @@ def render_rows(
 
 
 def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
-    """A sentence about prompts that were left out."""
+    """Sentences about prompts that were left out, and about rows that are alike."""
     num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
     note = f"{num_train} training and {num_held_out} held-out prompts are too long and left out"
-    return [note] if num_train or num_held_out else []
+    alike = [*repetition_notes(rows.train, "training rows"), *repetition_notes(rows.held_out, "held-out rows")]
+    return [note, *alike] if num_train or num_held_out else alike
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:

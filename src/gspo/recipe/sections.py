@@ -211,6 +211,11 @@ class QueriesConfig(Section):
     chat_template_kwargs: dict[str, Any] = key(
         {}, "Variables of the chat template, such as `{enable_thinking: false}`; a row's column of this name wins."
     )
+    date: Day = key("2026-01-01", "The day that a chat template writes as today's: every run's, so that prompts stay.")
+    special_tokens: Literal["allow", "refuse", "text"] = key(
+        "allow",
+        "Special tokens in a row's own text: left (`allow`, with a note), an error, or encoded as plain `text`.",
+    )
     max_prompt_tokens: Positive | None = key(None, "The longest prompt, in tokens; by default what the model can read.")
     overlong: Literal["error", "filter"] = key("error", "Longer prompts are an `error`, or left out (`filter`).")
     shuffle: bool = key(True, "Take the queries in a new order in each epoch.")

@@ -19,7 +19,10 @@ EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
 
 Line = dict[str, Any]  # of judged_lines
-_NEEDED = ("query", "sample", "passed", "judge", "reward", "rewards", "failure", "is_masked", "tokens", "finish_reason")
+_NEEDED = (
+    *("query", "prompt", "sample", "passed", "judge", "reward", "rewards", "failure"),
+    *("is_masked", "tokens", "finish_reason"),
+)
 
 
 @dataclass(kw_only=True)

@@ -20,8 +20,8 @@ from gspo.model.parameters import freeze, matching
 from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy, try_save
 from gspo.model.routing import check_declared, refuse_experts
 from gspo.model.sharding import check_shardable, sharding_of
-from gspo.queries.render import render_all, template_notes
-from gspo.queries.row import Row
+from gspo.queries.render import remark_notes, render_all, variable_notes
+from gspo.queries.row import Row, repetition_notes
 from gspo.queries.source import (
     QuerySet,
     RowSet,
@@ -128,11 +128,15 @@ def load_inputs(
     sizes = recipe.model.architecture or vars(config.get_text_config())
     notes += source_notes(rows, rendered)
     notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
-    notes += template_notes([*rows.train, *rows.held_out], tokenizer, recipe.queries)
+    asked = [*rendered.train, *rendered.held_out]
+    notes += [*variable_notes(asked, tokenizer, recipe.queries), *remark_notes(asked, "prompts")]
     say("starting and trying the reward functions")
     options: dict[str, Any] = {"max_positions": positions, "output": output}
     sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
     check_lengths(recipe, config, rendered, sets)
+    for eval_set, of_set in zip(sets[bool(rendered.held_out) :], set_rows, strict=True):
+        notes += repetition_notes(of_set.rows, f"rows of {of_set.name}")
+        notes += remark_notes(eval_set.queries, f"prompts of {of_set.name}")
     check_engine(
         recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
     )

@@ -5,6 +5,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from gspo.run.checkpoint.store import (
 )
 from gspo.run.directory import RunDirectory
 from gspo.run.place import is_free
-from gspo.run.plain_files import clear
+from gspo.run.plain_files import clear, read_json_lines, rollout_files
 from gspo.run.progress import Progress, decode
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in what an object says of itself: another in every process
@@ -71,8 +72,9 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
     """The saved progress; UserError where tokens or weights are not the saved ones, or the recipe has fewer steps."""
     environment, new_run = saved.manifest["environment"], _new_run(saved.path, recipe)
     if saved.manifest["tokens_sha256"] != tokens_digest(queries.of_first(saved.manifest.get("num_streamed", 0))):
-        fix = f"restore the tokenizer as it was; {new_run}"
-        raise UserError("the tokenizer turns the queries into other tokens than it did", where="queries", fix=fix)
+        fix = f"restore the tokenizer and its chat template as they were; {new_run}"
+        what = f"the queries have other tokens than they had: {_changed_prompt(saved.path.parents[1], queries)}"
+        raise UserError(what, where="queries", fix=fix)
     if saved.manifest["weights_sha256"] != digest_of(weights):
         what = "the weights, once loaded, are not bit by bit those that were saved"
         fix = f"install the saved versions of the libraries; {json.dumps(environment)}"
@@ -136,7 +138,10 @@ def check_rows(
     rows = rows.of_first(saved.manifest.get("num_streamed", 0))
     if saved.manifest["rows_sha256"] != rows_digest(rows, pairs, sets):
         fix = f"restore the data as it was, a stream from its first row on; {_new_run(saved.path, recipe)}"
-        raise UserError("the queries are not those the run was trained on so far", where="queries", fix=fix)
+        what = "the queries are not those the run was trained on so far"
+        if num_repetitions := sum(row.num_repetitions for row in (*rows.train, *rows.held_out)):
+            what += f"; {num_repetitions:,} rows repeat others, which earlier versions took for questions of their own"
+        raise UserError(what, where="queries", fix=fix)
 
 
 def rows_digest(rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows] = ()) -> str:
@@ -162,6 +167,18 @@ def tokens_digest(queries: QuerySet) -> str:
     for query in (*queries.train, *queries.held_out):
         digest.update(array("q", [len(query.prompt_ids), *query.prompt_ids]).tobytes())
     return digest.hexdigest()
+
+
+def _changed_prompt(run: Path, queries: QuerySet) -> str:
+    """A prompt of the run's responses that is another text now, with both from shortly before they differ."""
+    now = {query.id: query.text for query in (*queries.train, *queries.held_out)}
+    for line in (line for path in rollout_files(run).values() for line in read_json_lines(path)[0]):
+        both = line["prompt"], now.get(line["query"], line["prompt"])
+        if both[0] != both[1]:
+            start = max(0, len(commonprefix(both)) - 40)  # noqa: RUF071 - characters are meant
+            was, now_is = (json.dumps(text[start : start + 120], ensure_ascii=False) for text in both)
+            return f"the prompt of {line['query']} was {was}, and is {now_is}"
+    return "their texts are, as far as responses show, the same"
 
 
 def _newest(recipe: Recipe, directory: RunDirectory) -> Checkpoint | None:
