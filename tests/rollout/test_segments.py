@@ -170,7 +170,7 @@ def test_sampled_responses_know_their_turns_where_the_recipe_has_a_separator(new
     assert max(len(rollout.segments) for rollout in rollouts) > 1
     for rollout in rollouts:
         assert sum(rollout.segments) == rollout.num_tokens
-        rest = rollout.token_ids.tolist()
+        rest, end = rollout.token_ids.tolist(), policy.tokenizer.eos_token
         for segment, size in zip(split_segments(rollout.text, "3"), rollout.segments, strict=True):
-            assert policy.tokenizer.decode(rest[:size], skip_special_tokens=True) == segment
+            assert policy.tokenizer.decode(rest[:size]).removesuffix(end) == segment
             rest = rest[size:]
