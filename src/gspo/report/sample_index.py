@@ -29,15 +29,8 @@ _UNKNOWN: Sample = {
     **{"rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
 _KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
-_NOT_SHOWN = (
-    "set",
-    "query",
-    "prompt",
-    "prompt_words",
-    "columns",
-    "completion",
-    "token_characters",
-)  # but in another form
+# But in another form:
+_NOT_SHOWN = ("set", "query", "prompt", "prompt_words", "columns", "completion", "token_characters")
 _SET = re.compile(rb'\{"set": ?("(?:[^"\\]|\\.)*")')
 
 

@@ -38,14 +38,19 @@ def text_and_segments(
 
     A stop token of ordinary text, such as a line's end, stays in the text, as a stop string does.
     """
-    tokenizer, last_id = policy.tokenizer, ids[-1]
-    is_ordinary = tokenizer.decode([last_id], skip_special_tokens=True) and (
-        tokenizer.convert_ids_to_tokens(last_id) not in tokenizer.get_added_vocab()
-    )
-    decode, num_ends = Continuation(tokenizer, prompt_ids), int(last_id in policy.stop_ids and not is_ordinary)
+    decode, num_ends = Continuation(policy.tokenizer, prompt_ids), int(_is_end(ids[-1], policy))
     body = ids[: len(ids) - num_ends]
     *lengths, last = (0,) if separator is None else segment_lengths(body, decode, separator)
     return decode(body), () if separator is None else (*lengths, last + num_ends)
+
+
+def _is_end(token: int, policy: Any) -> bool:
+    """Whether it is a stop token that stands for no text: a special one, or one that was added to the vocabulary."""
+    tokenizer = policy.tokenizer
+    return token in policy.stop_ids and (
+        not tokenizer.decode([token], skip_special_tokens=True)  # the others are looked up in a list that can be long
+        or tokenizer.convert_ids_to_tokens(token) in tokenizer.get_added_vocab()
+    )
 
 
 def split_segments(text: str, separator: str) -> list[str]:

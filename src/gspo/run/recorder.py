@@ -272,7 +272,7 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
 def _words(query: Query) -> list[int] | None:
     """Where the user's last words begin and end in the prompt that the model reads; None where they are all of it."""
     messages = [{"role": "user", "content": query.prompt}] if isinstance(query.prompt, str) else query.prompt
-    said = [message["content"] for message in messages if message["role"] == "user"]
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
     words = said[-1].strip() if said and isinstance(said[-1], str) else ""
     start = query.text.rfind(words)
     return None if start < 0 or words in ("", query.text.strip()) else [start, start + len(words)]
