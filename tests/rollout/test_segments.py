@@ -246,7 +246,8 @@ def test_a_character_that_begins_in_the_prompt_is_the_responses_and_a_long_run_o
     backend.decoder = decoder
     policy = policy_of(PreTrainedTokenizerFast(tokenizer_object=backend))
     face = policy.tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in FACE.encode()])
-    ids = [names.index("a"), *face * num_prompt]
+    accent = policy.tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in E_ACUTE.encode()])
+    ids = [names.index("a"), *face * num_prompt, *accent]  # no power of two begins with a character
     assert text_and_segments([*face, names.index("b")], ids, policy, None)[0] == f"{FACE}b"
     decode = byte_level([b"a", *(bytes([byte]) for byte in FACE.encode()), b"b"])
     assert Continuation(SimpleNamespace(decode=decode), [0, 1, 2])([3, 4, 5]) == f"{FACE}b"
