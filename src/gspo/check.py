@@ -10,7 +10,7 @@ import torch
 
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
-from gspo.model.load import check_vocabulary, empty_model, named_stop_ids
+from gspo.model.load import check_vocabulary, declared_ends, empty_model, find_stop_ids, turn_end
 from gspo.model.policy import device_of, try_save
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
@@ -20,7 +20,7 @@ from gspo.rollout.engine import engine_summary
 from gspo.run.memory import memory_lines
 from gspo.run.place import check_place
 from gspo.run.prepare import load_inputs
-from gspo.run.summary import arithmetic, objective
+from gspo.run.summary import arithmetic, objective, shown_tokens
 from gspo.trackers.tracker import check_trackers
 from gspo.types import Score
 
@@ -40,10 +40,13 @@ def check(
     actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
     inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
     queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
-    named_stop_ids(tokenizer, rollout.stop_tokens)
+    end, num_embeddings = turn_end(tokenizer, recipe.queries), len(tokenizer)
     if model.path is not None:
-        check_vocabulary(tokenizer, inputs.config.get_text_config().vocab_size, where=model.path)
+        num_embeddings = inputs.config.get_text_config().vocab_size
+        check_vocabulary(tokenizer, num_embeddings, where=model.path)
         try_save(empty_model(model, deepcopy(inputs.config)), tokenizer, where=model.path)
+    declared = declared_ends(model, inputs.config, tokenizer)
+    stop_ids = find_stop_ids(declared, tokenizer, (*rollout.stop_tokens, *end), num_embeddings)
     yield f"recipe      {recipe.name}, into {recipe.run_dir}"
     yield f"model       {inputs.config.model_type}: {model.path or 'new, untrained'}"
     yield f"engine      {engine_summary(recipe)}"
@@ -51,6 +54,8 @@ def check(
         yield f"experts     replay: {actor.routing_replay}"
         yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
     yield f"tokenizer   {len(tokenizer):,} tokens"
+    of_template = f"; {end[0]} is what the chat template ends an answer with" if end else ""
+    yield f"stop tokens {shown_tokens(tokenizer, stop_ids)}{of_template}"
     yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
     is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
     is_put = is_text and is_default and getattr(tokenizer, "chat_template", None)

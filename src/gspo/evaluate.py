@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gspo.evaluation.contests import read_contests
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
 from gspo.evaluation.rating import collect_attempts, plain_rating, rate
 from gspo.evaluation.sets import make_sets, read_sets
-from gspo.model.load import load_config, make_tokenizer, max_positions
+from gspo.model.load import load_config, make_tokenizer, max_positions, named_stop_ids, turn_end
 from gspo.model.policy import device_of, load_policy
 from gspo.queries.source import QuerySet
 from gspo.recipe.load import load_recipe, make_recipe, overridden
@@ -31,6 +31,7 @@ from gspo.run.interrupt import Interrupt
 from gspo.run.journal import Journal
 from gspo.run.prepare import check_lengths, longest_sequence, quiet_transformers
 from gspo.run.resume import contents_digest
+from gspo.run.summary import shown_tokens
 
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
 _OF_TRAINING = ["queries_per_step", "group_size", "dynamic_sampling", "max_rounds", "segment_separator"]
@@ -83,11 +84,15 @@ def evaluate(
             interrupt.check_stop()
             say(f"loading {recipe.model.path}")
             policy = load_policy(recipe.model, tokenizer, seed=0, stop_tokens=recipe.rollout.stop_tokens)
+            ends = {end for suite in recipe.evaluation.suites for end in turn_end(tokenizer, suite.queries)}
+            added = sorted(ends - {*tokenizer.convert_ids_to_tokens(policy.stop_ids)})
+            policy = replace(policy, stop_ids=(*policy.stop_ids, *named_stop_ids(tokenizer, added)))
+            display.note(f"a response ends with {shown_tokens(tokenizer, policy.stop_ids)}")
             interrupt.check_stop()
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
         journal = stack.enter_context(closing(Journal(directory, model)))
         judged = {
-            eval_set.name: journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine))
+            eval_set.name: journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
             for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True)
         }
         description: Mapping[str, str] = {}
@@ -173,11 +178,12 @@ def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
     return plain_rating(rating)
 
 
-def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str) -> dict[str, Any]:
+def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Sequence[str]) -> dict[str, Any]:
     """What decides a suite's numbers, beside the model: its settings, as they are in force, and its data."""
     settings = suite.model_dump(mode="json", exclude={"about": True, "queries": {"path"}})
     shaping = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
     sampling = eval_set.sampling.model_dump(mode="json", include={*shaping, "stop_strings", "stop_tokens"})
+    sampling["stop_tokens"] += ends  # that the chat template alone declares
     rows = [[query.id, query.prompt, query.columns] for query in eval_set.queries]
     data = {"path": suite.queries.path, "num_rows": len(rows), "sha256": contents_digest(rows)}
     data["prompts_sha256"] = contents_digest([query.text for query in eval_set.queries])  # by the model's chat template

@@ -111,7 +111,7 @@ class Sample:
     query: Query
     token_ids: Int[Tensor, "T"]  # where finish_reason is "stop", up to a stop token or the end of a stop string
     loss_mask: Bool[Tensor, "T"]  # the W tokens that the policy wrote; the others are context that it only reads
-    text: str  # decoded, special tokens left out, as TRL does
+    text: str  # what it adds to the prompt's; a token that ends it is left out, other special tokens stay
     finish_reason: FinishReason
     sampler_logprobs: Float[Tensor, "W"]  # log q, of the distribution that the tokens were drawn from
     versions: tuple[tuple[int, int], ...]  # spans (updates made or skipped before, tokens that this policy wrote)

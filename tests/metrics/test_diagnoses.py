@@ -64,6 +64,13 @@ def test_a_diagnosis_holds_from_its_threshold_on_and_alone(name: str, metric: st
     assert diagnoses([{**HEALTHY, metric: good}] * WINDOW) == {}
 
 
+@pytest.mark.parametrize(("run_on", "is_named"), [(0.2, True), (0.4, True), (0.19, False), (0.0, False), (None, False)])
+def test_responses_that_go_on_behind_their_turn_need_an_end_and_not_more_tokens(run_on: Any, is_named: bool) -> None:
+    sentence = found(response__truncated_fraction=0.4, response__run_on_fraction=run_on)["truncated"]
+    assert ("rollout.stop_tokens" in sentence) == is_named and ("raise it" in sentence) != is_named
+    assert "40% of responses cut off" in sentence
+
+
 def test_the_sentences_give_the_number_and_the_key_to_change() -> None:
     assert found(group__zero_variance_fraction=0.92)["no_signal"].startswith("92% of groups have equal rewards")
     narrow = found(clip__token_fraction=0.97)["clip_too_narrow"]

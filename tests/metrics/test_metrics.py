@@ -6,9 +6,11 @@ import statistics
 import pytest
 import torch
 from tests.report.steps import SECONDS, TWO_GROUPS, batch, metrics, report, trained
+from tests.samples import changed
 
 from gspo.errors import FailureKind
-from gspo.metrics.step import peak_bytes
+from gspo.metrics.step import peak_bytes, step_metrics
+from gspo.recipe.sections import ActorConfig
 from gspo.types import Failure, Score
 
 
@@ -50,6 +52,15 @@ def test_lengths_and_cut_responses_are_counted_over_all_responses() -> None:
     line = metrics(TWO_GROUPS, report())
     assert line["response/mean_tokens"] == 22 / 4
     assert line["response/truncated_fraction"] == 0.25
+
+
+def test_a_cut_response_runs_on_where_a_mark_of_a_turns_end_stands_in_it() -> None:
+    texts = ["7<|eot|>7", "7 USER: 8?", "7 <|eot|", "eot USER"]
+    for reason, fraction in (("length", 0.5), ("stop", 0.0)):
+        made = changed(TWO_GROUPS, text=texts, finish_reason=[reason] * 4)
+        line = step_metrics(made, [report().report], SECONDS, ActorConfig(), turn_marks=["<|eot|>", "USER:"])
+        assert line["response/run_on_fraction"] == fraction
+    assert metrics(TWO_GROUPS, report())["response/run_on_fraction"] == 0.0
 
 
 def test_the_clipped_token_fraction_weighs_a_response_by_its_tokens() -> None:

@@ -1,18 +1,23 @@
-"""Segments: cut after each separator, and every token in the segment in which the text it adds begins."""
+"""A response's text is what it adds to its prompt; segments: cut after each separator, and every token in the segment
+in which the text it adds begins.
+"""
 
 import random
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.sampling import sample_groups
 from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout import segments
-from gspo.rollout.segments import segment_lengths, split_segments
+from gspo.rollout.segments import Continuation, segment_lengths, split_segments, text_and_segments
 
+E_ACUTE, FACE = "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{GRINNING FACE}"
 Decode = Callable[[Sequence[int]], str]
 ALPHABET = "ab |\n\N{LATIN SMALL LETTER E WITH ACUTE}\N{GRINNING FACE}\N{EURO SIGN}"
 
@@ -55,12 +60,17 @@ def test_a_token_is_of_the_turn_in_which_its_first_character_lies(pieces: list[s
     assert segment_lengths(range(len(pieces)), lambda ids: "".join(pieces[number] for number in ids), "|") == lengths
 
 
-def byte_level(pieces: Sequence[bytes]) -> Decode:
-    """One token a piece, any bytes, as GPT-2 and Qwen write them."""
+def letters_of(piece: bytes) -> str:
+    """A letter a byte, as GPT-2 and Qwen write them."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + place) for place, byte in enumerate(hidden)}
-    return _decoder(["".join(letters[byte] for byte in piece) for piece in pieces], decoders.ByteLevel())
+    return "".join(letters[byte] for byte in piece)
+
+
+def byte_level(pieces: Sequence[bytes]) -> Decode:
+    """One token a piece, any bytes."""
+    return _decoder([*map(letters_of, pieces)], decoders.ByteLevel())
 
 
 def byte_fallback(pieces: Sequence[bytes]) -> Decode:
@@ -170,7 +180,107 @@ def test_sampled_responses_know_their_turns_where_the_recipe_has_a_separator(new
     assert max(len(rollout.segments) for rollout in rollouts) > 1
     for rollout in rollouts:
         assert sum(rollout.segments) == rollout.num_tokens
-        rest = rollout.token_ids.tolist()
+        rest, end = rollout.token_ids.tolist(), policy.tokenizer.eos_token
         for segment, size in zip(split_segments(rollout.text, "3"), rollout.segments, strict=True):
-            assert policy.tokenizer.decode(rest[:size], skip_special_tokens=True) == segment
+            assert policy.tokenizer.decode(rest[:size]).removesuffix(end) == segment
             rest = rest[size:]
+
+
+# --- the text ---
+
+WORD, TAGS = "\N{LOWER ONE EIGHTH BLOCK}", ("<think>", "</think>", "<answer>", "</answer>", "<|sep|>")
+BYTES = [f"<0x{byte:02X}>" for byte in f"{E_ACUTE}{FACE}".encode()]
+PIECES = [f"{WORD}a", WORD, WORD * 2, WORD * 4, f"{WORD}b.", *"ab.\n7", E_ACUTE]
+LLAMA_2 = [decoders.Replace(WORD, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+WORDS = ["a", "b", ".", ",", "'s", "n't", "do", "7"]
+TOKENIZERS: dict[str, tuple[list[str], Any, dict[str, Any]]] = {
+    "Llama 2": ([*PIECES, *BYTES], decoders.Sequence(LLAMA_2), {}),
+    "Gemma": ([*PIECES, *BYTES], decoders.Sequence(LLAMA_2[:3]), {}),
+    "Metaspace": (PIECES, decoders.Metaspace(), {}),
+    "WordPiece": ([*WORDS, "##b", "##ing"], decoders.WordPiece(), {"clean_up_tokenization_spaces": True}),
+    "words, not cleaned up": (WORDS, decoders.WordPiece(cleanup=False), {"clean_up_tokenization_spaces": False}),
+    "word ends": (["a</w>", "a", "b</w>", ".</w>", "7"], decoders.BPEDecoder(), {}),
+    "bytes": (
+        [letters_of(piece.encode()) for piece in ["a", " a", "  ", " ", "\n", "7", FACE, f" {E_ACUTE}", "."]]
+        + [letters_of(bytes([byte])) for byte in f"{E_ACUTE}{FACE}".encode()],
+        decoders.ByteLevel(),
+        {},
+    ),
+}
+
+
+@pytest.fixture(params=TOKENIZERS)
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """One of a kind, with tags as special tokens, and an end of turn that is flagged as none."""
+    names, decoder, options = TOKENIZERS[request.param]
+    backend = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token=names[0]))
+    backend.decoder = decoder
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<pad>", **options)
+    made.add_special_tokens({"additional_special_tokens": [*TAGS]})
+    made.add_tokens(["<|im_end|>"])
+    return made
+
+
+def policy_of(tokenizer: Any, *ends: str) -> Any:
+    return SimpleNamespace(tokenizer=tokenizer, stop_ids=tuple(tokenizer.convert_tokens_to_ids([*ends])))
+
+
+def test_the_text_is_what_the_response_adds_to_the_whole_prompt(tokenizer: Any) -> None:
+    rng, policy, num_kept = random.Random(5), policy_of(tokenizer, "<end>", "<|im_end|>"), 0
+    for _ in range(600):
+        prompt, ids = (
+            [rng.randrange(len(tokenizer)) for _ in range(rng.choice(of))] for of in ((1, 3, 70), (1, 2, 30))
+        )
+        body = ids[:-1] if ids[-1] in policy.stop_ids else ids
+        before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *body])
+        if whole.startswith(before):  # else the response changes how its prompt is written
+            assert before + text_and_segments(ids, prompt, policy, None)[0] == whole, (prompt, ids)
+            num_kept += 1
+    assert num_kept > 550
+
+
+@pytest.mark.parametrize("num_prompt", [1, 6, 40])
+def test_a_character_that_begins_in_the_prompt_is_the_responses_and_a_long_run_of_bytes_is_one(num_prompt: int) -> None:
+    names, decoder, _ = TOKENIZERS["Gemma"]
+    backend = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="a"))
+    backend.decoder = decoder
+    policy = policy_of(PreTrainedTokenizerFast(tokenizer_object=backend))
+    face = policy.tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in FACE.encode()])
+    accent = policy.tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in E_ACUTE.encode()])
+    ids = [names.index("a"), *face * num_prompt, *accent]  # no power of two begins with a character
+    assert text_and_segments([*face, names.index("b")], ids, policy, None)[0] == f"{FACE}b"
+    decode = byte_level([b"a", *(bytes([byte]) for byte in FACE.encode()), b"b"])
+    assert Continuation(SimpleNamespace(decode=decode), [0, 1, 2])([3, 4, 5]) == f"{FACE}b"
+
+
+@pytest.mark.parametrize(
+    ("names", "ends", "text"),
+    [
+        (
+            ["<think>", "7", "</think>", "<answer>", "7", "</answer>", "<end>"],
+            ["<end>"],
+            "<think>7</think><answer>7</answer>",
+        ),
+        (["7", "<|sep|>", "7", "<|im_end|>"], ["<|im_end|>"], "7<|sep|>7"),  # an end that is not flagged as special
+        (["7", "<end>", "7", "<|im_end|>"], ["<|im_end|>"], "7<end>7"),  # the tokenizer's end is none of this run's
+        (["7", "<pad>", "<pad>", "<end>"], ["<end>"], "7<pad><pad>"),
+        (["7", "</answer>"], ["<end>"], "7</answer>"),  # cut off
+        (["7", "</answer>"], ["<end>", "</answer>"], "7"),
+        (["7", "<|sep|>", "7"], ["<end>", "7"], "7<|sep|>7"),  # a stop token of ordinary text is text
+        (["<end>"], ["<end>"], ""),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("separator", ["</think>", "<|sep|>", "7"])
+def test_of_all_that_a_model_writes_only_what_ends_it_is_left_out_and_segments_agree(
+    names: list[str], ends: list[str], text: str, separator: str, tokenizer: Any
+) -> None:
+    ids, prompt = tokenizer.convert_tokens_to_ids(names), [len(TAGS)]
+    policy = policy_of(tokenizer, *ends)
+    found, sizes = text_and_segments(ids, prompt, policy, separator)
+    assert found.replace(" ", "") == text
+    assert sum(sizes) == len(ids) and len(sizes) == len(split_segments(found, separator))
+    decode, place, is_out = Continuation(tokenizer, prompt), 0, ids[-1] in policy.stop_ids and ends[-1] != "7"
+    for segment, size in zip(split_segments(found, separator), sizes, strict=True):
+        place += size
+        assert decode(ids[: min(place, len(ids) - is_out)]).endswith(segment)

@@ -11,7 +11,7 @@ import torch
 from tests.report.steps import Trained, after_update, batch, report, trained
 from tests.samples import changed
 
-from gspo.report.samples import cut_into_tokens
+from gspo.report.samples import cut_into_tokens, cut_prompt
 from gspo.run.recorder import TokenText, rollout_lines
 from gspo.types import Batch, Failure, Query, Score
 
@@ -61,6 +61,30 @@ def test_there_is_a_line_a_rollout_in_the_order_of_the_batch() -> None:
     assert [line["rewards"] for line in found] == [{"f": 1.0}, {"f": 0.0}, {"f": 0.5}, {"f": None}]
     assert [line["failure"] for line in found] == [None, None, None, "f: no"]
     assert {(line["finish_reason"], line["policy_version"]) for line in found} == {("stop", 9)}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "words"),
+    [
+        ("3 + 4?", "system 3 + 4?<|im_end|>", "3 + 4?"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "[a]b", "a"),
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": " why\nnot "}], "s[why\nnot]go", "why\nnot"),
+        ([{"role": "user", "content": "be"}, *[{"role": "user", "content": "b"}] * 2], "be[b][b]", "b"),
+        ("as it is ", "as it is ", None),
+        ([{"role": "system", "content": "s"}], "s", None),
+        ([{"role": "user", "content": None}], "None", None),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "[a]", None),
+        ("a template has changed it", "A TEMPLATE", None),
+    ],
+    ids=str,
+)
+def test_a_line_says_where_in_the_prompt_the_users_last_words_are(prompt: Any, text: str, words: str | None) -> None:
+    made, query = step(), Query(id="q", prompt=prompt, text=text, prompt_ids=(1,), columns={})
+    line = lines(made=changed(made, query=[query] * 4))[0]
+    before, found, behind = cut_prompt(line)
+    assert before + found + behind == text
+    assert found == (words or "") and ("prompt_words" in line) == bool(words)
+    assert words is None or text.rfind(words) == len(before)
 
 
 def test_what_the_update_saw_is_with_its_own_rollout_whatever_its_order() -> None:

@@ -2,10 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from gspo.rollout.segments import text_and_segments
 from gspo.run.recorder import TokenText
 
 TEXT = "Größe: 3 € 😀 and a\nline, 😀😀 end"
@@ -21,8 +24,10 @@ def decoder(names: Sequence[str], made_by: decoders.Decoder) -> Tokenizer:
 def lengths(backend: Tokenizer, names: Sequence[str]) -> tuple[str, list[int] | None]:
     vocabulary = backend.get_vocab()
     ids = [vocabulary[name] for name in names]
-    text = str(backend.decode(ids, skip_special_tokens=True))
-    return text, TokenText(lambda some: str(backend.decode(list(some), skip_special_tokens=True))).lengths(ids, text)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    policy = SimpleNamespace(tokenizer=tokenizer, stop_ids=(vocabulary["<end>"],))
+    text, _ = text_and_segments(ids, ids[:1], policy, None)
+    return text, TokenText(tokenizer.decode).lengths(ids, text)
 
 
 def byte_letters() -> dict[int, str]:
@@ -44,15 +49,21 @@ def test_bytes_cut_anywhere_belong_to_the_token_that_makes_a_character_whole(see
     assert found == [after - before for before, after in zip([0, *whole], whole, strict=False)] + [0]
 
 
-def test_a_tokenizer_that_leaves_out_the_first_space_has_its_tokens_in_place() -> None:
-    text, found = lengths(decoder(["▁the", "▁c", "at"], decoders.Metaspace()), ["<end>", "▁the", "▁c", "at", "▁the"])
-    assert (text, found) == ("the cat the", [0, 3, 2, 2, 4])
+def test_a_tokenizer_that_leaves_out_the_first_space_of_a_text_keeps_that_of_a_response() -> None:
+    backend = decoder(["▁the", "▁c", "at"], decoders.Metaspace())
+    assert lengths(backend, ["▁the", "▁c", "at", "▁the"]) == (" the cat the", [4, 2, 2, 4])
+
+
+def test_the_token_that_ends_a_response_has_no_characters_and_one_within_it_has() -> None:
+    backend = decoder(["a", "b"], decoders.Fuse())
+    assert lengths(backend, ["a", "<end>", "b", "<end>"]) == ("a<end>b", [1, 5, 1, 0])
+    assert lengths(backend, ["a", "<end>", "b"]) == ("a<end>b", [1, 5, 1])
 
 
 def test_a_text_that_is_not_its_tokens_one_after_another_has_no_lengths() -> None:
     names = ["a", "b"]
     assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "ba") is None
-    assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "a") is None
+    assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "") is None
     assert TokenText(lambda ids: "".join(names[number] for number in ids)).lengths([0, 1], "ab") == [1, 1]
 
 

@@ -5,7 +5,7 @@ import resource
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -28,15 +28,19 @@ def step_metrics(
     seconds: Mapping[str, float],
     actor: ActorConfig,
     sampling: str = "rollout",
+    turn_marks: Collection[str] = (),
 ) -> Metrics:
     """Everything a line of metrics.jsonl holds besides the step and evaluations.
 
-    `sampling` is the stage that tokens are sampled in: where groups are sampled ahead, all of a step, `total`.
+    `sampling` is the stage that tokens are sampled in: where groups are sampled ahead, all of a step, `total`. One of
+    `turn_marks` stands in a text that goes on behind its turn.
     """
     samples, rows = batch.samples, trained_rows(batch.samples)
     # Of all that was sampled: what dynamic sampling has kept would say more of the choice than of the policy.
     groups = (*batch.groups, *batch.dropped)
     sampled = [sample for group in groups for sample in group.samples]
+    cut = [sample for sample in sampled if sample.finish_reason == "length"]
+    run_on = [sample for sample in cut if any(mark in sample.text for mark in turn_marks)]
     generated = sum(sample.num_written for sample in sampled)
     return {
         **_reward_metrics(sampled),
@@ -44,7 +48,8 @@ def step_metrics(
         "group/sampled": float(len(groups)),
         "group/zero_variance_fraction": 1 - sum(rewards_differ(groups, actor=actor)) / len(groups),
         "response/mean_tokens": mean([sample.num_tokens for sample in sampled]),
-        "response/truncated_fraction": mean([sample.finish_reason == "length" for sample in sampled]),
+        "response/truncated_fraction": len(cut) / len(sampled),
+        "response/run_on_fraction": len(run_on) / len(sampled),
         "response/masked_fraction": sum(sample.masked for sample in samples) / len(samples),
         **sequence_metrics(rows, len(reports), actor),
         **_update_metrics(reports),

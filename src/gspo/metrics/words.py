@@ -101,6 +101,10 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
 
 def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     cut, effective = _mean(recent, "response/truncated_fraction"), _mean(recent, "ratio/effective_fraction")
+    run_on, advice = _mean(recent, "response/run_on_fraction"), "raise it"
+    if run_on >= cut / 2:
+        advice = f"""{run_on:.0%} go on behind the end of their turn, or write the user's next one: name what ends it in
+        rollout.stop_tokens or rollout.stop_strings"""
     to_noise = _numbers(recent, "gradient/signal_to_noise")
     ratio = statistics.fmean(to_noise)
     shares = [pair for line in recent if (pair := _longest(line)) is not None] or [(math.nan, math.nan)]
@@ -108,7 +112,7 @@ def _of_samples_and_updates(recent: Lines, num_steps: int) -> Table:
     # The median: a single step of nearly equal returns has an explained variance of any size below 0.
     explained = statistics.median(_numbers(recent, "critic/explained_variance"))
     return {
-        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: raise it": cut >= 0.25,
+        f"truncated: {cut:.0%} of responses cut off at rollout.max_new_tokens: {advice}": cut >= 0.25,
         f"""low_effective_sample: the ratios leave {effective:.0%} of the samples: a few outweigh the others; lower
         actor.mini_batches or actor.optimizer.lr
         """: effective < 0.5,

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from gspo.errors import UserError, did_you_mean
 from gspo.model.prove import TOLERANCE, one_line
 from gspo.model.sharding import Sharding, not_shardable, shard
-from gspo.recipe.sections import KlConfig, ModelConfig
+from gspo.recipe.sections import KlConfig, ModelConfig, QueriesConfig
 
 MAX_LAYERS = 10_000
 _NO_MODEL = "no model can be loaded"
@@ -163,6 +163,50 @@ def fit_tokenizer(texts: Iterable[str]) -> Any:
 def named_stop_ids(tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
     """The ids of rollout.stop_tokens; UserError for one that is not a single token of the tokenizer."""
     return tuple(token_id(token, tokenizer, where="rollout.stop_tokens") for token in stop_tokens)
+
+
+def find_stop_ids(declared: Any, tokenizer: Any, stop_tokens: Sequence[str], num_embeddings: int) -> tuple[int, ...]:
+    """The tokens that end a response: the model's `declared` eos_token_id, the tokenizer's, and those with a name."""
+    declared = declared if isinstance(declared, list) else [declared]
+    ids = [index for index in (*declared, tokenizer.eos_token_id) if index is not None]
+    for index in ids:
+        if not isinstance(index, int) or not 0 <= index < num_embeddings:
+            fix = "correct it in generation_config.json or config.json"
+            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", fix=fix)
+    stop_ids = (*ids, *named_stop_ids(tokenizer, stop_tokens))
+    if not stop_ids:
+        problem = "neither the model nor its tokenizer names an end token: no response could ever end"
+        raise UserError(problem, where="model.path", fix="name one with rollout.stop_tokens")
+    return tuple(sorted(set(stop_ids)))
+
+
+def declared_ends(recipe: ModelConfig, config: Any, tokenizer: Any) -> Any:
+    """The eos_token_id that the model has once it is loaded, whose weights this does not need."""
+    from transformers import GenerationConfig
+
+    if recipe.architecture is not None:
+        return recipe.architecture.get("eos_token_id", tokenizer.eos_token_id)
+    with suppress(OSError):
+        return GenerationConfig.from_pretrained(str(recipe.path), **_of_the_hub(recipe)).eos_token_id
+    return GenerationConfig.from_model_config(config).eos_token_id
+
+
+def turn_end(tokenizer: Any, queries: QueriesConfig) -> tuple[str, ...]:
+    """The token that the chat template writes behind an assistant's message, where it is applied and writes one."""
+    text = "" if queries.chat is False else "".join(turn_marks(tokenizer, queries))
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False).input_ids[:1])
+    return tuple(token for token in tokens if token in tokenizer.get_added_vocab() and text.startswith(token))
+
+
+def turn_marks(tokenizer: Any, queries: QueriesConfig) -> list[str]:
+    """What the chat template writes behind an assistant's last message, and what more before a user's next one."""
+    answer, asked_on, behind = "Answer 8264.", "Question 3907?", [""]
+    said = [{"role": "user", "content": "Question 5173?"}, {"role": "assistant", "content": answer}]
+    for messages in (said, [*said, {"role": "user", "content": asked_on}]):
+        with suppress(Exception):  # there is no template, or it refuses an assistant at the end
+            whole = tokenizer.apply_chat_template(messages, tokenize=False, **queries.chat_template_kwargs)
+            behind.append(whole.partition(answer)[2].partition(asked_on)[0].strip().removeprefix(behind[-1]).strip())
+    return [mark for mark in behind if mark]
 
 
 def token_id(token: str, tokenizer: Any, *, where: str) -> int:

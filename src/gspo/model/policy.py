@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
-from gspo.model.load import check_vocabulary, load_config, load_model, max_positions, named_stop_ids
+from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
 from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
@@ -241,8 +241,9 @@ def load_policy(
     model.train = MethodType(lambda model, mode=True: model, model)
     freeze(model, recipe.frozen)
     check_vocabulary(tokenizer, model.get_input_embeddings().weight.shape[0], where=recipe.path or "model.architecture")
-    stop_ids = _stop_ids(model, tokenizer, stop_tokens)
     generation = model.generation_config
+    declared = getattr(generation, "eos_token_id", None)
+    stop_ids = find_stop_ids(declared, tokenizer, stop_tokens, model.get_input_embeddings().weight.shape[0])
     generation.eos_token_id = list(stop_ids)  # the saved model must end where it was trained to end
     generation._original_object_hash = hash(generation)  # transformers saves as it was only what nobody has changed
     trunk = trunk_of(model)
@@ -326,19 +327,3 @@ def device_of(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         what = f"{name} cannot be used here: {str(error).partition(chr(10))[0]}"
         raise UserError(what, where="model.device", fix="model.device: auto takes what there is") from None
-
-
-def _stop_ids(model: Any, tokenizer: Any, stop_tokens: Sequence[str]) -> tuple[int, ...]:
-    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    declared = declared if isinstance(declared, list) else [declared]
-    ids = [index for index in (*declared, tokenizer.eos_token_id) if index is not None]
-    num_embeddings = model.get_input_embeddings().weight.shape[0]
-    for index in ids:
-        if not isinstance(index, int) or not 0 <= index < num_embeddings:
-            fix = "correct it in generation_config.json or config.json"
-            raise UserError(f"eos_token_id {index!r} is no token of the model's", where="model.path", fix=fix)
-    stop_ids = (*ids, *named_stop_ids(tokenizer, stop_tokens))
-    if not stop_ids:
-        problem = "neither the model nor its tokenizer names an end token: no response could ever end"
-        raise UserError(problem, where="model.path", fix="name one with rollout.stop_tokens")
-    return tuple(sorted(set(stop_ids)))

@@ -261,7 +261,7 @@ class RolloutConfig(Section):
     logit_bias: LogitBias = key(
         {}, "What is added to tokens' logits, from -100 (never) to 100: `{Wait: -5, 151645: 2}`, by text or id."
     )
-    stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, besides the model's own end tokens.")
+    stop_tokens: tuple[str, ...] = key((), "Tokens that end a response, beside those of model and chat template.")
     stop_strings: tuple[Text, ...] = key((), "Texts that end a response, with the token that completes one.")
     max_rows: Positive = key(512, "Responses decoded side by side; fewer need less memory while sampling.")
     max_staleness: Natural = key(

@@ -16,7 +16,7 @@ from typing import Any
 
 from gspo.errors import UserError, printable
 from gspo.report.run_files import RunFiles, labels_of
-from gspo.report.samples import Sample, cut_into_tokens, interest, pass_threshold, passes
+from gspo.report.samples import Sample, cut_into_tokens, cut_prompt, interest, pass_threshold, passes
 from gspo.report.shapes import sample as sample_of
 from gspo.report.shapes import section
 from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, parsed, rollout_files
@@ -29,7 +29,8 @@ _UNKNOWN: Sample = {
     **{"rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
 _KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
-_NOT_SHOWN = ("set", "query", "prompt", "columns", "completion", "token_characters")  # but in another form
+# But in another form:
+_NOT_SHOWN = ("set", "query", "prompt", "prompt_words", "columns", "completion", "token_characters")
 _SET = re.compile(rb'\{"set": ?("(?:[^"\\]|\\.)*")')
 
 
@@ -97,7 +98,7 @@ class SampleSet:
         samples = [sample for sample in read if str(sample.get("query")) == spans[0].query]
         first = samples[0] if samples else {}
         columns = "; ".join(f"{name}: {value}" for name, value in (first.get("columns") or {}).items())
-        texts = {"query": spans[0].query, "prompt": str(first.get("prompt", "")), "columns": columns}
+        texts = {"query": spans[0].query, "prompt": cut_prompt(first), "columns": columns}
         return readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
     def index(
@@ -137,7 +138,9 @@ class SampleSet:
                 if is_own and line.endswith(b"\n") and (content := parsed(line)) is not None:
                     sample = sample_of(content)
                     query, reward = str(sample.get("query")), sample.get("reward")
-                    self._prompts.setdefault(query, printable(str(sample.get("prompt", ""))[-_PROMPT:]))
+                    before, words, behind = cut_prompt(sample)
+                    shown = words.strip()[:_PROMPT] or (before + behind)[-_PROMPT:]
+                    self._prompts.setdefault(query, printable(shown))
                     rewards[reward if reward is None else _short(reward)] += 1
                     few = {name: sample.get(name) for name in _KEPT}
                     groups.setdefault(query, []).append((start, len(line), few))

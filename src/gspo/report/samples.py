@@ -6,8 +6,8 @@ from typing import Any
 
 from gspo.metrics.numbers import is_number
 from gspo.report.run_files import RunFiles
+from gspo.report.shapes import is_step, section
 from gspo.report.shapes import sample as sample_of
-from gspo.report.shapes import section
 from gspo.run.plain_files import read_json_lines
 
 # Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
@@ -51,6 +51,13 @@ def interest(group: Sequence[Sample]) -> int:
     rewards = {sample.get("reward") for sample in group} - {None}
     moved = [sample.get("mini_batch") or 0 for sample in group if sample.get("sequence_ratio") not in (None, 1.0)]
     return 0 if len(rewards) < 2 else 2 + int(max(moved)) if any(moved) else 1
+
+
+def cut_prompt(sample: Sample) -> list[str]:
+    """The prompt in three parts, of which the second is the user's last words; empty where it is not said where."""
+    prompt, words = str(sample.get("prompt", "")), sample.get("prompt_words") or []
+    start, end = words if len(words) == 2 and all(map(is_step, words)) else (len(prompt), len(prompt))
+    return [prompt[:start], prompt[start:end], prompt[end:]]
 
 
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:

@@ -94,7 +94,7 @@ _SAMPLE: Mapping[str, Shape] = {
     **dict.fromkeys(("query", "prompt", "completion", "failure", "finish_reason"), _text),
     **dict.fromkeys(("reward", "advantage", "sequence_ratio", "clipped", "mini_batch"), _number),
     **dict.fromkeys(("tokens", "policy_version"), _whole),
-    **dict.fromkeys(("token_characters", "token_log_ratios", "token_advantages"), _list_of_numbers),
+    **dict.fromkeys(("prompt_words", "token_characters", "token_log_ratios", "token_advantages"), _list_of_numbers),
     **{"columns": _mapping_of(_plain), "extra": _mapping_of(_plain), "rewards": _mapping_of(_number)},
 }
 _NEVER_NULL = ("query", "prompt", "completion", "rewards", "tokens", "finish_reason")

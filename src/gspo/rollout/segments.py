@@ -3,18 +3,54 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
 
 STRETCH = 64  # tokens: decoding a long response from its beginning, time and again, would be slow
+_CONTEXT = 16  # tokens of a prompt, which say how its continuation begins: with a blank or without
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
 
 
-def text_and_segments(ids: Sequence[int], tokenizer: Any, separator: str | None) -> tuple[str, tuple[int, ...]]:
-    """A response's text without special tokens, and the lengths of its segments; none without a separator."""
-    decode = partial(tokenizer.decode, skip_special_tokens=True)
-    return decode(ids), () if separator is None else segment_lengths(ids, decode, separator)
+class Continuation:
+    """Decodes tokens to what they add to the text of their prompt, special tokens included."""
+
+    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int]) -> None:
+        self._decode, size = tokenizer.decode, _CONTEXT
+        while (text := self._decode([*prompt_ids[-size:]])).startswith(_PARTIAL) and size < len(prompt_ids):
+            size *= 2  # it begins within a character
+        self._context, self._text = [*prompt_ids[-size:]], text
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """The text; that of the tokens alone where they change how the prompt itself is written."""
+        whole: str = self._decode([*self._context, *ids])
+        for text in (self._text, self._text.rstrip(_PARTIAL)):  # the tokens may complete its last character
+            if whole.startswith(text):
+                return whole[len(text) :]
+        return str(self._decode([*ids]))
+
+
+def text_and_segments(
+    ids: Sequence[int], prompt_ids: Sequence[int], policy: Any, separator: str | None
+) -> tuple[str, tuple[int, ...]]:
+    """A response's text without the token that ends it, and the lengths of its segments; none without a separator.
+
+    A stop token of ordinary text, such as a line's end, stays in the text, as a stop string does.
+    """
+    decode, num_ends = Continuation(policy.tokenizer, prompt_ids), int(_is_end(ids[-1], policy))
+    body = ids[: len(ids) - num_ends]
+    *lengths, last = (0,) if separator is None else segment_lengths(body, decode, separator)
+    return decode(body), () if separator is None else (*lengths, last + num_ends)
+
+
+def _is_end(token: int, policy: Any) -> bool:
+    """Whether it is a stop token that stands for no text: a special one, or one that was added to the vocabulary."""
+    tokenizer = policy.tokenizer
+    return token in policy.stop_ids and (
+        not tokenizer.decode([token], skip_special_tokens=True)  # the others are looked up in a list that can be long
+        or tokenizer.convert_ids_to_tokens(token) in tokenizer.get_added_vocab()
+    )
 
 
 def split_segments(text: str, separator: str) -> list[str]:
@@ -67,7 +103,7 @@ def _anchors(ids: Sequence[int], decode: Callable[[Sequence[int]], str], text: s
     for end in range(STRETCH, len(ids), STRETCH):
         start, place = anchors[-1]
         part = decode(ids[start:end])
-        ahead = decode(ids[end : end + STRETCH]).rstrip("\N{REPLACEMENT CHARACTER}")  # it may end within one, too
+        ahead = decode(ids[end : end + STRETCH]).rstrip(_PARTIAL)  # it may end within one, too
         if ahead and text.startswith(part + ahead, place):
             anchors.append((end, place + len(part)))
     return anchors

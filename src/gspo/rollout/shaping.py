@@ -25,10 +25,6 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
     """How q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
     rollout, actor = recipe.rollout, recipe.actor
     biased_ids(rollout.logit_bias, tokenizer, vocabulary)
-    for string in rollout.stop_strings:
-        if special := [token for token in tokenizer.all_special_tokens if token in string]:
-            what = f"{string!r} contains the special token {special[0]}, which is no part of a response's text"
-            raise UserError(what, where="rollout.stop_strings", fix="name it in rollout.stop_tokens")
     if not (shaping := rollout.shaping):
         return []
     weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"

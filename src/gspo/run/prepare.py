@@ -13,7 +13,15 @@ from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
 from gspo.evaluation.sets import GivenRows, SetRows, make_sets, read_sets
 from gspo.learner.optimizer import check_optimizer
 from gspo.learner.sft import encode_demonstrations
-from gspo.model.load import check_reference, empty_model, load_config, make_tokenizer, max_positions, weights_left_out
+from gspo.model.load import (
+    check_reference,
+    empty_model,
+    load_config,
+    make_tokenizer,
+    max_positions,
+    turn_end,
+    weights_left_out,
+)
 from gspo.model.neighbours import check_positions
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import freeze, matching
@@ -283,7 +291,9 @@ def _load_models(
     That is for one that is never refreshed.
     """
     model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
-    load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=recipe.rollout.stop_tokens)
+    ends = turn_end(tokenizer, recipe.queries) if saved is None else ()  # a saved model has those it was trained with
+    stop_tokens = (*recipe.rollout.stop_tokens, *ends)
+    load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=stop_tokens)
     device, dtype = device_of(model.device), dtype_of(model)
     load.keywords["sharding"] = sharding_of(recipe.trainer.sharding, device, dtype)
     weights = None if saved is None else saved.path / "model"

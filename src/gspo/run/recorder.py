@@ -20,6 +20,7 @@ from gspo.metrics.numbers import Metrics
 from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses
+from gspo.model.load import turn_marks
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.checkpoint.store import sha256
 from gspo.run.hooks import call_hooks, fault_of
@@ -27,7 +28,7 @@ from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
 from gspo.run.run import Run
 from gspo.run.summary import evaluation_summary, failure_summary
-from gspo.types import Sample
+from gspo.types import Query, Sample
 
 _DIGITS = 4  # significant ones, of a token's number: clip ranges are of any size
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a part of a character decodes to it
@@ -58,7 +59,7 @@ class Recorder:
         self.lines = run.directory.metrics()
         self._run, self._token_text = run, None
         if run.recipe.report.tokens:
-            self._token_text = TokenText(partial(run.parts.policy.tokenizer.decode, skip_special_tokens=True))
+            self._token_text = TokenText(run.parts.policy.tokenizer.decode)
 
     def cold_step(self, step: ColdStep, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
@@ -93,7 +94,8 @@ class Recorder:
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         sampling = "total" if recipe.rollout.max_staleness else "rollout"
-        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
+        marks = turn_marks(run.parts.policy.tokenizer, recipe.queries)
+        metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling, marks)
         if recipe.rollout.max_staleness or batch.num_too_old:  # also where a resume has lowered it to 0
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
             metrics |= source_metrics(run.progress.ahead, run.source.timeline() if run.source else None)
@@ -225,7 +227,7 @@ class TokenText:
     def lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
         """The characters of each token; they add up to the text. None if the text is not that of the tokens in a row.
 
-        A character that several tokens make belongs to the last of them.
+        A character that several tokens make belongs to the last of them; a token that ends the response may have none.
         """
         for token in set(ids) - self._texts.keys():
             # A token's text is what it adds to itself, since a tokenizer may leave out a space before the first word.
@@ -236,8 +238,8 @@ class TokenText:
         for is_partial, group in groupby(zip(ids, pieces, strict=True), key=lambda pair: _PARTIAL in pair[1]):
             tokens, texts = zip(*group, strict=True)
             lengths += self._partial_lengths(list(tokens)) if is_partial else map(len, texts)
-        if sum(lengths) == len(text) + 1:  # the tokenizer leaves out the space before the first word
-            lengths[next(place for place, length in enumerate(lengths) if length)] -= 1
+        if sum(lengths[:-1]) == len(text):
+            lengths[-1] = 0
         ends = accumulate(lengths)
         parts = [text[end - length : end] for end, length in zip(ends, lengths, strict=True)]
         fits = all(_PARTIAL in piece or piece.endswith(part) for piece, part in zip(pieces, parts, strict=True))
@@ -260,6 +262,7 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
         line: dict[str, Any] = {
             "query": sample.query.id,
             "prompt": sample.query.text,
+            **({"prompt_words": words} if (words := _words(sample.query)) else {}),
             "columns": shown_columns(sample.query),
             "completion": sample.text,
             "reward": sample.reward,
@@ -280,6 +283,15 @@ def rollout_lines(samples: Sequence[Sample], token_text: TokenText | None = None
             line["token_log_ratios"] = stats and _by_token(sample, stats.log_ratios)
             line["token_advantages"] = _by_token(sample, sample.token_advantages)
         yield line
+
+
+def _words(query: Query) -> list[int] | None:
+    """Where the user's last words begin and end in the prompt that the model reads; None where they are all of it."""
+    messages = [{"role": "user", "content": query.prompt}] if isinstance(query.prompt, str) else query.prompt
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    words = said[-1].strip() if said and isinstance(said[-1], str) else ""
+    start = query.text.rfind(words)
+    return None if start < 0 or words in ("", query.text.strip()) else [start, start + len(words)]
 
 
 def _by_token(sample: Sample, numbers: Float[Tensor, "W"] | None) -> list[float | None] | None:

@@ -1,5 +1,6 @@
 """A run in words: what it is about to do, what an evaluation says, and what it came to."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def introduction(recipe: Recipe, parts: Prepared) -> str:
         about += f", replay: {recipe.actor.routing_replay}"
     if policy.unknown_routers is not None:
         about += f"; its experts are not measured ({policy.unknown_routers})"
+    about += f"; a response ends with {shown_tokens(policy.tokenizer, policy.stop_ids)}"
     names = ", ".join(function.name for function in parts.functions)
     sources = f"{len(queries.train):,} queries to train on, {len(queries.held_out):,} held out"
     sources += "".join(
@@ -65,6 +67,11 @@ def introduction(recipe: Recipe, parts: Prepared) -> str:
     )
     sources += f"; reward: {names}"
     return f"{recipe.name}: {about}\n{sources}\nobjective: {objective(recipe)}\n{arithmetic(recipe)}"
+
+
+def shown_tokens(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Such as `"<|im_end|>" (2)`: the texts of tokens and their ids."""
+    return ", ".join(f"{json.dumps(tokenizer.decode([index]), ensure_ascii=False)} ({index})" for index in ids)
 
 
 def objective(recipe: Recipe) -> str:

@@ -46,7 +46,12 @@ def test_where_all_fits_all_is_carried_and_said_to_be(tmp_path: Path) -> None:
     assert page["coverage"] == "All samples of all 3 steps."
     for step, groups in page["contents"].items():
         read = [
-            {**shown, "query": group["query"], "prompt": group["prompt"], "completion": "".join(shown["texts"])}
+            {
+                **shown,
+                "query": group["query"],
+                "prompt": "".join(group["prompt"]),
+                "completion": "".join(shown["texts"]),
+            }
             for group in groups
             for shown in group["samples"]
         ]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.segments import Continuation
 from gspo.rollout.stop_strings import StopStrings
 
 NewPolicy = Callable[..., Policy]
@@ -43,7 +45,7 @@ def tokenizer(names: Sequence[str], decoder: Any) -> Any:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
     backend.decoder = decoder
     backend.add_special_tokens(["<end>"])
-    return SimpleNamespace(decode=backend.decode, size=len(vocabulary))
+    return SimpleNamespace(decode=partial(backend.decode, skip_special_tokens=False), size=len(vocabulary))
 
 
 @pytest.mark.parametrize("made", [byte_level, sentence_pieces])
@@ -52,10 +54,11 @@ def tokenizer(names: Sequence[str], decoder: Any) -> Any:
 )
 def test_the_end_is_at_the_first_token_after_which_the_text_has_a_string(made: Any, strings: tuple[str, ...]) -> None:
     own, rng = made(), random.Random(3)
-    stops, expected = StopStrings(own, strings), dict[int, int]()
+    prompts = [[rng.randrange(own.size) for _ in range(rng.choice((1, 5, 40)))] for _ in range(150)]
+    stops, expected = StopStrings(own, strings, prompts.__getitem__), dict[int, int]()
     for response in range(150):
         tokens = [rng.randrange(own.size) for _ in range(60)]
-        texts = (own.decode(tokens[:end], skip_special_tokens=True) for end in range(1, 61))
+        texts = map(Continuation(own, prompts[response]), (tokens[:end] for end in range(1, 61)))
         ends = [end for end, text in enumerate(texts, start=1) if any(string in text for string in strings)]
         expected |= {response: ends[0]} if ends else {}
         while tokens:
@@ -73,7 +76,7 @@ def test_few_tokens_are_decoded_and_never_a_long_text_time_and_again() -> None:
         sizes.append(len(ids))
         return str(own.decode(ids, **options))
 
-    stops = StopStrings(SimpleNamespace(decode=decode), ("\n\nb",))
+    stops = StopStrings(SimpleNamespace(decode=decode), ("\n\nb",), lambda response: [0])
     assert not stops.read(0, [0, 1] * 2000)  # "a" and "b", which a string can end in
     assert len(sizes) < 2100 and sum(sizes) < 60_000
     sizes.clear()
@@ -93,7 +96,7 @@ def test_a_response_is_the_one_without_stop_strings_up_to_the_end_of_the_first(
     lengths = set()
     for before, after in zip(chain(*free), chain(*stopped), strict=True):
         ids, end = before.token_ids.tolist(), after.num_tokens
-        texts = [policy.tokenizer.decode(ids[:n], skip_special_tokens=True) for n in range(1, len(ids) + 1)]
+        texts = [policy.tokenizer.decode(ids[:n]) for n in range(1, len(ids) + 1)]
         has_string = [any(string in text for string in strings) for text in texts]
         assert end == (has_string.index(True) + 1 if True in has_string else len(ids))
         assert after.token_ids.tolist() == ids[:end] and after.text == texts[end - 1]

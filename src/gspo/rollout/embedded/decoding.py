@@ -191,7 +191,9 @@ class Decoding:
         self.routing = self.policy.routing if self.record_experts else None
         self.decoder = written_out(self.policy.trunk) if self.means is Means.WRITTEN_OUT else None
         self.stop_ids = torch.tensor(self.policy.stop_ids, device=self.policy.device)
-        self.stop_strings = StopStrings(self.policy.tokenizer, self.settings.stop_strings)
+        prompts, size = self.prompts, self.settings.group_size
+        strings = self.settings.stop_strings
+        self.stop_strings = StopStrings(self.policy.tokenizer, strings, lambda number: prompts[number // size])
         biased = biased_ids(self.settings.logit_bias, self.policy.tokenizer, len(self.policy.head.weight))
         bias = torch.zeros(len(self.policy.head.weight))
         bias[[*biased]] = torch.tensor([*biased.values()])

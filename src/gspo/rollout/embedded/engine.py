@@ -59,7 +59,7 @@ class EmbeddedEngine:
 
     def _sample_of(self, query: Query, response: Response, settings: RolloutConfig) -> Sample:
         ids = response.token_ids
-        text, segments = text_and_segments(ids.tolist(), self._policy.tokenizer, settings.segment_separator)
+        text, segments = text_and_segments(ids.tolist(), query.prompt_ids, self._policy, settings.segment_separator)
         return Sample(
             query=query,
             token_ids=ids,

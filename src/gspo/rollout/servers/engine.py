@@ -214,12 +214,12 @@ class ServerEngine:
         if others := {label for response in responses for label, _ in response.labels} - versions.keys():
             raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {self._fleet.label}")
         if settings.stop_strings:
-            responses = self._cut(responses, settings.stop_strings)
+            responses = self._cut(responses, settings.stop_strings, query)
         return Group(samples=tuple(self._sample(query, response, settings, versions) for response in responses))
 
-    def _cut(self, responses: Sequence[Generated], strings: Sequence[str]) -> list[Generated]:
+    def _cut(self, responses: Sequence[Generated], strings: Sequence[str], query: Query) -> list[Generated]:
         """End responses where a stop string is complete: the server knows token ids only, and samples on."""
-        stop_strings = StopStrings(self._policy.tokenizer, strings)
+        stop_strings = StopStrings(self._policy.tokenizer, strings, lambda _: query.prompt_ids)
 
         def cut(number: int, response: Generated) -> Generated:
             ids, logprobs = response.token_ids, response.logprobs
@@ -238,7 +238,7 @@ class ServerEngine:
         ids, logprobs, full = response.token_ids, torch.tensor(response.logprobs), response.full_logprobs
         is_other = self._api.name != EmbeddedApi.name  # which says where q is not π
         unknown = torch.full_like(logprobs, torch.nan) if settings.shaping and is_other else None
-        text, segments = text_and_segments(ids, self._policy.tokenizer, settings.segment_separator)
+        text, segments = text_and_segments(ids, query.prompt_ids, self._policy, settings.segment_separator)
         ends = [min(end, len(ids)) for end in accumulate(count for _, count in response.labels)]  # a stop string cuts
         spans = zip(response.labels, pairwise([0, *ends]), strict=True)
         return Sample(

@@ -9,7 +9,7 @@ const FILTERS = { // by the name of the field: whether a sample passes
   answer: (value, { passed }) => value === VERDICTS[passed][0],
   clipped: (value, { clipped }) => value === (clipped === null ? "untrained" : clipped > 0 ? "yes" : "no"),
   truncated: (value, sample) => value === (sample.finish_reason === "length" ? "yes" : "no"),
-  text: (value, { texts }, { prompt }) => `${texts.join("")}\n${prompt}`.toLowerCase().includes(value.toLowerCase()),
+  text: (value, { texts }, { prompt }) => `${texts.join("")}\n${prompt.join("")}`.toLowerCase().includes(value.toLowerCase()),
 };
 const choice = byId("choice").elements, filter = byId("filter").elements;
 const part = (name) => document.querySelector("#samples ." + name);
@@ -164,12 +164,13 @@ async function entriesAt(mine, set, place) {
   });
 }
 
-// Which group it is, its prompt, and what the data has beside it, such as the answer.
+// Which group it is, its prompt, where the user's words stand out, and what the data has beside it, such as the answer.
 function headOf({ group, place }) {
+  const [before, words, behind] = group.prompt;
   const score = `${place.passed} of ${place.count} right${place.mean === null ? "" : `, mean reward ${place.mean.toPrecision(3)}`}`;
   return [
     element("h3", "where", `step ${place.step}, query ${group.query}: ${score}`),
-    element("pre", { class: "prompt", tabindex: 0 }, group.prompt),
+    element("pre", { class: "prompt", tabindex: 0 }, before, element("span", "words", words), behind),
     group.columns ? element("p", "columns", group.columns) : null,
   ];
 }
