@@ -28,13 +28,14 @@ _NUMBER = re.compile(
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
 # A sentence with one of these commits itself to nothing.
 _DOUBTED = re.compile(
-    r"(?i)\b(?:maybe|perhaps|possib\w+|probably|guess|un(?:sure|certain|known)|impossible|doubt|suspect|neither|"
-    r"(?:could|might|may) be|(?:more|less|un)\s?likely|so sure|(?:any|every)thing (?:but|except)|false that)\b"
+    r"(?i)\b(?:maybe|perhaps|possib(?:ly|ility)|possible(?=\s+(?:that|the|it|answer|value|solution|result)|\s*$)|probably|guess|"
+    r"un(?:sure|certain|known)|impossible|(?<!without )(?<!without a )(?<!no )(?<!beyond )doubt|suspect|neither|"
+    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|false that)\b"
     r"|(?:\bnot|n't) (?:sure|certain|know|think|believe|true|the case|clear)\b|\?"
 )
 # What a sentence concedes before it commits itself: Perhaps there is a shorter way, but the answer is 6.
 _CONCEDED = re.compile(
-    r"(?is)^(?:.*(?:[,;–—]\s*(?:but|so|thus|hence|therefore|yet|still|nevertheless|and\s+(?:so|thus))\b|;"
+    r"(?is)^(?:.*(?:[,;–—]\s*(?:but|so|thus|hence|therefore|yet|still|nevertheless|and|however(?!,))\b|;"
     r"|(?<!thing)(?<!help)(?<!none)(?<!all)\sbut\b))?"
     r"(?:\W*(?:since|because|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*,)?"
 )
@@ -42,7 +43,7 @@ _CONCEDED = re.compile(
 _HEDGED = re.compile(
     r"(?i)\b(?:not|never|nor|cannot|either|or|and|tried|fail(?:s|ed)?|wrong|incorrect|approx\w*|about|roughly|around|almost|"
     r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|to|"
-    r"unlike|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
+    r"unlike|(?:more |less |un)likely|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
     r"vs|versus|then|(?:over|under|above|below|up to|exceeds?)(?=\s+\$?[0-9])|"
     r"steps?|questions?|problems?|pages?|lines?|"
     r"cases?|chapters?|equations?|figures?|tables?|parts?|examples?|options?|numbers?|no|attempts?|rooms?|items?|rows?|"
@@ -61,7 +62,7 @@ _ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  #
 def score(gold: str, completion: str) -> float:
     """1.0 where the completion's answer says what the gold one says, else 0.0."""
     right = read(gold)
-    if right.value is None and len(re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", gold)) > MAX_WORDS:
+    if right.value is None and len(re.findall(r"(?<!\\)\b[^\W\d_]{2,}", gold)) > MAX_WORDS:
         return 0.0
     try:
         answer = final_answer(completion)

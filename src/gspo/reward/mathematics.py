@@ -117,7 +117,7 @@ _SPELLING_RULES = [
 _MIXED = re.compile(r"(?<![\^_.,0-9])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)|\s*\\frac\{([0-9]+)\}\{([0-9]+)\})")  # 1 1/2
 _REPEATING = re.compile(r"([0-9]{0,50})\.([0-9]{0,50})\\(?:overline|bar)\s*\{([0-9]{1,50})\}")  # 0.1\overline{6}
 _MODULO = re.compile(r"(.+?)\s*(?:\\pmod\s*\{?([0-9a-z]+)\}?|\(\s*\\?b?mod(?:ulo)?\s*\{?([0-9a-z]+)\}?\s*\))")
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z])")
 _ANGLE = rf"{_NUMBER}|{_LETTER}|\([^()]*\)|(?:\\frac\s*\{{[^{{}}]*\}}\s*)?\{{[^{{}}]*\}}"
 _DEGREES = re.compile(rf"\{{\s*({_ANGLE})\s*degrees?\s*\}}|({_ANGLE})\s*degrees?(?![A-Za-z])")
 _CURRENCY = re.compile(r"(-?)\s*(US\$|USD|[$€£])\s*([0-9.].*)")
@@ -199,10 +199,11 @@ def _chain_value(plain: str, label: str | None) -> Any:
 
 
 def _as_point(plain: str) -> str:
-    """(x,y)=(4,9) for y = 9, x = 4: in the order of their letters, as is usual."""
+    """(x,y)=(4,9) for y = 9, x = 4: in the order of usual letters, else as it is written: n = 3, k = 2."""
     parts = re.split(r"\s*(?:[,;]\s*(?:and\b)?|\band\b)\s*", plain)
-    pairs = sorted(pair[0] for part in parts if (pair := re.findall(r"^([A-Za-z])\s*=\s*([^=]+)$", part)))
-    is_point = 1 < len({letter for letter, _ in pairs}) == len(parts)
+    pairs = [pair[0] for part in parts if (pair := re.findall(r"^([A-Za-z])\s*=\s*([^=]+)$", part))]
+    letters = {letter for letter, _ in pairs}
+    pairs, is_point = sorted(pairs) if letters <= set("abcxyz") else pairs, 1 < len(letters) == len(parts)
     return "({})=({})".format(*map(",".join, zip(*pairs, strict=True))) if is_point else plain
 
 
@@ -286,7 +287,7 @@ def _plain(text: str) -> str:
     for pattern, replacement in _SPELLING_RULES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_as_fraction, _MIXED.sub(_improper, text))
-    if _TRIGONOMETRIC.search(text):
+    if _FUNCTION.search(text):
         text = _DEGREES.sub(r"(\\frac{\1\2\\pi }{180})", text)
     return re.sub(r"(?<=[^.\\\s])[.,;:]\s*$", "", text).strip()
 
@@ -319,7 +320,7 @@ def _without_unit(text: str) -> tuple[str, str | None]:
         return text, None
     words = amount[3].replace("per ", "/").replace("/", " / ").split()
     is_letter = len(words[0]) < 2 and (not amount[2] or amount[1].endswith("pi"))  # 5m, 2\pi h
-    is_angle = words[0].startswith("degree") and _TRIGONOMETRIC.search(amount[1])  # a part of the value
+    is_angle = words[0].startswith("degree") and _FUNCTION.search(amount[1])  # a part of the value
     if len(words) > 4 or _NO_UNITS.intersection(words) or is_letter or is_angle:
         return text, None
     names = [_unit_name(word) for word in words]
