@@ -188,13 +188,12 @@ def probe(
     named = [str(f.options["answer_column"]) for f in functions if "answer_column" in f.options]
     answer = train[0].columns.get((*named, "answer")[0])
     answer = answer[0] if isinstance(answer, list | tuple) and answer else answer
-    if isinstance(answer, str) and any("answer_column" in function.only_options for function in functions):
-        answer = gold_answer(answer)
+    readers = [function for function in functions if "thinking" in function.only_options]
     is_text = isinstance(answer, str | int | float)  # what else there is no model could write
-    texts = [
-        _behind_thoughts(str(answer), train[0], functions[0]) if is_text else JUNK,
-        JUNK,
-    ]  # two at least: a wrong count must show
+    text = str(answer) if is_text else JUNK
+    if readers and is_text:
+        text = _behind_thoughts(gold_answer(text), train[0], readers[0])
+    texts = [text, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
     samples = score([group], functions, state, strict=True).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
