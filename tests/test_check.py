@@ -61,6 +61,22 @@ def test_check_tells_each_suite_and_tries_its_reward(capsys: pytest.CaptureFixtu
     assert lines[place + 1] == 'reward      exact_match: gold "1" → 1.0, junk "I do not know." → 0.0'
 
 
+def test_check_counts_the_rows_on_which_no_response_can_get_1(capsys: pytest.CaptureFixture[str]) -> None:
+    prose = "we see, as it was to be shown, that nothing at all is left to do " * 3
+    solutions = [r"Then it is $\fbox{\frac12}$.", "So it is.\n#### 1,234", prose, r"\boxed 5"]
+    rows = [json.dumps({"prompt": "a b", "notes": text}) for text in solutions]
+    Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]
+    said = check(
+        capsys,
+        *data,
+        "reward=[{function: format, options: {pattern: x}}, {function: math, options: {answer_column: notes}}]",
+        "rollout.queries_per_step=4",
+    )
+    assert r'math: gold "\\frac12" → 1.0' in said
+    assert "note        no response can get 1 on 1 of 4 rows, such as rows.jsonl:3: math gives its own answer 0" in said
+
+
 def test_check_scores_junk_alone_where_there_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("a b", "b a", "c", "c a"))
     Path("rows.jsonl").write_text(rows, encoding="utf-8")

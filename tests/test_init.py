@@ -262,6 +262,10 @@ def test_what_cannot_be_used_is_named_and_nothing_is_written(
         ([["1", "2"], ["3"]], "exact_match"),  # math takes no list
         (["", None, []], ""),
         (["word " * 20], ""),
+        ([r"we see that $x = \frac12$ holds, as " + "it must be " * 9], ""),  # a formula in it makes no answer
+        ([r"Then $x$ is $\boxed{\frac12}$, as it must be.", r"It is \fbox{3}.", "By hand.\n#### 18"], "math"),
+        ([f"We see that it is $\\boxed{{\\text{{{name}}}}}$" for name in ("Ann", "Bob")], "math"),
+        ([f"So, {'of course, ' * 9}it is \\boxed{{{letter}}}" for letter in "AB"], "exact_match"),
         ([{"target": "a"}], ""),
     ],
 )

@@ -21,6 +21,9 @@ from gspo.errors import UserError
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.recipe.yaml_text import Dumper, read_yaml
+from gspo.reward.builtin import math
+from gspo.reward.functions import MAX_TRIED
+from gspo.reward.marks import gold_answer
 
 # The columns in which published data has the right answer, by precedence; matched without regard to case.
 _ANSWERS = "answer ground_truth final_answer expected_answer gold target label solution reference output completion"
@@ -28,7 +31,7 @@ _ASKS_BOX = r"Please reason step by step, and put your final answer within \boxe
 _ASKS_TAG = "End with your final answer, {which}, between <answer> and </answer>."
 _MAX_CHOICES = 10  # of right answers that are named to the model
 _HAS_INSTRUCTION = re.compile(r"\\boxed|####|<answer>")
-_NUMBER_OR_FORMULA = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?|.*\\[a-zA-Z]+.*|\$.+\$", re.DOTALL)
+_MATHEMATICAL = re.compile(r"[-−+]?[$€£]?\.?\d[\d,./]*\s?%?$|.*\\[a-zA-Z]|\$.+\$$", re.DOTALL)
 _MAX_LETTERS = 80  # of a right answer that is compared as text
 _MIN_NEW_TOKENS = 16
 _GROUP_SIZE = 8
@@ -253,13 +256,15 @@ def _reward(rows: Sequence[Any], answer: str | None) -> tuple[str, dict[str, str
 def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
     """The built-in function that compares responses with such answers, or none; why; what asks for such an answer."""
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
-    texts = [text for entry in entries if entry is not None and (text := str(entry).strip())]
+    texts = [text for entry in entries if entry is not None and (text := gold_answer(str(entry)).strip())]
     if not texts:
         usual = "no column has a usual name for the right answer; --answer COLUMN names one"
         return "", f"column {column!r} is empty" if column else usual, ""
-    num_numbers, longest = sum(map(bool, map(_NUMBER_OR_FORMULA.fullmatch, texts))), max(map(len, texts))
-    if num_numbers >= 0.9 * len(texts) and len(entries) == len(answers):
-        about = f"{num_numbers:,} of {len(answers):,} rows have a number or a formula as {column!r}"
+    tried, longest = texts[:: -(-len(texts) // MAX_TRIED)], max(map(len, texts))
+    rights = math([""] * len(tried), [f"\\boxed{{{text}}}" for text in tried], answer=tried)
+    num_numbers = sum(right == 1 and bool(_MATHEMATICAL.match(text)) for text, right in zip(tried, rights, strict=True))
+    if num_numbers >= 0.9 * len(tried) and len(entries) == len(answers):
+        about = f"{num_numbers:,} of {len(tried):,} rows have a number or a formula as {column!r}"
         return "math", about, _ASKS_BOX
     if any(isinstance(entry, Mapping) for entry in entries):
         return "", f"column {column!r} has mappings: no text to compare with", ""

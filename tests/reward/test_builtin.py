@@ -1,5 +1,6 @@
 """The built-in rewards: gold answers score, junk does not, and hostile completions cost only themselves."""
 
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,77 @@ from gspo.reward.score import score
 def test_exact_match(completion: Any, gold: Any, reward: float | None) -> None:
     assert exact_match(["q"], [completion], answer=[gold]) == [reward]
     assert exact_match(["q"], [completion], answer_column="gold", gold=[gold]) == [reward]
+
+
+BEGUN = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\nWell, let me"}]
+SHUT = [{"role": "user", "content": "Say <think>."}, {"role": "assistant", "content": "<think>\n\n</think>\n\n"}]
+
+
+@pytest.mark.parametrize(
+    ("completion", "prompt", "judged"),
+    [
+        ("<think>42</think>43", "q", "43"),
+        ("<think>43</think>42", "q", "42"),
+        ("I see. <think>42</think> <think>or 43</think>43", "q", "43"),
+        ("<think>a <think> 42</think>43", "q", "43"),
+        ("<think>42", "q", None),
+        ("42 <think> is it?", "q", None),
+        ("<think>41</think>42<think>or", "q", None),
+        ("so 42</think>43", "q", "43"),
+        ("42", "Now think.\n<think>\n", None),
+        ("42</think>43", "Now think.\n<think>\n", "43"),
+        ("42", "Write your thoughts between <think> and </think>.", "42"),
+        ("42", BEGUN, None),
+        ("42</think>43", BEGUN, "43"),
+        ("42", SHUT, "42"),
+        ("42</think>", "q", ""),
+        ([{"role": "assistant", "content": "<think>42</think>43"}], BEGUN, "43"),
+    ],
+)
+def test_only_what_follows_the_thoughts_is_judged(completion: Any, prompt: Any, judged: str | None) -> None:
+    for gold in ("42", "43"):
+        reward = float(gold == judged)
+        assert exact_match([prompt], [completion], answer=[gold]) == [reward]
+        assert math([prompt], [completion], answer=[gold]) == [reward]
+        for prompt_text in ("q", "<|assistant|><think>\n"):  # the template may open them
+            begun = "</think>" not in str(completion) and prompt_text != "q"
+            given = exact_match([prompt], [completion], answer=[gold], prompt_texts=[prompt_text])
+            assert given == [0.0 if begun else reward]
+        entry: dict[str, Any] = {"answer": gold, "metadata": {}}
+        assert reasoning_gym([prompt], [completion], task=["chain_sum"], entry=[entry])[0] in (reward, 0.01)
+    if judged is None:  # chain_sum pays 0.01 for any text
+        assert reasoning_gym([prompt], [completion], task=["chain_sum"], entry=[{"answer": "1"}]) == [0.0]
+
+
+def test_the_tags_of_thoughts_are_an_option_and_format_sees_all() -> None:
+    for tags in (["[THINK]", "[/THINK]"], ["<|channel>thought", "<channel|>"], ["◁think▷", "◁/think▷"]):
+        completions = [f"{tags[0]} 42{tags[1]}43", f"{tags[0]} 42", "43"]
+        assert math(["q"] * 3, completions, answer=["43"] * 3, thinking=tags) == [1.0, 0.0, 1.0]
+        assert format_match(["q"], completions[:1], pattern=re.escape(tags[0])) == [1.0]
+    assert exact_match(["q"], ["<think>42"], answer=["<think>42"], thinking=None) == [1.0]
+    for odd in ("<think>", ["<think>"], ["a", "b", "c"]):
+        with pytest.raises(UserError, match="thinking is"):
+            math(["q"], ["42"], answer=["42"], thinking=odd)
+
+
+WORKED = [
+    (r"First $\boxed{7}$, then we see that it is $\boxed{\frac12}$.", r"\frac12", "7"),
+    (r"So $x = \fbox{\frac{1}{\sqrt{2}}}$ is right.", r"\frac{1}{\sqrt{2}}", "1"),
+    (r"It is $\boxed 5$.", "5", "55"),
+    (r"It is $\boxed{41 \boxed{42}}$", r"41 \boxed{42}", "42"),
+    ("He has 3 * 6 = <<3*6=18>>18.\n#### 18", "18", "3"),
+    ("#### The way\nIt is long.\n####  -1,250  \n", "-1,250", "1"),
+    (r"So it is $\boxed{\text{Evelyn}}$", r"\text{Evelyn}", "Ann"),
+]
+
+
+@pytest.mark.parametrize(("worked", "gold", "wrong"), WORKED)
+def test_the_answer_of_a_worked_solution_is_the_right_one(worked: str, gold: str, wrong: str) -> None:
+    for column in ("answer", "notes"):
+        columns: dict[str, Any] = {column: [worked] * 2, "answer_column": column}
+        assert exact_match(["q"] * 2, [gold, wrong], **columns) == [1.0, 0.0]
+        assert math(["q"] * 2, [f"\\boxed{{{gold}}}", f"\\boxed{{{wrong}}}"], **columns) == [1.0, 0.0]
+    assert exact_match(["q"], [worked], answer=[worked]) == [1.0]
 
 
 @pytest.mark.parametrize("gold", [{"target": ["a"]}, [{"target": "a"}]])

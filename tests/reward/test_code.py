@@ -302,3 +302,16 @@ def test_a_call_has_time_for_many_tests_unless_the_recipe_says_otherwise(loaded:
     (from_python,) = load_functions([], code)
     close_functions([from_python])
     assert from_python.time_limit_seconds == 3600 and from_python.settings == ""
+
+
+def test_programs_within_thoughts_do_not_count() -> None:
+    right, wrong = "```python\ndef f(x): return x + 1\n```", "```python\ndef f(x): return x\n```"
+    completions = [
+        f"<think>{right}</think>{wrong}",
+        f"<think>{wrong}</think>{right}",
+        f"<think>{right}",
+        f"{right}</think>",
+    ]
+    verdicts: dict[str, Any] = {}
+    rewards = code(["q"] * 4, completions, tests=["assert f(1) == 2"] * 4, log_extra=verdicts.__setitem__)
+    assert rewards == [0.0, 1.0, 0.0, 0.0] and verdicts["verdict"][2:] == ["no code"] * 2

@@ -13,7 +13,8 @@ from gspo.errors import UserError
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.builtin import exact_match
 from gspo.reward.calls import is_async
-from gspo.reward.functions import Reward, load_functions
+from gspo.reward.functions import Reward, close_functions, load_functions, own_answer_notes
+from gspo.types import Query
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_function_from_python_comes_with_what_a_recipe_would_say() -> None:
     assert (plain.weight, plain.time_limit_seconds, plain.per, plain.settings) == (1.0, 60.0, "response", "")
     assert (own.name, own.weight, own.time_limit_seconds, own.per) == ("one_2", -0.1, 5, "segment")
     assert own.segment_separator == "\n" and "weight -0.1" in own.settings and "per segment" in own.settings
-    assert built_in.only_options == ("answer_column",)
+    assert built_in.only_options == ("answer_column", "thinking")
 
 
 def test_a_function_from_python_with_a_built_ins_name_is_no_built_in() -> None:
@@ -148,3 +149,48 @@ def test_objects_with_an_async_call_are_known_as_async() -> None:
 def test_no_reward_is_an_error(given: Any) -> None:
     with pytest.raises(UserError, match="no reward"):
         load_functions((), given)
+
+
+def queries(rows: Sequence[dict[str, Any]], text: str = "q") -> list[Query]:
+    return [Query(id=f"data:{i}", prompt="q", text=text, prompt_ids=(1,), columns=row) for i, row in enumerate(rows, 1)]
+
+
+PROSE = "We look at the number $\\alpha$ and see, after a while, that there is nothing to be done, so that " * 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "columns", "num_less"),
+    [
+        ({"function": "math"}, {"answer": [r"so \boxed{\frac12}", "#### 18", "1,000", r"\text{Ann}", None, PROSE]}, 1),
+        ({"function": "math"}, {"answer": [PROSE, "3", PROSE]}, 2),
+        ({"function": "exact_match"}, {"answer": ["so \\boxed{B}", 42.0, ["a", "b"], PROSE]}, 0),
+        ({"function": "exact_match"}, {"answer": ["<answer>4", "<answer>4</answer>", "5"]}, 1),
+        (
+            {"function": "reasoning_gym"},
+            {"task": ["chain_sum", "fraction_simplification"], "entry": [{"answer": "3"}, {"answer": "three"}]},
+            1,
+        ),
+        ({"function": "format", "options": {"pattern": "x"}}, {"answer": ["1", "2"]}, 0),
+    ],
+)
+def test_rows_on_which_no_response_can_get_1_are_counted(
+    reward: dict[str, Any], columns: dict[str, list[Any]], num_less: int, fitted_tokenizer: Any
+) -> None:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    for text in ("q", "q<think>\n"):  # a prompt that opens thoughts changes nothing
+        functions = load_functions([RewardConfig(**reward)])
+        notes = own_answer_notes(queries(rows, text), functions, fitted_tokenizer, segment_separator=None)
+        close_functions(functions)
+        assert len(notes) == (num_less > 0)
+        assert all(f"no response can get 1 on {num_less} of " in note for note in notes), notes
+
+
+def test_an_answer_of_no_row_that_can_get_1_is_an_error_and_of_many_rows_some_are_tried(fitted_tokenizer: Any) -> None:
+    functions = load_functions([RewardConfig(function="math", options={"answer_column": "proof"})])
+    few = queries([{"proof": PROSE}] * 3)
+    with pytest.raises(UserError, match=r"no response can get 1 on 3 of 3 rows, such as data:1(.|\n)*answer_column"):
+        own_answer_notes(few, functions, fitted_tokenizer, segment_separator=None)
+    many = queries([{"proof": PROSE if number % 2 else "4"} for number in range(999)])
+    (note,) = own_answer_notes(many, functions, fitted_tokenizer, segment_separator=None)
+    close_functions(functions)
+    assert "of 200 rows, evenly drawn from 999, such as data:" in note

@@ -14,7 +14,10 @@ from gspo.types import Query, Sample
 Signature = Literal["TRL", "verl", "AReaL"]
 # The names that no column of the data gives; docs/guides/rewards.md says what each of them is.
 GIVEN: Mapping[Signature, Sequence[str]] = {
-    "TRL": ("prompts", "completions", "completion_ids", "segments", "trainer_state", "log_metric", "log_extra"),
+    "TRL": (
+        *("prompts", "prompt_texts", "completions", "completion_ids", "segments"),
+        *("trainer_state", "log_metric", "log_extra"),
+    ),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
     "AReaL": ("prompt", "completions", "prompt_ids", "completion_ids"),
 }
@@ -75,7 +78,7 @@ def _lists(
     if function.per == "segment":
         assert function.segment_separator is not None
         lists["segments"] = [split_segments(text, function.segment_separator) for text in texts]
-    return {**lists, "prompts": [query.prompt] * size}
+    return {**lists, "prompts": [query.prompt] * size, "prompt_texts": [query.text] * size}
 
 
 def _of_verls_row(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from math import isnan
 from typing import Any
 
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.callables import load_callable
 from gspo.reward.limits import within_cpu_limit
+from gspo.reward.marks import TAGGED, THINKING, behind_thoughts, gold_answer
 from gspo.sandbox.sandbox import Limits, Sandbox
 
 SANDBOX_BYTES = 2 * 2**30
@@ -17,15 +18,39 @@ SANDBOX_BYTES = 2 * 2**30
 _EVALUATING = """binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting
     polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion"""
 EVALUATING_TASKS = frozenset(_EVALUATING.split())
-TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
+def _behind_thoughts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of what follows each completion's thoughts; 0.0 where they, or those the prompt opens, never end."""
+
+    @wraps(function)
+    def judging(
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        thinking: Sequence[str] | None = THINKING,
+        prompt_texts: Sequence[str] | None = None,  # as the model reads them
+        **columns: Any,
+    ) -> list[float | None]:
+        if isinstance(thinking, str) or len(thinking or THINKING) != 2:
+            fix = f"give the two texts that open and close thoughts, {json.dumps(THINKING)}, or null"
+            raise UserError(f"thinking is {thinking!r}", where="reward.options", fix=fix)
+        rows = zip(map(_text, completions), prompts, prompt_texts or prompts, strict=True)
+        texts = [behind_thoughts(text, forms, thinking) for text, *forms in rows]
+        scores = function(prompts, [text or "" for text in texts], **columns)
+        return [0.0 if text is None and score is not None else score for text, score in zip(texts, scores, strict=True)]
+
+    return judging
+
+
+@_behind_thoughts
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Any], *, answer_column: str = "answer", **columns: Any
 ) -> list[float | None]:
     """1.0 where the answer (last <answer> tag, else the completion) is the column's text, None where that is empty.
 
-    Of a list in the column any entry is right; a whole number that is stored as 42.0 may be written 42 too.
+    Of a list in the column any entry is right, and of a worked solution its answer is, too; a whole number that is
+    stored as 42.0 may be written 42 too.
     """
     golds = _golds(columns, answer_column, function="exact_match")
     return [
@@ -50,6 +75,7 @@ def format_match(
     return [float(match(_text(completion)) is not None) for completion in completions]
 
 
+@_behind_thoughts
 def math(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -64,15 +90,14 @@ def math(
     """
     from gspo.reward.final_answer import score
 
-    def best(gold: Any, completion: Any) -> float | None:
-        is_any = isinstance(gold, list | tuple) and (len(gold) == 1 or all(isinstance(entry, str) for entry in gold))
-        right = [str(entry) for entry in (gold if is_any else [gold]) if not _is_blank(entry)]
-        text = _text(completion)
+    def best(gold: Any, text: str) -> float | None:
+        right = _right_answers(gold)
         return max((within_cpu_limit(seconds_per_answer, score, entry, text) for entry in right), default=None)
 
     return [*map(best, _golds(columns, answer_column, function="math"), completions)]
 
 
+@_behind_thoughts
 def reasoning_gym(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -117,6 +142,7 @@ def _score_in_sandbox(seconds: float, row: Sequence[Any]) -> float:
     return ran.value
 
 
+@_behind_thoughts
 def code(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -139,7 +165,7 @@ def code(
     options = JudgeOptions(score=score, seconds_per_test=seconds_per_test, language=language, max_tests=max_tests)
     rows = tests_of_rows(prompts, columns, tests_column)
     judgements = [
-        None if tests is None else judge(_text(completion), tests, options)
+        None if tests is None else judge(completion, tests, options)
         for completion, tests in zip(completions, rows, strict=True)
     ]
     if log_extra is not None:
@@ -152,9 +178,8 @@ def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
-def _answer(completion: Any) -> str:
-    """The stripped text in the last <answer>…</answer>; the whole stripped completion where there is no tag."""
-    text = _text(completion)
+def _answer(text: str) -> str:
+    """The stripped text in the last <answer>…</answer>; the whole stripped text where there is no tag."""
     return (TAGGED.findall(text) or [text])[-1].strip()
 
 
@@ -182,13 +207,35 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
     return golds
 
 
+def _right_answers(gold: Any) -> list[str]:
+    """The texts that are right for math; several numbers are one answer."""
+    is_any = isinstance(gold, list | tuple) and (len(gold) == 1 or all(isinstance(entry, str) for entry in gold))
+    return [gold_answer(str(entry)) for entry in (gold if is_any else [gold]) if not _is_blank(entry)]
+
+
 def _right_texts(gold: Any) -> set[str]:
     if _is_blank(gold):
         return set()
     if isinstance(gold, list | tuple):
         return {text for entry in gold for text in _right_texts(entry)}
     is_whole = isinstance(gold, float) and gold.is_integer()
-    return {str(gold).strip(), str(int(gold))} if is_whole else {str(gold).strip()}
+    return {str(gold).strip(), str(int(gold)) if is_whole else gold_answer(str(gold)).strip()}
+
+
+def own_response(function: Any, columns: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+    """A row's right answer as the plainest response that a built-in function must give 1; None where it has none."""
+    gold, entry = columns.get(options.get("answer_column", "answer")), columns.get("entry")
+    if function is math:
+        return next((f"\\boxed{{{answer}}}" for answer in _right_answers(gold)), None)
+    if function is exact_match:
+        return min(_right_texts(gold), key=len, default=None)
+    if function is reasoning_gym:
+        answer = entry.get("answer") if isinstance(entry, Mapping) else None
+        return answer if isinstance(answer, str) else None
+    if function is code:
+        programs = [columns[name] for name in ("canonical_solution", "solution", "code") if columns.get(name)]
+        return f"```\n{programs[0]}\n```" if programs and isinstance(programs[0], str) else None
+    return None
 
 
 BUILT_IN: Mapping[str, Callable[..., Any]] = {
@@ -201,11 +248,11 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
 VERIFIERS = ("math", "reasoning_gym", "code")  # they compute what others have written
 # Keyword arguments that the recipe alone sets; what else they take is a column of the data.
 OPTIONS: Mapping[str, Sequence[str]] = {
-    "exact_match": ("answer_column",),
+    "exact_match": ("answer_column", "thinking"),
     "format": ("pattern", "full_match"),
-    "math": ("answer_column", "seconds_per_answer"),
-    "reasoning_gym": ("seconds_per_answer", "in_sandbox"),
-    "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests"),
+    "math": ("answer_column", "seconds_per_answer", "thinking"),
+    "reasoning_gym": ("seconds_per_answer", "in_sandbox", "thinking"),
+    "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests", "thinking"),
 }
 
 

@@ -2,11 +2,10 @@
 
 import re
 
-from gspo.reward.builtin import TAGGED
-from gspo.reward.mathematics import read, same
+from gspo.reward.marks import BOX, TAGGED, last_box
+from gspo.reward.mathematics import DIGITS, read, same
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-_BRACE = re.compile(r"(?<!\\)[{}]")
+MAX_WORDS = 20  # a text of more, which is no mathematics, is a worked solution and no answer
 _BULLET = re.compile(r"\s*-\s")  # "- 17" is a list's 17 or minus 17; in a formula or a box it is minus 17
 _MARKED = re.compile(r"####[ \t]*(.+)")
 _ANNOUNCED = re.compile(
@@ -23,25 +22,32 @@ _GOES_ON = re.compile(
 )
 _TAKEN_BACK = re.compile(r"(?i)[\W_]*(?:h+m+|oops|sorry|wait|actually|correction|no(?=[,.!:]|\s+wait))\b")
 _NUMBER = re.compile(
-    r"(?<![\w.,/:^*+\-−\\])(?<![0-9]\s)[-−+]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\s*%|"
+    r"(?<![\w.,/:^*+\-−\\%])(?<![0-9%]\s)(?<![0-9]['’])[-−+]?[$€£]?(?:[0-9](?:[0-9,]|['’](?=[0-9]{3}))*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\s*%|"
     r"\s+(?:hundred|thousand|million|billion|dozen|percent|squared|cubed|factorial)\b)?(?![\w!^({\\+\-−]|\s*[-+*/×÷=<>≈±](?=\s*[\w(\\])|[.,:][0-9])"
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
 # A sentence with one of these commits itself to nothing.
 _DOUBTED = re.compile(
-    r"(?i)\b(?:maybe|perhaps|possib\w+|probably|guess|un(?:sure|certain|known)|impossible|doubt|suspect|neither|"
-    r"(?:could|might|may) be|(?:any|every)thing (?:but|except)|false that)\b"
+    r"(?i)\b(?:maybe|perhaps|possib(?:ly|ility)|possible(?=\s+(?:that|the|it|answer|value|solution|result)|\s*$)|probably|guess|"
+    r"un(?:sure|certain|known)|impossible|(?<!without )(?<!without a )(?<!no )(?<!beyond )doubt|suspect|neither|"
+    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|false that)\b"
     r"|(?:\bnot|n't) (?:sure|certain|know|think|believe|true|the case|clear)\b|\?"
+)
+# What a sentence concedes before it commits itself: Perhaps there is a shorter way, but the answer is 6.
+_CONCEDED = re.compile(
+    r"(?is)^(?:.*(?:[,;–—]\s*(?:but|so|thus|hence|therefore|yet|still|nevertheless|and|however(?!,))\b|;"
+    r"|(?<!thing)(?<!help)(?<!none)(?<!all)\sbut\b))?"
+    r"(?:\W*(?:since|because|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*,)?"
 )
 # A value with one of these shortly before or anywhere behind it is denied, inexact or one of several.
 _HEDGED = re.compile(
     r"(?i)\b(?:not|never|nor|cannot|either|or|and|tried|fail(?:s|ed)?|wrong|incorrect|approx\w*|about|roughly|around|almost|"
     r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|to|"
-    r"unlike|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
+    r"unlike|(?:more |less |un)likely|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
     r"vs|versus|then|(?:over|under|above|below|up to|exceeds?)(?=\s+\$?[0-9])|"
     r"steps?|questions?|problems?|pages?|lines?|"
     r"cases?|chapters?|equations?|figures?|tables?|parts?|examples?|options?|numbers?|no|attempts?|rooms?|items?|rows?|"
-    r"rounds?|year)\b|n't\b|≈|≠|#|\\(?:approx|neq?|sim|to)\b|[=-]>|→|[|<>&;≤≥(\[]"
+    r"rounds?|year|b?mod(?:ulo)?)\b|n't\b|≈|≠|#|\\(?:approx|neq?|sim|to)\b|[=-]>|→|[|<>&;≤≥(\[]"
 )
 _CLAUSE = re.compile(  # where a clause or what its verb says begins
     r"(?i)[,;:](?=\s+[a-z])|\b(?:so|but|thus|hence|therefore|which|is|are|was|were|equals|makes|costs|has|gets|gives)\b"
@@ -56,6 +62,8 @@ _ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  #
 def score(gold: str, completion: str) -> float:
     """1.0 where the completion's answer says what the gold one says, else 0.0."""
     right = read(gold)
+    if right.value is None and len(re.findall(r"(?<!\\)\b[^\W\d_]{2,}", gold)) > MAX_WORDS:
+        return 0.0
     try:
         answer = final_answer(completion)
         return float(answer is not None and same(right, read(answer)))
@@ -65,13 +73,14 @@ def score(gold: str, completion: str) -> float:
 
 def final_answer(completion: str) -> str | None:
     """The text of the answer; None where it is missing, cut off, denied, taken back or one of several."""
+    completion = completion.translate(DIGITS)
     if "<answer>" in completion:
         tags = list(TAGGED.finditer(completion))
         if not tags or _BULLET.match(tags[-1][1]):
             return None
         return _kept(tags[-1][1].strip(), completion[tags[-1].end() :])
-    if boxes := list(_BOX.finditer(completion)):
-        return _boxed_alone(completion, _outermost(completion, boxes))
+    if BOX.search(completion):
+        return _boxed_alone(completion)
     if marks := list(_MARKED.finditer(completion)):
         answer, behind = _statement(marks[-1][1]), completion[marks[-1].end() :]
         if read(answer).value is not None or not behind.strip():  # else it is a heading
@@ -84,7 +93,7 @@ def final_answer(completion: str) -> str | None:
         answer = _statement(sentence)
         if answer[:1].isalpha() and read(answer).value is None:  # the answer is that she has 64 apples
             answer = _last_value(sentence) or answer
-        return None if _DOUBTED.search(before) else _kept(answer, "\n".join([*further, below]))
+        return None if _DOUBTED.search(_CONCEDED.sub("", before)) else _kept(answer, "\n".join([*further, below]))
     return _last_claim(completion)
 
 
@@ -95,33 +104,14 @@ def _kept(answer: str, behind: str) -> str | None:
     return answer if other is None or read(other).value is None or same(read(answer), read(other)) else None
 
 
-def _outermost(text: str, boxes: "list[re.Match[str]]") -> "re.Match[str]":
-    """The last box, or the one that it is within: \\boxed{41 \\boxed{42}}."""
-    starts, within = {box.end(): box for box in boxes}, list["re.Match[str] | None"]()
-    outer = boxes[-1]
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "{":
-            within.append(starts.get(brace.start()))
-        elif within:
-            closed = within.pop()
-            if closed and closed.start() < outer.start() < brace.start():
-                outer = closed
-    return outer
-
-
-def _boxed_alone(text: str, box: "re.Match[str]") -> str | None:
-    """What the box holds; None where it is denied, or is a part of more: 2\\boxed{18}, \\boxed{18}!."""
-    before = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text[max(0, box.start() - 40) : box.start()])
-    bare = re.compile(r"[-+]?[0-9A-Za-z][0-9.,]*").match(text, box.end())
-    end, depth = (bare.end() if bare else len(text)), 0 if bare else 1
-    for mark in () if bare else _BRACE.finditer(text, box.end() + 1):
-        depth += 1 if mark[0] == "{" else -1
-        if depth == 0:
-            end = mark.end()
-            break
-    if depth or _DENIED.search(before) or _OPENS_MORE.search(before) or _GOES_ON.match(text, end):
+def _boxed_alone(text: str) -> str | None:
+    """What the last box holds; None where it is cut off or denied, or is a part of more: 2\\boxed{18}, \\boxed{18}!."""
+    if (box := last_box(text)) is None:
         return None
-    return _kept(text[box.end() : end] if bare else text[box.end() + 1 : end - 1], text[end:])
+    start, end, inner = box
+    before = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text[max(0, start - 40) : start])
+    is_part = _DENIED.search(before) or _OPENS_MORE.search(before) or _GOES_ON.match(text, end)
+    return None if is_part else _kept(inner, text[end:])
 
 
 def _statement(text: str) -> str:
@@ -151,9 +141,11 @@ def _last_value(sentence: str) -> str | None:
     """The last formula or number of a sentence that commits itself to it: no other value beside it, no doubt."""
     values = [match for match in _FORMULA.finditer(sentence) if read(match[0]).value is not None]
     values = sorted([*values, *_NUMBER.finditer(sentence)], key=re.Match.end)
-    if not values or _DOUBTED.search(sentence) or re.search("[0-9]", sentence[values[-1].end() :]):
+    if not values or re.search("[0-9]", behind := sentence[values[-1].end() :]):
         return None
-    before, behind = sentence[: values[-1].start()], sentence[values[-1].end() :]
+    before = sentence[: values[-1].start()]
+    if _DOUBTED.search(_CONCEDED.sub("", before) + values[-1][0] + behind):
+        return None
     clause = _CLAUSE.split(re.sub(r"[^\s=]{1,40}\s{0,20}=\s{0,20}$", "", before))[-1]  # without the x = of x = 5
     is_beside = re.search(
         r"[0-9]\S{0,20}?[,;]\s*$|[0-9]\s+$|[0-9]\s\(?[A-Z][).:]\s*$|^\s*\$?[0-9][0-9.,]*\s*=\s*$", before

@@ -13,10 +13,11 @@ from gspo.queries.row import Row
 from gspo.recipe.faults import described
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
-from gspo.reward.builtin import BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, code, find_function, reasoning_gym
+from gspo.reward.builtin import BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
 from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.code_tests import read_tests
 from gspo.reward.log import TrainerState
+from gspo.reward.marks import THINKING, gold_answer, opens_thoughts
 from gspo.reward.processes import Processes
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
@@ -24,6 +25,7 @@ from gspo.sandbox.sandbox import check_available
 from gspo.types import Group, Query, Sample, Score
 
 JUNK = "I do not know."
+MAX_TRIED = 200  # rows whose own answers are tried
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> tu
 
     Calls none of them. Raises UserError where there is such a row and this machine has no sandbox.
     """
-    verifying = [function for function in functions if function.call is reasoning_gym]
+    verifying = [function for function in functions if function.call is BUILT_IN["reasoning_gym"]]
     row = next((row for row in rows if not row.is_procedural and _evaluating(row)), None) if verifying else None
     if row is None:
         return tuple(functions)
@@ -162,7 +164,7 @@ def _evaluating(row: Row) -> frozenset[str]:
 def check_tests(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:
     """UserError for a row of data with malformed tests of programs, before a run has come to it; calls nothing."""
     for function in functions:
-        for row in rows if function.call is code else ():
+        for row in rows if function.call is BUILT_IN["code"] else ():
             where = f"reward function {function.name}, row {row.id}"
             read_tests(row.columns, column=function.options.get("tests_column"), where=where)
 
@@ -186,11 +188,50 @@ def probe(
     named = [str(f.options["answer_column"]) for f in functions if "answer_column" in f.options]
     answer = train[0].columns.get((*named, "answer")[0])
     answer = answer[0] if isinstance(answer, list | tuple) and answer else answer
+    readers = [function for function in functions if "thinking" in function.only_options]
     is_text = isinstance(answer, str | int | float)  # what else there is no model could write
-    texts = [str(answer) if is_text else JUNK, JUNK]  # two at least: a wrong count must show
+    text = str(answer) if is_text else JUNK
+    if readers and is_text:
+        text = _behind_thoughts(gold_answer(text), train[0], readers[0])
+    texts = [text, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
     samples = score([group], functions, state, strict=True).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
+
+
+def own_answer_notes(
+    queries: Sequence[Query], functions: Sequence[RewardFunction], tokenizer: Any, *, segment_separator: str | None
+) -> list[str]:
+    """Sentences on rows whose own answer a built-in function gives less than 1: no response can get it there.
+
+    Raises UserError where these are all rows. Of many rows it tries MAX_TRIED, evenly drawn.
+    """
+    tried, notes = queries[:: -(-len(queries) // MAX_TRIED) or 1], list[str]()
+    drawn = f", evenly drawn from {len(queries):,}" * (len(tried) < len(queries))
+    for function in functions:
+        pairs = [(query, own_response(function.call, query.columns, function.options)) for query in tried]
+        texts = [(query, _behind_thoughts(text, query, function)) for query, text in pairs if text is not None]
+        groups = [Group(samples=(_sample(query, text, tokenizer, segment_separator),)) for query, text in texts]
+        scored = score(groups, [function], max_masked_fraction=1.0).samples if groups else ()
+        parts = [sample.score.parts[function.name] for sample in scored if sample.score is not None]
+        less = [(sample, part) for sample, part in zip(scored, parts, strict=True) if part is not None and part < 1]
+        if not less:
+            continue
+        (sample, part), num_rows = less[0], sum(part is not None for part in parts)
+        what = f"no response can get 1 on {len(less):,} of {num_rows:,} rows{drawn}, such as {sample.query.id}"
+        what += f": {function.name} gives its own answer {part:g}: {sample.text[:100]!r}"
+        if len(less) == num_rows and "answer_column" in function.only_options:
+            fix = "name the column with the right answers: options: {answer_column: …}, or take another function"
+            raise UserError(what, where=f"reward function {function.name}", fix=fix)
+        notes.append(what)
+    return notes
+
+
+def _behind_thoughts(text: str, query: Query, function: RewardFunction) -> str:
+    """The text, behind the tag that ends the thoughts where the prompt opens them."""
+    thinking = function.options.get("thinking", THINKING) if "thinking" in function.only_options else None
+    is_begun = thinking and any(opens_thoughts(prompt, thinking) for prompt in (query.prompt, query.text))
+    return f"{thinking[1]}{text}" if thinking and is_begun else text
 
 
 def _sample(query: Query, text: str, tokenizer: Any, separator: str | None) -> Sample:

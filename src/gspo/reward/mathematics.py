@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd
 from typing import Any
 
 import sympy
@@ -27,11 +28,14 @@ NOISE = 1e-12  # relative: of a number that has been a binary one, which is writ
 ROUNDING = 1e-25  # relative: of the values that are computed here
 
 _NUMBER = r"(?=[0-9]|\.[0-9])(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.[0-9]+)?"
-_AMOUNT = re.compile(rf"({_NUMBER})(?:[eE]([-+]?[0-9]{{1,3}})(?![0-9]))?(?:\s*(\\?%|(?:percent|[tmb]\w+)\b))?")
-_SCALES = {r"\%": -2, "%": -2, "percent": -2, "thousand": 3, "million": 6, "billion": 9}  # powers of ten
+_AMOUNT = re.compile(rf"({_NUMBER})(?:[eE]([-+]?[0-9]{{1,3}})(?![0-9]))?(?:\s*(\\?%|(?:percent|dozen|[tmb]\w+)\b))?")
+_SCALES = dict.fromkeys((r"\%", "%", "percent"), Fraction(1, 100))
+_SCALES |= {name: Fraction(10**power) for name, power in (("thousand", 3), ("million", 6), ("billion", 9))}
+_SCALES["dozen"] = Fraction(12)
+_PERCENTAGE = re.compile(r"(?:\\frac\{([0-9]+)\}\{([0-9]+)\}|([0-9]+)\s*/\s*([0-9]+))\s*(?:\\?%|percent\b)")
 _LETTER = r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])"
 _COMMANDS = (
-    r"\\(?:[{}\\]|(?:frac|sqrt|pi|infty|pm|in|cup|leq?|geq?|[lg]t|sin|cos|tan|cot|sec|csc|ln|log|exp|begin\{[pb]matrix\}|"
+    r"\\(?:[{}\\]|(?:frac|binom|neq?|sqrt|pi|infty|pm|in|cup|leq?|geq?|[lg]t|sin|cos|tan|cot|sec|csc|ln|log|exp|begin\{[pb]matrix\}|"
     r"end\{[pb]matrix\}|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega)(?![A-Za-z]))"
 )
 _MATHEMATICS = re.compile(rf"(?:[0-9.,;=<>+\-*/^_!'(){{}}\[\]|&\s]|{_LETTER}|(?<=\s)(?:and|or)(?=\s)|{_COMMANDS})+")
@@ -40,10 +44,11 @@ _MISREAD = re.compile(
     r"[0-9]\s+[0-9]|(?:\)|(?<!matrix)\}|\\pi|\\infty)\s*[0-9]|(?:[0-9]|(?<!matrix)\})\s*\\frac\{[0-9]|[0-9]\s*[_']"
     r"|(?<![\\A-Za-z])[A-Za-z]\s*[0-9]"
     r"|--|\+\+|-\s*\(\s*-|!!|[0-9]{3,}!|[)}]!|/\s*0(?![.0-9])|\^\s*(?:[^\s{}+*/=,;-]*|\{[^{}]*[0-9)]\s*)\^|\^\s*\{?-?\(?[0-9]{4,}|[0-9]{400,}|[-+*/^=<>]\s*$|^\s*[*/^=<>!]|^\s*\[[^,]*\]\s*$"
+    r"|\\binom(?!\{[0-9]{1,3}\}\{[0-9]{1,3}\})"
 )
 _LABEL = re.compile(  # the x of x = 5
     r"(?:(?:m?\s*\\?(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?'*(?:\s*\([A-Za-z0-9, ]*\))?"
-    r"|\(\\?[A-Za-z]+(?:\s*,\s*\\?[A-Za-z]+)*\))\s*(?:=|\\in(?![A-Za-z]))"
+    r"|\(\\?[A-Za-z]+(?:\s*,\s*\\?[A-Za-z]+)*\))\s*(?:=|\\(?:in|equiv)(?![A-Za-z]))"
 )
 _WRAPPING = re.compile(
     r"(\*\*|__|`+|\$\$|\$)(?P<inner>(?:(?!\1).)*)\1|\\\((?P<round>.*)\\\)|\\\[(?P<square>.*)\\\]|\{(?P<brace>[^{},]*)\}"
@@ -57,10 +62,12 @@ _LEAD = re.compile(
 # One spelling for the many that a piece of mathematics has: characters, then patterns, each of what is left by then.
 _CHARACTERS = dict(zip("·×∗⋅÷−–﹣－", "****/----", strict=True)) | {"²": "^2", "³": "^3", "½": " 1/2", "π": r"\pi "}
 _CHARACTERS |= {"∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "≤": r"\le ", "≥": r"\ge "}
-_CHARACTERS |= {"°": " degrees", "¢": " cents"}
+_CHARACTERS |= {"°": " degrees", "¢": " cents", "≠": r"\ne ", "≡": r"\equiv ", "’": "'"}
+DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}  # the full-width ones of Chinese and Japanese
+_CHARACTERS |= {chr(0xFEE0 + code): chr(code) for code in range(0x21, 0x7F) if chr(code) != "-"}
 _SPELLINGS = r"""
 \\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle)(?![A-Za-z]) ⟶
-(?:\\text)?\{,\}|,\\!\s*|(?<=[0-9])(?:\\[,;: ]|[\u2009\u202f\u00a0])(?=[0-9]{3}(?![0-9])) ⟶ ,
+(?:\\text)?\{,\}|,\\!\s*|(?<=[0-9])(?:\\[,;: ]|[\u2009\u202f\u00a0']|\{'\})(?=[0-9]{3}(?![0-9])) ⟶ ,
 (?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z]))|(?<=\S)~(?=\S)|[\u2009\u202f\u00a0] ⟶ \x20
 \\[dtc](frac|binom)(?![A-Za-z]) ⟶ \\\1
 \\lbrack(?![A-Za-z]) ⟶ [
@@ -76,12 +83,13 @@ _SPELLINGS = r"""
 \\(?:cdot|times)(?![A-Za-z]) ⟶ *
 \\div(?![A-Za-z]) ⟶ /
 \*\*|\s*\^\s* ⟶ ^
-\^\{?\\circ\s*\}?|\\degree(?![A-Za-z]) ⟶ \x20degrees
+\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]) ⟶ \x20degrees
 (?<=[0-9])\s+i(?![A-Za-z]) ⟶ i
 \b(?:square|sq\.?)\s+([A-Za-z]+) ⟶ \1^2
 \bcubic\s+([A-Za-z]+) ⟶ \1^3
 √\s*([0-9A-Za-z]+) ⟶ \\sqrt{\1}
 √ ⟶ \\sqrt
+\\(?:lor|vee)(?![A-Za-z])|∨ ⟶ \x20or\x20
 \binfinity\b ⟶ \\infty
 <= ⟶ \\le\x20
 >= ⟶ \\ge\x20
@@ -89,9 +97,16 @@ _SPELLINGS = r"""
 \\sqrt\s*\(([^()]*)\) ⟶ \\sqrt{\1}
 \\sqrt\s*([0-9A-Za-z]) ⟶ \\sqrt{\1}
 \\log_\{?([0-9a-z])\}?\s*([0-9a-z]+) ⟶ \\log_{\1}{\2}
-\\frac\s*([0-9])\s*([0-9]) ⟶ \\frac{\1}{\2}
+\\(frac|binom)\s*([0-9])\s*([0-9]) ⟶ \\\1{\2}{\3}
 \\frac(\{[^{}]*\})\s*([0-9]) ⟶ \\frac\1{\2}
-(?<=[0-9])\s*\*\s*(?=[A-Za-z\\(]) ⟶
+(?<=[0-9])\s*\*\s*(?=[A-Za-z(]|\\(?!frac)) ⟶
+(?:(?<![\^_{.0-9])([0-9.]+)(?=\s*(?:\(|\[|\\\{))|(\)))\s*(?=(?:\(|\[|\\\{)?\s*(?:\\frac|[0-9]+\s*/)) ⟶ \1\2*
+\{?\s*([0-9]+)\s*\\choose\s*([0-9]+)\s*\}? ⟶ \\binom{\1}{\2}
+\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)? ⟶ \\overline{\1\2\3}
+\\(overline|bar)\s*([0-9]) ⟶ \\\1{\2}
+(?<=[0-9)}])\s*[-+]\s*0\s*\*?\s*i(?![A-Za-z]) ⟶
+^0\s*\+\s*(?=\S*i$) ⟶
+^\\\{\s*[a-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?::|\||\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))([^=]*)\\\}$ ⟶ \1
 \\\$ ⟶ $
 \s+ ⟶ \x20
 """
@@ -99,10 +114,16 @@ _SPELLING_RULES = [
     (re.compile(pattern.strip()), replacement.strip().replace(r"\x20", " "))
     for pattern, _, replacement in (line.partition("⟶") for line in _SPELLINGS.strip().splitlines())
 ]
-_MIXED = re.compile(r"([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)|\s*\\frac\{([0-9]+)\}\{([0-9]+)\})")  # 1 1/2
+_MIXED = re.compile(r"(?<![\^_.,0-9])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)|\s*\\frac\{([0-9]+)\}\{([0-9]+)\})")  # 1 1/2
 _REPEATING = re.compile(r"([0-9]{0,50})\.([0-9]{0,50})\\(?:overline|bar)\s*\{([0-9]{1,50})\}")  # 0.1\overline{6}
+_MODULO = re.compile(r"(.+?)\s*(?:\\pmod\s*\{?([0-9a-z]+)\}?|\(\s*\\?b?mod(?:ulo)?\s*\{?([0-9a-z]+)\}?\s*\))")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)(?![A-Za-z])")
+_ANGLE = rf"{_NUMBER}|{_LETTER}|\([^()]*\)|(?:\\frac\s*\{{[^{{}}]*\}}\s*)?\{{[^{{}}]*\}}"
+_DEGREES = re.compile(rf"\{{\s*({_ANGLE})\s*degrees?\s*\}}|({_ANGLE})\s*degrees?(?![A-Za-z])")
 _CURRENCY = re.compile(r"(-?)\s*(US\$|USD|[$€£])\s*([0-9.].*)")
-_WITH_UNIT = re.compile(r"(.*(?:[0-9)}%]|\\pi))(\s*)((?:[A-Za-z]+(?:\^?\{?-?[1-4]\}?)?[ ./]*)+)")
+_WITH_UNIT = re.compile(
+    r"(.*(?:[0-9]\s+(?:dozen|thousand|[mb]illion)(?=\s)|[0-9)}%]|\\pi))(\s*)((?:[A-Za-z]+(?:\^?\{?-?[1-4]\}?)?[ ./]*)+)"
+)
 _UNIT_NAMES = """$ US$ USD dollar; € euro; £ pound; metre meter m; feet foot ft; centimetre centimeter cm; inch inche in
     kilometre kilometer km; millimetre millimeter mm; mile mi; hour hr h; minute min; second s; gram g; kilogram kg
     litre liter l; degree; people; unit; cent; lb; oz; /"""
@@ -139,12 +160,12 @@ def read(text: str) -> Reading:
     comparable = _comparable(plain)
     if len(plain) > MAX_CHARACTERS:
         return Reading(text=comparable)
-    label = None
+    label, plain = None, _as_point(plain)
     if labelled := _LABEL.match(plain):
-        label = _comparable(re.sub(r"(=|\\in)$", "", labelled[0]))
+        label = _comparable(re.sub(r"(=|\\in|\\equiv)$", "", labelled[0]))
         plain = re.sub(rf"(?:\b(?:and|or)|,)\s*{re.escape(label)}\s*=", ",", plain[labelled.end() :].strip())
     plain, unit = _without_unit(re.sub(r"^\(?([A-Z])\s*[).:]+$", r"\1", plain))
-    if re.fullmatch(rf"[-+]?{_NUMBER}\s*(?:\\?%|percent)", plain):
+    if re.fullmatch(rf"[-+]?(?:{_NUMBER}\s*(?:\\?%|percent)|{_PERCENTAGE.pattern})", plain):
         unit = "percent"
     value = _chain_value(plain, label)
     decimal = plain.replace(",", "") if "." in plain and re.fullmatch(rf"[-+]?{_NUMBER}", plain) else None
@@ -158,6 +179,10 @@ def read(text: str) -> Reading:
 
 def _chain_value(plain: str, label: str | None) -> Any:
     """The value of what may be an equation, or a chain of equal numbers behind an unknown: m + n = 9 + 16 = 25."""
+    joined = re.split(r"(?<=\s)(or|and)(?=\s)", plain)
+    regions = [_region(_value(part)) for part in joined[::2]]
+    if None not in regions and len(set(joined[1::2])) == 1:
+        return (sympy.Union if joined[1] == "or" else sympy.Intersection)(*regions)
     texts = plain.split("=")
     sides = [_value(side) for side in texts]
     if len(sides) == 1:
@@ -173,12 +198,35 @@ def _chain_value(plain: str, label: str | None) -> Any:
     return sympy.Eq(first, numbers[-1], evaluate=False) if is_unknown else numbers[-1]
 
 
+def _as_point(plain: str) -> str:
+    """(x,y)=(4,9) for y = 9, x = 4: in the order of usual letters, else as it is written: n = 3, k = 2."""
+    parts = re.split(r"\s*(?:[,;]\s*(?:and\b)?|\band\b)\s*", plain)
+    pairs = [pair[0] for part in parts if (pair := re.findall(r"^([A-Za-z])\s*=\s*([^=]+)$", part))]
+    letters = {letter for letter, _ in pairs}
+    pairs, is_point = sorted(pairs) if letters <= set("abcxyz") else pairs, 1 < len(letters) == len(parts)
+    return "({})=({})".format(*map(",".join, zip(*pairs, strict=True))) if is_point else plain
+
+
+def _region(value: Any) -> Any:
+    """The real numbers that intervals or solved inequalities have: -1 < x, x != 2; None where it is neither."""
+    if isinstance(value, sympy.Interval | sympy.Union):
+        return value.doit()
+    relations = value.atoms(sympy.core.relational.Relational) if isinstance(value, sympy.Basic) else ()
+    are_solved = [
+        {side.is_Symbol for side in r.args} == {True, _is_number(r.rhs), _is_number(r.lhs)} for r in relations
+    ]
+    is_whole = _kind(value) == "Relational"
+    return value.as_set() if is_whole and all(are_solved) else None
+
+
 def same(gold: Reading, answer: Reading) -> bool:
     """Whether the answer says what the gold one says, with no arithmetic left to do that the gold one has not."""
-    if gold.text and gold.text == answer.text:
+    if gold.text and gold.text in (answer.text, _in_lowest_terms(answer.text)):
         return True
     gold, answer = _alike(gold, answer)
-    if gold.value is None or answer.value is None or not _open_operations(answer.value) <= _open_operations(gold.value):
+    if gold.value is None or answer.value is None or (r"\binom" in answer.text and r"\binom" not in gold.text):
+        return False
+    if not _open_operations(answer.value) <= _open_operations(gold.value):
         return False
     if (gold.label and answer.label and gold.label != answer.label) or (
         gold.unit and answer.unit and gold.unit != answer.unit
@@ -187,8 +235,10 @@ def same(gold: Reading, answer: Reading) -> bool:
     if _is_number(gold.value) and _is_number(answer.value):
         return _is_same_number(gold, answer)
     kinds = [_kind(reading.value) for reading in (gold, answer)]
-    if sorted(kinds) == ["Interval", "Relational"]:
-        return _verify(gold.value, answer.value)
+    if len(gold.letters | answer.letters) == 1:  # x < -1 or x > 2 is an interval, or a union of some
+        regions = [_region(reading.value) for reading in (gold, answer)]
+        if None not in regions:
+            return bool(regions[0] == regions[1])
     sizes = {len(getattr(reading.value, "args", ())) for reading in (gold, answer)}
     if kinds[0] != kinds[1] or gold.letters != answer.letters or (len(sizes) > 1 and kinds[0] not in ("Expr", "Eq")):
         return False
@@ -237,6 +287,8 @@ def _plain(text: str) -> str:
     for pattern, replacement in _SPELLING_RULES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_as_fraction, _MIXED.sub(_improper, text))
+    if _FUNCTION.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\2\\pi }{180})", text)
     return re.sub(r"(?<=[^.\\\s])[.,;:]\s*$", "", text).strip()
 
 
@@ -260,13 +312,16 @@ def _comparable(text: str) -> str:
 
 def _without_unit(text: str) -> tuple[str, str | None]:
     """The text without the unit that it is given in, or the noun that is counted (64 apples), and the unit's name."""
+    if modulo := _MODULO.fullmatch(text):
+        return modulo[1], f"mod {modulo[2] or modulo[3]}"
     if currency := _CURRENCY.fullmatch(text):
         return currency[1] + re.sub(r"\s*(?:/|per\b)\s*[a-z]+$", "", currency[3]), _unit_name(currency[2])
     if not (amount := _WITH_UNIT.fullmatch(text)):
         return text, None
     words = amount[3].replace("per ", "/").replace("/", " / ").split()
     is_letter = len(words[0]) < 2 and (not amount[2] or amount[1].endswith("pi"))  # 5m, 2\pi h
-    if len(words) > 4 or _NO_UNITS.intersection(words) or is_letter:
+    is_angle = words[0].startswith("degree") and _FUNCTION.search(amount[1])  # a part of the value
+    if len(words) > 4 or _NO_UNITS.intersection(words) or is_letter or is_angle:
         return text, None
     names = [_unit_name(word) for word in words]
     is_known = [re.sub(r"\^[1-4]$", "", name) in _UNITS.values() for name in names]
@@ -289,12 +344,16 @@ def _verify(gold: Any, answer: Any) -> bool:
 def _value(text: str) -> Any:
     if re.search(r"\.[0-9]*\.|%\s*[0-9]|[0-9]\s+\.", text):  # 1..5, 5%5, 0 .5: what is left once the amounts are exact
         return None
+    text = _PERCENTAGE.sub(lambda part: rf"\frac{{{part[1] or part[3]}}}{{{part[2] or part[4]}00}}", text)
     text = _AMOUNT.sub(_exact, text)
     if not text.strip() or _MISREAD.search(text) or not _MATHEMATICS.fullmatch(text):
         return None
     config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_NORMALIZATION)
     values = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
-    return values[0] if values else None
+    value = values[0] if values else None
+    if isinstance(value, sympy.MatMul) and sum(part.is_Matrix for part in value.args) == 1:  # 2\begin{pmatrix}…
+        return value.doit().as_mutable()
+    return value
 
 
 def _exact(amount: "re.Match[str]") -> str:
@@ -302,8 +361,14 @@ def _exact(amount: "re.Match[str]") -> str:
     digits, exponent, scale = amount.groups()
     if scale and scale not in _SCALES:
         return amount[0]
-    number = Fraction(digits.replace(",", "")) * Fraction(10) ** (int(exponent or 0) + _SCALES.get(scale, 0))
+    number = Fraction(digits.replace(",", "")) * Fraction(10) ** int(exponent or 0) * _SCALES.get(scale, 1)
     return str(number) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _in_lowest_terms(text: str) -> str:
+    """The ratio 3:5 for 6:10; any other text as it is."""
+    numbers = [int(number) for number in text.split(":")] if re.fullmatch("[0-9]{1,9}(:[0-9]{1,9})+", text) else []
+    return ":".join(str(number // (gcd(*numbers) or 1)) for number in numbers) or text
 
 
 def _is_number(value: Any) -> bool:

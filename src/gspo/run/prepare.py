@@ -43,7 +43,7 @@ from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ModelConfig, RewardConfig
 from gspo.reward.calls import RewardFunction
-from gspo.reward.functions import Given, check_origin, check_tests, load_functions, probe
+from gspo.reward.functions import Given, check_origin, check_tests, load_functions, own_answer_notes, probe
 from gspo.reward.log import TrainerState
 from gspo.rollout.engine import check_engine
 from gspo.rollout.shaping import sampling_notes
@@ -150,6 +150,9 @@ def load_inputs(
     )
     state = TrainerState(max_steps=recipe.steps)
     probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator, state=state)
+    asked = [([*rendered.train, *rendered.held_out], functions), *((s.queries, s.functions) for s in sets if s.probed)]
+    for queries_asked, judging in asked:
+        notes += own_answer_notes(queries_asked, judging, tokenizer, segment_separator=separator)
     return Inputs(
         functions=functions,
         rows=rows,

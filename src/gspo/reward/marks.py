@@ -1,0 +1,58 @@
+"""What marks the answer in a text: the end of the thoughts, tags, a box, `####`."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+THINKING = ("<think>", "</think>")  # what opens and closes thoughts
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_BARE_END = re.compile(r"\$|\\[)\]]|\n|[.,;](?![0-9])|\s(?=[A-Za-z]{2})|$")  # of a box without braces: \boxed 5
+_LAST_LINE = re.compile(r"####[ \t]*([^\n]*\S)\s*$")
+
+
+def opens_thoughts(prompt: Any, thinking: Sequence[str]) -> bool:
+    """Whether a prompt's text ends with the tag that opens thoughts, or its last message begins them for the model."""
+    if isinstance(prompt, str):
+        return prompt.rstrip().endswith(thinking[0].strip())
+    last = prompt[-1] if isinstance(prompt, list) and prompt else {}
+    begun = str(last.get("content")) if last.get("role") == "assistant" else ""
+    return begun.rfind(thinking[0]) > begun.rfind(thinking[1])
+
+
+def behind_thoughts(text: str, prompts: Sequence[Any], thinking: Sequence[str] | None) -> str | None:
+    """What follows the last thoughts of a response to the prompt, in any of its forms; None where they never end."""
+    if not thinking:
+        return text
+    _, closed, behind = text.rpartition(thinking[1])
+    is_begun = not closed and any(opens_thoughts(prompt, thinking) for prompt in prompts)
+    return None if is_begun or thinking[0] in behind else behind
+
+
+def last_box(text: str) -> tuple[int, int, str] | None:
+    """Where the last box, or the one that it is within, begins and ends, and what it holds; None where it never ends.
+
+    Of \\boxed{41 \\boxed{42}} that is all.
+    """
+    boxes = {box.end(): box.start() for box in BOX.finditer(text)}
+    bare = [(end, _BARE_END.search(text, end)) for end in boxes if text[end : end + 1] != "{"]
+    found = [(boxes[end], until.start(), text[end : until.start()].strip()) for end, until in bare if until]
+    opened = list[int]()
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened and (start := opened.pop()) in boxes:
+            found.append((boxes[start], brace.end(), text[start + 1 : brace.start()]))
+    last = max(boxes.values())
+    return min((box for box in found if box[0] <= last < box[1]), default=None)
+
+
+def gold_answer(text: str) -> str:
+    """The answer of a worked solution: in its last box, or behind the #### of its last line; else the whole text."""
+    if BOX.search(text):
+        box = last_box(text)
+        return box[2].strip() or text if box else text
+    last_line = _LAST_LINE.search(text)
+    return last_line[1] if last_line else text
