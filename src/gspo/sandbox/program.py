@@ -223,9 +223,7 @@ def spent(whose: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def become(
-    header: dict[str, Any], program: bytes, code: types.CodeType | BaseException | None, pipes: list[int]
-) -> NoReturn:
+def become(header: dict[str, Any], program: bytes, code: Code | None, pipes: list[int]) -> NoReturn:
     """Become a run of the program, in a fork: take its pipes, and run it to its end."""
     try:
         os.setsid()

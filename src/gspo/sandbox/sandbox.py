@@ -5,6 +5,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
@@ -215,22 +216,17 @@ class _Started:
             return _message(body)
         if header.get("is_clean") is not True:  # files that it could not remove: the next run must not find them
             self._sandbox._end(self._name)
-        ending, seconds = header["ended"], header.get("cpu")
-        return Ran(
-            ending=ending if ending in get_args(Ending) else "failed",
-            output=body,
-            error=_text(header, "error"),
-            cpu_seconds=seconds if isinstance(seconds, float) else 0.0,
-        )
+        ending: Any = header["ended"] if header["ended"] in get_args(Ending) else "failed"
+        seconds = header["cpu"] if isinstance(header.get("cpu"), float) else 0.0
+        return Ran(ending=ending, output=body, error=_text(header, "error"), cpu_seconds=seconds)
 
 
 def _message(line: bytes) -> dict[str, Any]:
     """A program's message; what is none is a failure of it."""
-    try:
-        message = json.loads(line)
-    except Exception:
-        message = None
-    return message if isinstance(message, dict) else {"raised": "RuntimeError", "message": "no message"}
+    with suppress(Exception):
+        if isinstance(message := json.loads(line), dict):
+            return message
+    return {"raised": "RuntimeError", "message": "no message"}
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, str]:
