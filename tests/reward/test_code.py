@@ -215,35 +215,6 @@ def test_a_program_out_of_cpu_time_gets_nothing_and_says_so() -> None:
     assert verdicts["verdict"] == ["no code"]
 
 
-@pytest.mark.parametrize(
-    ("program", "most_runs"),
-    [
-        ("import time\ntime.sleep(1000)", 3),
-        ("import time\ntime.sleep(0.4)\nprint(1)", 6),  # right, and slower than any machine
-        ("import time\nprint(2, flush=True)\ntime.sleep(0.4)", 6),
-        ("import select\nselect.select([], [], [])", 3),
-        ("while True: pass", 8),
-    ],
-)
-@pytest.mark.parametrize("option", ["all", "fraction"])
-def test_a_response_that_sleeps_or_loops_in_each_test_has_a_number_soon(
-    program: str, most_runs: int, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_runs, run = 0, Sandbox.run
-
-    def counted(*arguments: Any) -> Ran:
-        nonlocal num_runs
-        num_runs += 1
-        return run(*arguments)
-
-    monkeypatch.setattr(Sandbox, "run", counted)
-    monkeypatch.setattr(Limits, "wall", 0.5)  # of a test; it is 10 seconds at least
-    row = {"tests": [{"input": "", "output": "1"}] * 30}
-    (reward,) = scored([program], row, score=option, seconds_per_test=0.1)
-    assert reward is not None and 0 <= reward < 0.5 and (option == "fraction" or reward == 0)
-    assert 0 < num_runs <= most_runs
-
-
 def test_nothing_is_left_from_one_test_to_the_next() -> None:
     row = {"tests": [{"input": "", "output": "new"}] * 2}
     program = "import os\nprint('old' if os.path.exists('/tmp/left') else 'new')\nopen('/tmp/left', 'w').close()"
@@ -305,6 +276,55 @@ def test_a_recipes_function_runs_programs_in_its_worker_and_logs_why(groups: Any
     assert verdicts == ["passed", "wrong answer (test 1 of 2)", "no code"]
 
 
+def test_a_malformed_row_is_named_before_a_run_and_in_it(groups: Any, loaded: Callable[..., Any]) -> None:
+    rows = lay_out([{"prompt": "p", "tests": STDIN}, {"prompt": "q", "tests": [{"input": "1"}]}], source="data")
+    message = "row data:2: column 'tests' holds no usable tests: there is no 'output'"
+    functions = loaded()
+    with pytest.raises(UserError, match=f"reward function code, {message}"):
+        check_tests(rows, functions)
+    check_tests(rows[:1], functions)
+    with pytest.raises(UserError, match="column 'tests' holds no usable tests") as caught:
+        score(groups(["x"], ["y"], tests=[STDIN, [{"input": "1"}]]), functions)
+    assert caught.value.where == "reward function code, row data:2"
+
+
+def test_a_call_has_time_for_many_tests_unless_the_recipe_says_otherwise(loaded: Callable[..., Any]) -> None:
+    assert loaded()[0].time_limit_seconds == 3600
+    assert loaded(time_limit_seconds=5)[0].time_limit_seconds == 5
+    (from_python,) = load_functions([], code)
+    close_functions([from_python])
+    assert from_python.time_limit_seconds == 3600 and from_python.settings == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "most_runs"),
+    [
+        ("import time\ntime.sleep(1000)", 3),
+        ("import time\ntime.sleep(0.8)\nprint(1)", 6),  # right, and slower than any machine
+        ("import time\nprint(2, flush=True)\ntime.sleep(0.8)", 6),
+        ("import select\nselect.select([], [], [])", 3),
+        ("while True: pass", 12),
+    ],
+)
+@pytest.mark.parametrize("option", ["all", "fraction"])
+def test_a_response_that_sleeps_or_loops_in_each_test_has_a_number_soon(
+    program: str, most_runs: int, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_runs, run = 0, Sandbox.run
+
+    def counted(*arguments: Any) -> Ran:
+        nonlocal num_runs
+        num_runs += 1
+        return run(*arguments)
+
+    monkeypatch.setattr(Sandbox, "run", counted)
+    monkeypatch.setattr(Limits, "wall", 1.0)  # of a test; it is 10 seconds at least
+    row = {"tests": [{"input": "", "output": "1"}] * 30}
+    (reward,) = scored([program], row, score=option, seconds_per_test=0.2)
+    assert reward is not None and 0 <= reward < 0.5 and (option == "fraction" or reward == 0)
+    assert 0 < num_runs <= most_runs
+
+
 FORGED = """
 import os, time
 def add(numbers):
@@ -331,23 +351,3 @@ def test_a_hostile_program_costs_only_its_own_reward(groups: Any, loaded: Callab
     rewards = [own.reward for own in scores_of(batch)]
     assert rewards == [1.0, 0.0, 1.0, 0.0, *[0.0] * len(forged[1:]), 1.0] * 2
     json.dumps([own.extra for own in scores_of(batch)], ensure_ascii=False).encode()
-
-
-def test_a_malformed_row_is_named_before_a_run_and_in_it(groups: Any, loaded: Callable[..., Any]) -> None:
-    rows = lay_out([{"prompt": "p", "tests": STDIN}, {"prompt": "q", "tests": [{"input": "1"}]}], source="data")
-    message = "row data:2: column 'tests' holds no usable tests: there is no 'output'"
-    functions = loaded()
-    with pytest.raises(UserError, match=f"reward function code, {message}"):
-        check_tests(rows, functions)
-    check_tests(rows[:1], functions)
-    with pytest.raises(UserError, match="column 'tests' holds no usable tests") as caught:
-        score(groups(["x"], ["y"], tests=[STDIN, [{"input": "1"}]]), functions)
-    assert caught.value.where == "reward function code, row data:2"
-
-
-def test_a_call_has_time_for_many_tests_unless_the_recipe_says_otherwise(loaded: Callable[..., Any]) -> None:
-    assert loaded()[0].time_limit_seconds == 3600
-    assert loaded(time_limit_seconds=5)[0].time_limit_seconds == 5
-    (from_python,) = load_functions([], code)
-    close_functions([from_python])
-    assert from_python.time_limit_seconds == 3600 and from_python.settings == ""
