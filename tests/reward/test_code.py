@@ -18,6 +18,7 @@ from gspo.reward.builtin import code
 from gspo.reward.code import extract_code, same_output
 from gspo.reward.functions import check_tests, close_functions, load_functions
 from gspo.reward.score import score
+from gspo.sandbox.sandbox import Limits, Ran, Sandbox
 
 
 @pytest.mark.parametrize(
@@ -315,3 +316,60 @@ def test_programs_within_thoughts_do_not_count() -> None:
     verdicts: dict[str, Any] = {}
     rewards = code(["q"] * 4, completions, tests=["assert f(1) == 2"] * 4, log_extra=verdicts.__setitem__)
     assert rewards == [0.0, 1.0, 0.0, 0.0] and verdicts["verdict"][2:] == ["no code"] * 2
+
+
+@pytest.mark.parametrize(
+    ("program", "most_runs"),
+    [
+        ("import time\ntime.sleep(1000)", 3),
+        ("import time\ntime.sleep(0.8)\nprint(1)", 6),  # right, and slower than any machine
+        ("import time\nprint(2, flush=True)\ntime.sleep(0.8)", 6),
+        ("import select\nselect.select([], [], [])", 3),
+        ("while True: pass", 12),
+    ],
+)
+@pytest.mark.parametrize("option", ["all", "fraction"])
+def test_a_response_that_sleeps_or_loops_in_each_test_has_a_number_soon(
+    program: str, most_runs: int, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_runs, run = 0, Sandbox.run
+
+    def counted(*arguments: Any) -> Ran:
+        nonlocal num_runs
+        num_runs += 1
+        return run(*arguments)
+
+    monkeypatch.setattr(Sandbox, "run", counted)
+    monkeypatch.setattr(Limits, "wall", 1.0)  # of a test; it is 10 seconds at least
+    row = {"tests": [{"input": "", "output": "1"}] * 30}
+    (reward,) = scored([program], row, score=option, seconds_per_test=0.2)
+    assert reward is not None and 0 <= reward < 0.5 and (option == "fraction" or reward == 0)
+    assert 0 < num_runs <= most_runs
+
+
+FORGED = """
+import os, time
+def add(numbers):
+    for number in range(3, 64):
+        try: os.write(number, {line!r} + b"\\n")
+        except OSError: pass
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "asserts"])
+def test_a_hostile_program_costs_only_its_own_reward(groups: Any, loaded: Callable[..., Any], kind: str) -> None:
+    row, (right, wrong, _) = LAYOUTS[kind]
+    lines = (
+        {"returned": json.dumps({"complex": [10**400, 0]})},
+        {"returned": "[" * 3000},
+        {"returned": 5},
+        {"raised": [], "text": "\ud800"},
+        {"raised": "\ud800", "message": "\0", "text": "\ud800"},
+    )
+    forged = [fenced(FORGED.format(line=json.dumps(line).encode())) for line in lines]
+    texts = [fenced(right), forged[0], fenced(right), fenced(wrong), *forged[1:], fenced(right)]
+    batch = score(groups(texts, texts, tests=[row["tests"]] * 2), loaded(options={"seconds_per_test": 1}))
+    rewards = [own.reward for own in scores_of(batch)]
+    assert rewards == [1.0, 0.0, 1.0, 0.0, *[0.0] * len(forged[1:]), 1.0] * 2
+    json.dumps([own.extra for own in scores_of(batch)], ensure_ascii=False).encode()

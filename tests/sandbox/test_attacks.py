@@ -1,6 +1,7 @@
 """What a program may try: each attack fails, earns nothing, and leaves the sandbox as it was for the next program."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -9,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -238,6 +240,108 @@ def test_memory_that_no_limit_counts(sandbox: Sandbox) -> None:
     refused(sandbox, *attempts, setup=SYSTEM_CALLS)
 
 
+def test_memory_in_the_kernel_that_no_limit_counts(sandbox: Sandbox) -> None:
+    buffers = ("socket.SO_SNDBUF", "socket.SO_RCVBUF", "32", "33", "26")  # …BUFFORCE, a filter
+    attempts = [f"pair[0].setsockopt(socket.SOL_SOCKET, {name}, 2**20)" for name in buffers]
+    attempts += ["fcntl.fcntl(pipe[1], 1031, 2**20)"]  # F_SETPIPE_SZ
+    attempts += [f"number(72, pipe[1], {2**32 + 1031}, {2**20})"]
+    attempts += [f"fcntl.fcntl(file, {command}, lock)" for command in (fcntl.F_SETLK, fcntl.F_SETLKW, 37, 38)]
+    attempts += ["fcntl.fcntl(folder, 1026, 1)", "fcntl.fcntl(file, 1024, 0)"]  # a notice, a lease
+    attempts += ["select.epoll()", "number(213, 1)", "os.sendfile(pair[0].fileno(), file, 0, 1)"]
+    attempts += ["number(275, pipe[0], None, pair[0].fileno(), None, 1, 0)", "number(276, pipe[0], pipe[1], 1, 0)"]
+    attempts += ["mmap.mmap(-1, 4096)", "mmap.mmap(-1, 4096, flags=0x23)", "os.open('/dev/zero', os.O_RDONLY)"]
+    attempts += ["number(294, 0)", "number(206, 1, bytes(8))", "number(240, b'x', 66, 384, None)", "number(323, 0)"]
+    setup = f"{SYSTEM_CALLS}\nimport fcntl, mmap, select, struct\npair, pipe = socket.socketpair(), os.pipe()\n"
+    setup += "file, folder = os.open('/tmp/x', os.O_CREAT | os.O_RDWR), os.open('/tmp', 0)\nos.write(file, b'x')\n"
+    refused(sandbox, *attempts, setup=setup + "lock = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0)")
+
+
+HOLDING = {
+    "sockets": """
+kept = [os.fork() for _ in range(3)]
+while len(kept) < 33:
+    kept += [socket.socketpair(socket.AF_UNIX, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
+    for end in (*kept[-2], *kept[-1]):
+        end.setblocking(False)
+        with suppress(OSError):
+            while True: end.send(bytes(30_000))
+""",
+    "sockets that wait to be accepted": """
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/tmp/x")
+listener.listen(4096)
+while True:
+    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+        client.setblocking(False)
+        client.connect("/tmp/x")
+        while True: client.send(bytes(30_000))
+""",
+    "messages of sockets that are closed": """
+kept = []
+for number in range(50):
+    kept.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    kept[-1].bind(f"/tmp/{number}")
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client, suppress(OSError):
+            client.setblocking(False)
+            client.sendto(bytes(200_000), f"/tmp/{number}")
+""",
+    "sockets on their way to a process": """
+carrier = socket.socketpair()
+kept = [os.fork() for _ in range(3)]
+while len(kept) < 23:
+    pair = socket.socketpair()
+    kept.append(pair)
+    for end in pair:
+        end.setblocking(False)
+        with suppress(OSError):
+            while True: end.send(bytes(30_000))
+    with suppress(OSError):
+        socket.send_fds(carrier[0], [b"x"], [end.fileno() for end in pair])
+""",
+    "tables of pages": "for number in range(1, 40_000): read(mapped(number << 30))",
+    "mappings": "for number in range(60_000): mapped(2**40 + number * 8192)",
+    "mappings that are hidden": "libc.prctl(4, 0, 0, 0, 0)\nfor number in range(60_000): mapped(2**40 + number * 8192)",
+    "memory of a process whose first thread has ended": """
+import threading
+def keep():
+    while open(f"/proc/self/task/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z": time.sleep(0.001)
+    kept = b"x" * 2**27
+    time.sleep(100)
+threading.Thread(target=keep).start()
+libc.syscall(60, 0)
+""",
+}
+MAPPING = """
+import ctypes, os, socket, time
+from contextlib import suppress
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 6
+def mapped(at): return libc.mmap(at, 4096, 1, 0x100022, 2**64 - 1, 0)  # private, of no file, exactly there
+def read(at): return None if at == 2**64 - 1 else ctypes.c_char.from_address(at).value
+"""
+
+
+@pytest.mark.parametrize("source", HOLDING.values(), ids=HOLDING)
+def test_memory_that_is_in_no_process(sandbox: Sandbox, source: str) -> None:
+    waiting = f"{MAPPING}{source}\nprint('all', flush=True)\ntime.sleep(100)"
+    ran = sandbox.run(waiting, limits=replace(SMALL, memory_bytes=2**27))
+    assert ran.ending == "memory", ran
+
+
+@pytest.mark.parametrize("kind", ["rt_sigqueueinfo", "timer_create"])
+def test_signals_and_timers_are_few(sandbox: Sandbox, kind: str) -> None:
+    make = {
+        "rt_sigqueueinfo": "libc.sigqueue(os.getpid(), 40, None)",
+        "timer_create": "libc.syscall(222, 1, None, number)",
+    }
+    source = (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [14, 40])\nnumber, n = ctypes.c_char_p(bytes(8)), 0"
+    )
+    ran = sandbox.run(f"{MAPPING}{source}\nwhile {make[kind]} == 0: n += 1\nprint(n)", limits=SMALL)
+    assert 0 < int(ran.output) <= 1024
+
+
 def test_nested_namespaces(sandbox: Sandbox) -> None:
     attempts = [f"call(libc.unshare, {flag})" for flag in (0x10000000, 0x20000, 0x40000000)]
     attempts += ["number(56, 0x10000011, 0, 0, 0, 0)", "number(435, 0, 0)"]  # clone(CLONE_NEWUSER), clone3
@@ -429,9 +533,31 @@ def f():
 
 def test_a_forged_answer_is_plain_data(sandbox: Sandbox) -> None:
     colliding = json.dumps({"set": [{"int": hex(i * (2**61 - 1))} for i in range(1000)]})
-    for text in ("[" * 9999, colliding, '{"object": []}', '{"set": [[]]}', "NaN!", '{"int": "x"}', "[" * 70 + "]" * 70):
+    too_large = json.dumps({"complex": [10**400, 0]})
+    for text in (
+        "[" * 9999,
+        colliding,
+        too_large,
+        '{"complex": ["x", 0]}',
+        "\ud800",
+        "1" * 5000,
+        '{"object": []}',
+        '{"set": [[]]}',
+        "NaN!",
+        '{"int": "x"}',
+        "[" * 70 + "]" * 70,
+    ):
         ran = sandbox.call(forging(json.dumps({"returned": text})), "f", [], SMALL)
         assert (ran.ending, ran.value) == ("failed", None), text[:20]
+    for line in (
+        '{"returned": [[]]}',
+        '{"raised": {}, "text": 7}',
+        '{"raised": "\\ud800"}',
+        "[" * 900 + "]" * 900,
+        "\0",
+    ):
+        assert sandbox.call(forging(line), "f", [], SMALL).ending == "failed"
+        assert sandbox.check(forging(line), "f()", ["f"], SMALL).ending == "failed"
 
 
 def test_what_a_server_says_before_its_end_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,6 +570,96 @@ def test_what_a_server_says_before_its_end_counts(sandbox: Sandbox, monkeypatch:
 
     monkeypatch.setattr(Server, "send", send_late)
     assert sandbox.call(forging("{}"), "f", [], SMALL).ending == "failed"
+
+
+# What its client gives up
+
+LURKING = """
+import os, select, time
+def f():  # answers whatever comes next, and is never done
+    while True:
+        for number in range(3, 9):
+            try: os.read(number, 2**16) if select.select([number], [], [], 0)[0] else None
+            except OSError: pass
+            for line in (b'{"ready": true}', b'{"returned": "2"}', b'{"ended": true}'):
+                try: os.write(number, line + b"\\n")
+                except OSError: pass
+        time.sleep(0.001)
+f()
+"""
+OPERATIONS: dict[str, Callable[[Sandbox, str], Ran]] = {
+    "run": lambda sandbox, source: sandbox.run(f"{source}\nprint(f())", limits=SMALL),
+    "call": lambda sandbox, source: sandbox.call(source, "f", [], SMALL),
+    "check": lambda sandbox, source: sandbox.check(source, "assert f() == 2", ["f"], SMALL),
+}
+
+
+class GivenUpError(BaseException):
+    """An exception that nothing of the sandbox's can know."""
+
+
+def interrupted(action: Callable[[], object], after: int) -> bool:
+    """Whether the action was interrupted: an exception comes at this line of the sandbox's, counted as they run."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if "/gspo/sandbox/" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        if count == after and event == "line":
+            raise GivenUpError
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+        return False
+    except GivenUpError:
+        return True
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_after_an_exception_at_any_point_no_program_meets_another(sandbox: Sandbox, name: str) -> None:
+    operation, after = OPERATIONS[name], 1
+    lasting = "import time\ntime.sleep(0.05)\ndef f(): return 2"
+    while interrupted(lambda: operation(sandbox, lasting), after):
+        for other in OPERATIONS.values():
+            assert other(sandbox, "def g(: return 2").ending == "failed"
+            assert other(sandbox, "def f(): return 2").ending == "finished"
+        after += 37
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_program_that_lurks_does_not_answer_for_another(
+    sandbox: Sandbox, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = Server.receive
+
+    def give_up(self: Server, *arguments: Any) -> Any:
+        raise GivenUpError
+
+    monkeypatch.setattr(Server, "receive", give_up)
+    with pytest.raises(GivenUpError):
+        sandbox.call(LURKING, "f", [], SMALL)
+    monkeypatch.setattr(Server, "receive", receive)
+    assert OPERATIONS[name](sandbox, "def g(: return 2").ending == "failed"
+    assert OPERATIONS[name](sandbox, "def f(): return 2").ending == "finished"
+
+
+@pytest.mark.parametrize("header", [{"mode": "functions"}, {}, {"limits": {}, "program_bytes": 0}])
+def test_a_server_that_gets_a_request_in_a_run_ends_itself(header: dict[str, Any]) -> None:
+    server, deadline = Server((), ()), time.monotonic() + 20
+    source = b"import time\ntime.sleep(1000)"
+    limits = {**vars(SMALL), "wall_seconds": 100}
+    server.send(source, deadline, mode="functions", limits=limits, program_bytes=len(source))
+    server.send(b"{}", deadline, **header)
+    with pytest.raises(ServerDiedError) as caught:
+        server.receive(deadline, 2**16)
+    server.end()
+    assert not caught.value.is_late
 
 
 # Harming the server and the next program
@@ -499,6 +715,16 @@ def test_files_that_cannot_be_removed(sandbox: Sandbox) -> None:
     source = "import os\nos.makedirs('/tmp/a/b')\nos.symlink('/usr', '/tmp/link')\nos.mkfifo('/tmp/fifo')\n"
     source += "os.chmod('/tmp/a', 0)\nos.chmod('/tmp', 0)\nopen('/dev/shm/x', 'w')"
     assert sandbox.run(source, limits=SMALL).ending == "finished"
+
+
+def test_times_of_folders_that_an_earlier_program_has_set(sandbox: Sandbox) -> None:
+    places = ("/tmp", "/dev/shm")
+    setting = "".join(f"os.utime({place!r}, ns=(123456789, 987654321))\nos.chmod({place!r}, 0)\n" for place in places)
+    look = (
+        "print([(os.stat(p).st_mtime_ns, os.stat(p).st_atime_ns, oct(os.stat(p).st_mode)) for p in " + f"{places}])\n"
+    )
+    first, second = (sandbox.run(f"import os\n{look}{setting}", limits=SMALL).output for _ in range(2))
+    assert first == second == sandbox.run(f"import os\n{look}", limits=SMALL).output
 
 
 def test_modules_that_an_earlier_program_has_changed(sandbox: Sandbox) -> None:

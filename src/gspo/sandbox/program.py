@@ -14,6 +14,7 @@ import io
 import json
 import linecache
 import os
+import re
 import resource
 import select
 import signal
@@ -32,9 +33,10 @@ from channel import Channel  # type: ignore[import-not-found]
 
 READ_BYTES = 2**20  # as many as any pipe holds
 KEPT_ERROR_BYTES = 2**13
-MAX_FILE_BYTES = 2**26
+MAX_FILE_BYTES = 2**27
 STACK_BYTES = 2**28
-MAX_OPEN_FILES = 128
+MAX_OPEN_FILES = 64
+MAX_SIGNALS = 2**10  # queued, or timers
 SPARE_ADDRESS_BYTES = 2**29
 NUM_PIPES = 5
 ANSWER_SECONDS = 0.5
@@ -43,6 +45,7 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WAIT_FOR_ALL = 0x4000_0000  # __WALL: also for children that would send no SIGCHLD
 # A run's process, or 0 where it has ended; its exit status, its CPU seconds, whether nothing that it started is left.
 MESSAGE = struct.Struct("<iid?")
+HELD = re.compile(rb"^(?:VmRSS|VmSwap|VmPTE|HugetlbPages):\s*(\d+)", re.MULTILINE)  # KiB, in a process's status
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Code = types.CodeType | BaseException  # or why there is none
@@ -77,6 +80,8 @@ class Program:
         self._said = 0.0
         self._run: int | None = None
         self.link = spawner.start()
+        # A socket takes one more message, which may be of that size, as long as those before it are smaller.
+        self._socket_bytes = 2 * self.link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         Channel(self.link).send(source, **header)
 
     def start(self, pipes: list[int]) -> None:
@@ -107,15 +112,34 @@ class Program:
         return bool(select.select([self.link], [], [], ANSWER_SECONDS)[0])
 
     def usage(self) -> tuple[float, int]:
-        """CPU seconds and resident bytes of the run that goes on, with all that it has started."""
-        ticks = pages = 0
+        """CPU seconds of the run that goes on, with all that it has started, and bytes of memory, the kernel's too."""
+        # Of all sockets, also those that no process has any more while what they have sent is not read.
+        ticks, held = 0, int(read_file("/proc/net/sockstat").split()[2]) * self._socket_bytes
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) not in (1, self._spawner):
-                with suppress(OSError), open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    fields = file.read(4096).rpartition(b")")[2].split()
+                with suppress(OSError):
+                    fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
                     ticks += sum(map(int, fields[11:15]))
-                    pages += int(fields[21])
-        return ticks / TICKS - self._said, pages * PAGE_BYTES
+                    held += held_by(name, is_run=int(fields[1]) != self._spawner)
+        return ticks / TICKS - self._said, held
+
+
+def held_by(process: str, *, is_run: bool) -> int:
+    """Bytes that a process holds: its pages, its tables of pages and what the kernel keeps of each of its mappings."""
+    for thread in os.listdir(folder := f"/proc/{process}/task"):  # the first may have ended, and has no memory then
+        if sizes := HELD.findall(read_file(f"{folder}/{thread}/status")):
+            try:
+                num_mappings = read_file(f"{folder}/{thread}/maps").count(b"\n") if is_run else 0
+            except PermissionError:  # it hides them: there may be as many as pages in its address space
+                num_mappings = int(read_file(f"{folder}/{thread}/statm").split()[0])
+            return sum(map(int, sizes)) * 1024 + num_mappings * PAGE_BYTES
+    return 0
+
+
+def read_file(path: str) -> bytes:
+    """What the file holds."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def spawn(link: socket.socket) -> NoReturn:
@@ -199,9 +223,7 @@ def spent(whose: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def become(
-    header: dict[str, Any], program: bytes, code: types.CodeType | BaseException | None, pipes: list[int]
-) -> NoReturn:
+def become(header: dict[str, Any], program: bytes, code: Code | None, pipes: list[int]) -> NoReturn:
     """Become a run of the program, in a fork: take its pipes, and run it to its end."""
     try:
         os.setsid()
@@ -233,12 +255,13 @@ def set_limits(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_NPROC, limits["processes"] + 2),  # the server and this process
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_SIGPENDING, MAX_SIGNALS),
         (resource.RLIMIT_STACK, STACK_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):
         highest = resource.getrlimit(name)[1]
         value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(name, (value, value))
+        resource.setrlimit(name, (value, highest if name == resource.RLIMIT_STACK else value))  # programs raise it
 
 
 def execute(program: bytes) -> NoReturn:

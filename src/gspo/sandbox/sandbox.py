@@ -5,6 +5,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
@@ -27,7 +28,12 @@ class Limits:
     wall_seconds: float | None = None  # for programs that sleep: a busy machine must not reach it
     memory_bytes: int = 2**30  # the files in /tmp and /dev/shm included
     output_bytes: int = 2**24
-    processes: int = 16
+    processes: int = 40  # threads too: an executor without a number takes up to 32
+
+    @property
+    def wall(self) -> float:
+        """The seconds of wall time."""
+        return 5 * self.cpu_seconds + 10 if self.wall_seconds is None else self.wall_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,7 @@ class Sandbox:
         check_available()
         self._packages, self._warm = tuple(packages), tuple(warm)
         self._servers: dict[str, Server] = {}  # of the programs, of tests and of the compiler; each when it is wanted
+        self._is_whole = True  # no exception has left an operation in its midst, with programs that still run
         weakref.finalize(self, _end_all, self._servers)
 
     def run(self, program: str | bytes, stdin: bytes = b"", limits: Limits = Limits()) -> Ran:
@@ -70,7 +77,7 @@ class Sandbox:
         """
         return self._twice(self._check, source, tests, functions, limits)
 
-    def compile_cpp(self, source: str, limits: Limits = Limits(cpu_seconds=20.0)) -> bytes | str:
+    def compile_cpp(self, source: str, limits: Limits = Limits(cpu_seconds=20.0, output_bytes=2**26)) -> bytes | str:
         """The executable that g++ makes of C++17 source, or its complaint; UserError where there is no g++."""
         script = _COMPILE.format(compiler=find_compiler())
         ran = self._twice(self._run, "compiler", script, source.encode(errors="replace"), limits)
@@ -100,14 +107,24 @@ class Sandbox:
             server.end()
 
     def _twice(self, operation: Callable[..., Ran], *arguments: Any) -> Ran:
-        """Run the operation, and again where a server died: by the end of the thread that started it, for example."""
+        """Run the operation, and again where a server died: by the end of the thread that started it, for example.
+
+        After an exception, which a signal may raise at any point, here too, no server of the operation is used again.
+        """
         for _ in range(2):
             try:
-                return operation(*arguments)
+                if not self._is_whole:
+                    _end_all(self._servers)
+                self._is_whole = False
+                ran = operation(*arguments)
+                self._is_whole = True
+                return ran
             except ServerDiedError as died:
-                _end_all(self._servers)
                 if died.is_late:
                     return Ran(ending="wall_time", output=b"", error="the sandbox did not answer in time")
+            finally:
+                if not self._is_whole:
+                    _end_all(self._servers)
         return Ran(ending="crashed", output=b"", error="the sandbox ended")
 
     def _run(self, name: str, program: str | bytes, stdin: bytes, limits: Limits) -> Ran:
@@ -128,11 +145,9 @@ class Sandbox:
         if ran.ending not in ("finished", "failed"):  # it has exceeded a limit, or died, after it had answered
             return ran
         try:
-            value = plain.loads(reply["returned"].encode())
-        except (KeyError, ValueError, AttributeError):
-            error = str(reply.get("text", "it answers what is no plain data"))[-MAX_ERROR_CHARACTERS:]
-            return replace(ran, ending="failed", error=error)
-        return replace(ran, ending="finished", value=value)
+            return replace(ran, ending="finished", value=plain.loads(reply.get("returned")))
+        except ValueError:
+            return replace(ran, ending="failed", error=_text(reply, "text") or "it answers what is no plain data")
 
     def _check(self, source: str, tests: str, functions: Sequence[str], limits: Limits) -> Ran:
         program = _Started(self, "programs", "functions", source, limits)
@@ -144,13 +159,14 @@ class Sandbox:
             if "ended" in asked:
                 checker.is_over = True
                 continue
-            reply = program.ask(str(asked.get("call")).encode())
+            reply = program.ask(str(asked.get("call")).encode(errors="replace"))
             if isinstance(reply, Ran):  # it ended in the midst of the tests
                 failed = _failed(reply)
                 checker.tell_to_stop()
                 continue
             checker.say(json.dumps(_checked(reply)).encode())
         ran = failed or program.stop()
+        ran = replace(ran, cpu_seconds=ran.cpu_seconds + asked.cpu_seconds)
         if failed or ran.ending not in ("finished", "failed"):
             return ran
         if checker.is_over and asked.ending == "finished":
@@ -167,13 +183,11 @@ class _Started:
     ) -> None:
         self._sandbox, self._name, self._server = sandbox, name, sandbox._server(name)
         self._max_bytes, self.is_over = limits.output_bytes, False
-        wall = limits.wall_seconds
-        wall = 5 * limits.cpu_seconds + 10 if wall is None else wall
-        self._deadline = time.monotonic() + wall + SPARE_SECONDS
+        self._deadline = time.monotonic() + limits.wall + SPARE_SECONDS
         source = program.encode(errors="surrogatepass") if isinstance(program, str) else program
         body = source + more.pop("stdin", b"")
-        values = {**vars(limits), "wall_seconds": wall}
-        self._server.send(body, self._deadline, mode=mode, limits=values, program_bytes=len(source), **more)
+        more["limits"] = {**vars(limits), "wall_seconds": limits.wall}
+        self._server.send(body, self._deadline, mode=mode, program_bytes=len(source), **more)
 
     def say(self, message: bytes) -> None:
         """Send the program a message."""
@@ -202,30 +216,31 @@ class _Started:
             return _message(body)
         if header.get("is_clean") is not True:  # files that it could not remove: the next run must not find them
             self._sandbox._end(self._name)
-        ending, error, seconds = header["ended"], str(header.get("error")), header.get("cpu")
-        return Ran(
-            ending=ending if ending in get_args(Ending) else "failed",
-            output=body,
-            error=error[-MAX_ERROR_CHARACTERS:],
-            cpu_seconds=float(seconds) if isinstance(seconds, (int, float)) else 0.0,
-        )
+        ending: Any = header["ended"] if header["ended"] in get_args(Ending) else "failed"
+        seconds = header["cpu"] if isinstance(header.get("cpu"), float) else 0.0
+        return Ran(ending=ending, output=body, error=_text(header, "error"), cpu_seconds=seconds)
 
 
 def _message(line: bytes) -> dict[str, Any]:
     """A program's message; what is none is a failure of it."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        message = None
-    return message if isinstance(message, dict) else {"raised": "RuntimeError", "message": "no message"}
+    with suppress(Exception):
+        if isinstance(message := json.loads(line), dict):
+            return message
+    return {"raised": "RuntimeError", "message": "no message"}
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, str]:
     """A program's answer to its tests, written anew: nothing but plain data, or the name of an exception."""
     try:
-        return {"returned": plain.dumps(plain.loads(reply["returned"].encode())).decode()}
-    except (KeyError, ValueError, AttributeError):
-        return {key: str(reply.get(key, ""))[:MAX_ERROR_CHARACTERS] for key in ("raised", "message")}
+        return {"returned": plain.dumps(plain.loads(reply.get("returned"))).decode()}
+    except Exception:
+        return {key: _text(reply, key) for key in ("raised", "message")}
+
+
+def _text(said: dict[str, Any], key: str) -> str:
+    """The end of a text that a program may have written; empty where it is none."""
+    text = said.get(key)
+    return text[-MAX_ERROR_CHARACTERS:].encode(errors="replace").decode() if isinstance(text, str) else ""
 
 
 def _failed(ran: Ran) -> Ran:
@@ -236,8 +251,9 @@ def _failed(ran: Ran) -> Ran:
 
 
 def _end_all(servers: dict[str, Server]) -> None:
-    while servers:
-        servers.popitem()[1].end()
+    for name in list(servers):
+        servers[name].end()
+        servers.pop(name, None)
 
 
 def find_compiler() -> str:

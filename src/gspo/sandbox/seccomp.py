@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import mmap
 import os
 import socket
 import termios
@@ -12,17 +13,17 @@ from gspo.errors import UserError
 # What ordinary programs, Python's and C++'s standard libraries and numpy need. Any other call answers ENOSYS, as on a
 # kernel that does not have it: so glibc falls back from clone3 to clone, whose flags can be looked at, and a call that
 # a later kernel brings is denied until it is named here. What could reach another process (ptrace, pidfd_getfd,
-# setpriority, sched_setscheduler …) or keep memory that nobody counts (memfd, System V, xattrs) is not among them.
+# setpriority, sched_setscheduler …) or keep memory that nobody counts (memfd, System V, xattrs, epoll, sendfile: Python
+# does without the last two by itself) is not among them.
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 open openat openat2 creat close close_range
-stat fstat lstat newfstatat fstatat64 statx statfs fstatfs lseek access faccessat faccessat2 dup dup2 dup3 fcntl flock
+stat fstat lstat newfstatat fstatat64 statx statfs fstatfs lseek access faccessat faccessat2 dup dup2 dup3 flock
 fsync fdatasync truncate ftruncate fallocate getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir
 mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat fchmodat2 mknod
-mknodat umask utime utimes utimensat futimesat sendfile copy_file_range splice tee fadvise64 getxattr lgetxattr
+mknodat umask utime utimes utimensat futimesat copy_file_range fadvise64 getxattr lgetxattr
 fgetxattr listxattr llistxattr flistxattr
-pipe pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
-eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
-mmap munmap mremap mprotect madvise msync mincore brk membarrier rseq
+pipe pipe2 poll ppoll select pselect6 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
+munmap mremap mprotect madvise msync mincore brk membarrier rseq
 fork vfork execve exit exit_group wait4 waitid kill tkill tgkill pidfd_open getpid getppid gettid getpgid setpgid
 getpgrp getsid setsid getuid geteuid getgid getegid getgroups getresuid getresgid getpriority arch_prctl
 set_tid_address set_robust_list futex futex_waitv sched_yield sched_getaffinity sched_getparam sched_getscheduler
@@ -32,11 +33,13 @@ rt_sigaction rt_sigprocmask rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_sig
 alarm getitimer setitimer timer_create timer_settime timer_gettime timer_getoverrun timer_delete time gettimeofday
 clock_gettime clock_getres nanosleep clock_nanosleep
 connect bind listen accept accept4 getsockname getpeername sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown
-setsockopt getsockopt
+getsockopt
 """
 _NEW_NAMESPACES = 0x7E02_0000  # every CLONE_NEW… flag that clone itself takes
 # The parent's death signal, dumpable (read, set), the thread's name (set, read), adopt orphans.
 _PRCTL = [1, 3, 4, 15, 16, 36]
+# Duplicates, flags, the size of a pipe (read): not to set it, and no locks of a file's parts, of any number.
+_FCNTL = [0, 1, 2, 3, 4, 1030, 1032]
 _IOCTL = [
     *(termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX),
     *(termios.TCGETS, termios.TIOCGWINSZ, termios.TIOCGPGRP),
@@ -59,6 +62,10 @@ _RESTRICTED: list[tuple[str, _Comparison]] = [
     ("sched_setaffinity", _Comparison(0, _EQUAL, 0)),  # of itself
     ("socket", _Comparison(0, _EQUAL, socket.AF_UNIX)),
     ("socketpair", _Comparison(0, _EQUAL, socket.AF_UNIX)),
+    ("setsockopt", _Comparison(2, _MASKED_EQUAL, 0xFFFF_FFFF, socket.SO_REUSEADDR)),  # not the size of a buffer
+    # Memory of no file that processes share stays when none has it mapped, and then no process is charged for it.
+    *(("mmap", _Comparison(3, _MASKED_EQUAL, kind, 0)) for kind in (mmap.MAP_SHARED, mmap.MAP_ANONYMOUS)),
+    *(("fcntl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, command)) for command in _FCNTL),
     *(("prctl", _Comparison(0, _EQUAL, option)) for option in _PRCTL),
     *(("ioctl", _Comparison(1, _MASKED_EQUAL, 0xFFFF_FFFF, request)) for request in _IOCTL),
 ]
