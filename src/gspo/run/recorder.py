@@ -82,7 +82,9 @@ class Recorder:
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling)
         if recipe.rollout.max_staleness or batch.num_too_old:  # also where a resume has lowered it to 0
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
-            metrics |= source_metrics(run.progress.ahead, run.source.timeline() if run.source else None)
+            most = min(recipe.rollout.max_staleness, recipe.steps - step) * recipe.rollout.queries_per_step
+            # What is ahead beyond that is the rest of a batch of the order, which is not asked for yet.
+            metrics |= source_metrics(run.progress.ahead[:most], run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
