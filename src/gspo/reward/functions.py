@@ -1,6 +1,6 @@
 """The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
 from typing import Any, cast
@@ -175,6 +175,7 @@ def probe(
     *,
     segment_separator: str | None,
     state: TrainerState | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
 
@@ -189,7 +190,7 @@ def probe(
     is_text = isinstance(answer, str | int | float)  # what else there is no model could write
     texts = [str(answer) if is_text else JUNK, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
-    samples = score([group], functions, state, strict=True).samples
+    samples = score([group], functions, state, strict=True, check_stop=check_stop).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 
