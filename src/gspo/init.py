@@ -59,8 +59,7 @@ reward:{reward}
 
 actor:
   clip_low: 3e-4 # the paper's, for thousands of tokens; a ratio's spread goes with 1/√tokens
-  clip_high: 4e-4
-  clip_fraction: 0.15 # so the range sets itself, from the first step on
+  clip_high: 4e-4{clip_fraction}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
   optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters; 1e-6 is for billions
@@ -222,6 +221,7 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     return {
         **sizes,
         "num_parameters": size,
+        "clip_fraction": "\n  clip_fraction: 0.15 # the range sets itself" * (sizes["mini_batches"] > 1),
         "lr": "1e-6" if size >= 10**9 else "1e-5" if size >= 10**7 else "1e-4",
         "about_disk": disk + ("" if has_room else ": too little room"),
         "about_machine": about + (too_large if needed * 2**30 > available else ""),

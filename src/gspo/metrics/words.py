@@ -14,7 +14,7 @@ WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing
 _FEW = 5  # steps that a mean of noisy numbers has to have
 EARLY = ("no_signal", "not_moving")  # shown from step `_FEW` on: nothing comes of the steps before they are seen to
-_STILL = 0.02  # of (highest − lowest ratio) · √tokens: 0.05 is the usual standard deviation of log s · √tokens
+_STILL = 0.06  # of (highest − lowest ratio) · √tokens; usual is 0.2, four standard deviations of 0.05
 # By what they cost: those first that leave nothing to learn from, last what costs a part of it.
 _FIRST = "not_finite engine_mismatch unscored no_signal not_moving clipped_noise clipped_staleness clip_too_narrow"
 

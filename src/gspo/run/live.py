@@ -45,10 +45,10 @@ class Activity:
 
     @property
     def text(self) -> str:
-        """The name, the seconds so far and the count, where there is one, with the time that the rest will take."""
+        """The name, the seconds so far and the count, where there is one; of what takes long the time that is left."""
         seconds, (done, total, what) = time.monotonic() - self.started, self.count or (0, 0, "")
         count = f", {done:,} of {total:,} {what}" if total else ""
-        left = f", about {duration(seconds * (total - done) / done)} left" if 0 < done < total else ""
+        left = f", about {duration(seconds * (total - done) / done)} left" if 0 < done < total and seconds > 30 else ""
         return f"{self.name}: {seconds:.0f} s so far{count}{left}"
 
 
