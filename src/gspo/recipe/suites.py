@@ -48,7 +48,7 @@ def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dic
     names, given = [suite["name"] for suite in suites], dict[str, str]()
     for argument in data:
         name, separator, path = argument.partition("=")
-        if "/" in name or Path(argument).exists():  # a path may have a `=`, too
+        if not separator or "/" in name or Path(argument).exists():  # a path may have a `=`, too
             name, separator, path = "", "", argument
         if not separator and len(suites) > 1:
             fix = f"say whose it is: --data {names[0]}={argument}"
