@@ -78,6 +78,19 @@ def test_a_shell_completes_commands_and_keys_of_a_recipe(
     assert {word.strip() for word in Path("answer").read_text().splitlines()} == words
 
 
+@pytest.mark.parametrize("directory", ["ünï", "名"])
+def test_a_name_of_any_letters_is_written_and_found_where_the_locale_has_none(
+    directory: str, environment: dict[str, str]
+) -> None:
+    given = {**environment, "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    given.pop("LC_ALL", None)
+    Path("tiny.yaml").write_text(f"{TINY.read_text()}output_dir: {directory}\n")
+    command = [sys.executable, "-m", "gspo"]
+    words = (["check", "tiny.yaml"], ["show", directory], ["check", "tiny.yaml", f"output_dir={directory}x"])
+    done = [subprocess.run([*command, *each], env=given, capture_output=True, text=True, check=False) for each in words]
+    assert [each.returncode for each in done] == [0, 2, 0] and "no such directory" in done[1].stderr
+
+
 def test_the_installed_command_trains_and_prints_plain_lines(environment: dict[str, str]) -> None:
     ended = subprocess.run([GSPO, "train", TINY], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

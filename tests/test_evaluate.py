@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -173,6 +174,80 @@ def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path,
     assert (place / "other" / file).read_text() == content.replace("SHA", sha256)
     (place / "other" / file).write_text("")  # a first write that a full disk ended; and the lock is free again
     evaluated(out="other")
+
+
+def _nested(tree: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
+    *way, last = keys
+    place: Any = tree
+    for key in way:
+        place = place[key]
+    place[last] = value
+    return tree
+
+
+_SUITE = ("suites", "even")
+_LINE = (*_SUITE, "responses", 4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        ((*_LINE, "judge"), "another"),
+        ((*_LINE, "judge"), ["is_even"]),
+        ((*_LINE, "rewards"), {}),
+        ((*_LINE, "rewards"), 7),
+        ((*_LINE, "query"), {}),
+        ((*_LINE, "passed"), "yes"),
+        ((*_LINE, "reward"), float("nan")),
+        ((*_LINE, "tokens"), "many"),
+        ((*_LINE, "completion"), "\ud800"),
+        (_LINE, None),
+        ((*_SUITE, "responses"), {"a": 1}),
+        ((*_SUITE, "data"), []),
+        ((*_SUITE, "data", "num_rows"), {}),
+        ((*_SUITE, "settings"), "none"),
+        ((*_SUITE, "numbers", "seconds_judging"), "long"),
+        (("model",), []),
+        (("engine",), 5),
+    ],
+)
+def test_an_evaluation_of_odd_content_is_refused_in_one_message_or_makes_the_same_numbers(
+    place: Path, keys: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture
+) -> None:
+    evaluated()
+    file = place / "evaluations/model_a/evaluation.json"
+    file.write_text(json.dumps(_nested(json.loads(file.read_text()), *keys, value=value)))
+    before = file.read_text()
+    assert main(["eval", "model_a", "--suite", "even.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 1 and "Traceback" not in error
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "unfinished.jsonl"])
+def test_an_evaluation_that_is_nested_too_deep_is_refused(place: Path, file: str) -> None:
+    (place / "other").mkdir()
+    (place / "other" / file).write_text('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
+    with pytest.raises(UserError, match="no evaluation that gspo has written: RecursionError"):
+        evaluated(out="other")
+
+
+@pytest.mark.parametrize("path", ["runs/lr=1e-3/model", "samples=4", "a=b=c"])
+def test_a_word_that_is_a_directory_is_a_model_whatever_its_name(
+    place: Path, path: str, capsys: pytest.CaptureFixture
+) -> None:
+    shutil.copytree(place / "model_a", place / path)
+    shutil.copy(place / "rows.jsonl", place / "a=1.jsonl")
+    assert main(["eval", path, "samples=1", "--suite", "even.yaml", "--data", "a=1.jsonl", "--out", "out"]) == 0
+    tree = json.loads((place / "out/evaluation.json").read_text())
+    assert tree["model"]["path"] == path and tree["suites"]["even"]["settings"]["samples"] == 1
+
+
+def test_a_model_that_is_not_there_is_no_key_where_its_name_is_a_path(
+    place: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["eval", "runs/lr=1e-4/model", "--suite", "even.yaml"]) == 2
+    assert "unknown key" not in (error := capsys.readouterr().err) and "runs/lr=1e-4/model" in error
 
 
 def test_a_further_suite_joins_a_whole_evaluation(place: Path) -> None:

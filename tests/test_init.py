@@ -299,7 +299,7 @@ def test_sizes_fit_into_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatc
     assert fitted[8]["max_rows"] < fitted[24]["max_rows"] <= fitted[80]["max_rows"] == 512
     assert fitted[8]["micro_batch_tokens"] < fitted[24]["micro_batch_tokens"] < fitted[80]["micro_batch_tokens"]
     assert fitted[8]["micro_batch_tokens"] >= 200 + 1024  # the longest prompt and response are one sequence
-    assert fitted[80]["queries_per_step"] == 64 and fitted[80]["num_held_out"] == 500 and fitted[80]["lr"] == "1e-6"
+    assert fitted[80]["queries_per_step"] == 64 and fitted[80]["num_held_out"] == 500 and fitted[80]["lr"] == "1e-5"
 
 
 def test_a_short_context_and_few_rows_are_seen() -> None:

@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Called without arguments it is the program, and ends the process at once if a tracker is not done: what a tracker's
     package does at the end of a process, such as waiting for a server, may take minutes.
     """
+    if arguments is None and sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        # Only a Python in UTF-8 mode can name any file, and write what models do; the terminal keeps its encoding.
+        own = {"PYTHONUTF8": "1", "PYTHONIOENCODING": os.environ.get("PYTHONIOENCODING", "ascii:replace")}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **own})
     code = _exit_code(arguments)
     if arguments is None and getattr(sys.modules.get("gspo.trackers.send"), "UNFINISHED", None):
         with suppress(OSError):
@@ -295,11 +299,17 @@ def _check(options: Namespace) -> None:
             _note(line)
 
 
+def _is_key(word: str) -> bool:
+    """Whether it is key=value: a path may have a `=`, too."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and not os.path.lexists(word)
+
+
 def _eval(options: Namespace) -> None:
     from gspo.recipe.suites import named_suites, suite_tree, with_data
 
-    targets = [word for word in options.target if "=" not in word]
-    overrides = [word for word in (*options.target, *options.overrides) if "=" in word]
+    targets = [word for word in options.target if not _is_key(word)]
+    overrides = [*filter(_is_key, options.target), *options.overrides]
     names = [name for names in options.suite for name in names.split(",") if name]
     if not names:
         fix = f"name some of: {', '.join(named_suites())}; or a file, FILE.yaml"

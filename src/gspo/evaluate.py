@@ -79,7 +79,7 @@ def evaluate(
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt(display.alert, ending="ending; what is judged is kept"))
         with display.waiting("reading the suites") as say:
-            sets, tokenizer, longest = _load(recipe, say)
+            sets, tokenizer, longest = _load(recipe, say, interrupt.check_stop)
             stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
             interrupt.check_stop()
             say(f"loading {recipe.model.path}")
@@ -119,7 +119,7 @@ def evaluate(
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
 
 
-def _load(recipe: Recipe, say: Any) -> tuple[tuple[EvaluationSet, ...], Any, int]:
+def _load(recipe: Recipe, say: Any, check_stop: Any) -> tuple[tuple[EvaluationSet, ...], Any, int]:
     """The sets, the tokenizer, and the most tokens of a prompt with its response; the cheapest is looked at first."""
     quiet_transformers()
     device = device_of(recipe.model.device)
@@ -128,7 +128,8 @@ def _load(recipe: Recipe, say: Any) -> tuple[tuple[EvaluationSet, ...], Any, int
     config = load_config(recipe.model)
     tokenizer = make_tokenizer(recipe.model, ())
     say("starting and trying the verifiers")
-    sets = make_sets(recipe, rows, (), (), tokenizer, max_positions=max_positions(config))
+    options: dict[str, Any] = {"max_positions": max_positions(config), "check_stop": check_stop}
+    sets = make_sets(recipe, rows, (), (), tokenizer, **options)
     none = QuerySet(train=(), held_out=())
     check_lengths(recipe, config, none, sets)
     longest = longest_sequence(recipe, none, sets)

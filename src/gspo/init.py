@@ -61,11 +61,11 @@ rollout:
 reward:{reward}
 
 actor:
-  clip_low: 3e-4 # the GSPO paper's range; docs/guides/choosing_an_objective.md has others
-  clip_high: 4e-4
+  clip_low: 3e-4 # the paper's, for thousands of tokens; a ratio's spread goes with 1/√tokens
+  clip_high: 4e-4{clip_fraction}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
-  optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters: docs/guides/models.md
+  optimizer: {{lr: {lr}}} # for {num_parameters:,} parameters; 1e-6 is for billions
 
 evaluation:
   num_queries: {num_held_out} # held out of the rows; evaluation.path: FILE gives others
@@ -127,7 +127,7 @@ def init(
     except OSError as error:
         fix = "add --out DIRECTORY, one that you may write to"
         raise UserError(f"cannot be written: {error.strerror}", where=str(out), fix=fix) from None
-    lines = [f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "reward")]
+    lines = [f"{label:<9} {values[f'about_{label}']}" for label in ("data", "model", "machine", "disk", "reward")]
     lines += [f"written   {recipe_file}, {reward_file}"]
     lines += [f"first     write score in {reward_file}"] if not values["builtin"] else []
     return [*lines, "", *(f"gspo {command} {shlex.quote(str(recipe_file))}" for command in ("check", "train"))]
@@ -184,7 +184,7 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     """The numbers that depend on the model, the memory here, the longest prompt's tokens and the different prompts."""
     from gspo.model.load import max_positions
     from gspo.model.policy import device_of
-    from gspo.run.memory import available_bytes, memory_of
+    from gspo.run.memory import available_bytes, disk_line, memory_of
 
     positions, device = max_positions(config), device_of("auto")
     is_gpu, available = device.type == "cuda", available_bytes(device)
@@ -218,12 +218,15 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
         sizes[name] = sum(parts(stage).values()) / 2**30
     size, needed = int(parts("in the update")["weights"]), max(sizes["update"], sizes["sampling"])
     size //= 2 if is_gpu else 4  # bytes of a weight
+    disk, has_room = disk_line(draft, config)
     about = f"{'bfloat16 on the GPU' if is_gpu else 'float32 on the CPU'} with {available / 2**30:.0f} GiB"
     too_large = f"; about {needed:,.0f} GiB are needed: choose a smaller model"
     return {
         **sizes,
         "num_parameters": size,
-        "lr": "1e-6" if size >= 10**8 else "1e-5" if size >= 10**7 else "1e-4",
+        "clip_fraction": "\n  clip_fraction: 0.15 # the range sets itself" * (sizes["mini_batches"] > 1),
+        "lr": "1e-6" if size >= 10**9 else "1e-5" if size >= 10**7 else "1e-4",
+        "about_disk": disk + ("" if has_room else ": too little room"),
         "about_machine": about + (too_large if needed * 2**30 > available else ""),
         "about_tokens": f"prompts have up to {longest:,} tokens{f' of {positions:,} positions' if positions else ''}",
     }

@@ -144,6 +144,29 @@ def test_every_word_of_the_command_reaches_gspo_as_it_was_given(tmp_path: Path) 
     assert output.splitlines() == words
 
 
+@pytest.mark.parametrize(
+    "value", ["x\ntouch here", "x\rtouch", "a b", "a\tb", "a\u2028b", "a\u00a0b", "a#b", "a'b", "\0"]
+)
+@pytest.mark.parametrize("option", ["--partition", "--account", "--option"])
+def test_an_option_that_is_more_than_a_word_never_reaches_the_script(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"--qos={value}" if option == "--option" else value
+    assert cli.main(["launch", "slurm", str(TINY), "--print", f"{option}={text}"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "sbatch would not read this as one option" in said.err and "fix: " in said.err
+
+
+def test_whatever_a_recipe_or_a_container_is_named_the_script_has_no_line_of_it(tmp_path: Path) -> None:
+    hostile = "a\ntouch PWNED; $(touch PWNED) `touch PWNED` '\""
+    script = slurm_script(SlurmJob(container=hostile), "name", ["train", hostile, f"output_dir={hostile}"])
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "srun").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n"}
+    subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, check=False)
+    assert not list(Path.cwd().glob("PWNED")) and not (tmp_path / "PWNED").exists()
+
+
 def _said(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 

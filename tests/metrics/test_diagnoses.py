@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gspo.metrics.words import WINDOW, diagnoses
+from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ActorConfig
 from gspo.run.console import Display
@@ -30,6 +30,40 @@ def found(actor: ActorConfig | None = None, **changes: Any) -> dict[str, str]:
     """Of a run whose every step is the healthy one with these changes (`__` for `/`)."""
     line = {**HEALTHY, **{name.replace("__", "/"): value for name, value in changes.items()}}
     return diagnoses([line] * WINDOW, actor)
+
+
+STILL: dict[str, Any] = {"response/mean_tokens": 100.0, "ratio/sequence_min": 0.998, "ratio/sequence_max": 1.002}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_steps", "holds"),
+    [
+        ({}, 4, False),
+        ({}, 5, True),
+        ({}, 19, True),
+        ({}, 20, False),  # later it may have come to rest
+        ({"ratio/sequence_min": 0.99}, 9, False),
+        ({"ratio/sequence_max": 1.01}, 9, False),
+        ({"ratio/sequence_max": 1.01, "response/mean_tokens": 16.0}, 9, True),  # short responses' ratios are wider
+        ({"response/mean_tokens": 8000.0}, 9, False),
+        ({"ratio/sequence_min": None}, 9, False),
+    ],
+)
+def test_a_policy_that_hardly_moves_is_named_in_its_first_steps(
+    changes: dict[str, Any], num_steps: int, holds: bool
+) -> None:
+    actor = ActorConfig(mini_batches=4)
+    lines = [{**HEALTHY, **STILL, **changes}] * num_steps
+    assert ("not_moving" in diagnoses(lines, actor)) == ("not_moving" in early_diagnoses(lines, actor)) == holds
+    assert "not_moving" not in diagnoses(lines, ActorConfig(mini_batches=1))  # then every ratio is 1
+
+
+def test_what_leaves_nothing_to_learn_from_comes_before_what_costs_a_part() -> None:
+    bad = {"group/zero_variance_fraction": 0.88, "response/truncated_fraction": 0.75, "policy/skipped_updates": 1.0}
+    lines = [{**HEALTHY, **STILL, **bad, "ratio/effective_fraction": 0.1}] * WINDOW
+    order = [*diagnoses(lines, ActorConfig(mini_batches=4))]
+    assert order == ["not_finite", "no_signal", "not_moving", "truncated", "low_effective_sample"]
+    assert [*early_diagnoses(lines[:5], ActorConfig(mini_batches=4))] == ["no_signal", "not_moving"]
 
 
 def test_a_healthy_run_and_an_empty_one_have_none() -> None:

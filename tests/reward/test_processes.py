@@ -14,10 +14,10 @@ import psutil
 import pytest
 from tests.samples import scores_of
 
-from gspo.errors import UserError
+from gspo.errors import Stopped, UserError
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.calls import Call
-from gspo.reward.functions import close_functions, load_functions
+from gspo.reward.functions import close_functions, load_functions, probe
 from gspo.reward.reply import Reply
 from gspo.reward.score import score
 
@@ -41,6 +41,30 @@ def workers() -> set[int]:
 @pytest.fixture(autouse=True, scope="module")
 def _only_this_file() -> None:
     OF_OTHER_FILES.update(workers())
+
+
+ASLEEP = "import sys, time\ntime.sleep(600 * (sys.argv[0] == '-c'))  # in its own process\n"
+
+
+@pytest.mark.parametrize("when", ["stopped as it starts", "asleep as it starts"])
+def test_a_stop_is_heeded_while_a_process_starts(when: str, groups: Any, named: Any, fitted_tokenizer: Any) -> None:
+    before, looks = workers(), 0
+    function = named(f"{ASLEEP if when.startswith('asleep') else ''}{PID}", concurrent_calls=1)
+    if when.startswith("stopped"):
+        for pid in workers() - before:
+            os.kill(pid, signal.SIGSTOP)
+
+    def check_stop() -> None:
+        nonlocal looks
+        looks += 1
+        if looks > 3:
+            raise Stopped(signal.SIGTERM)
+
+    query = groups(["a"])[0].query
+    with pytest.raises(Stopped):
+        probe([query], [], [function], fitted_tokenizer, segment_separator=None, check_stop=check_stop)
+    close_functions([function])
+    assert workers() == before
 
 
 def test_calls_are_made_in_another_process_which_is_kept(groups: Any, named: Any) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from tests.samples import query_of, sample_of
 
 from gspo.errors import RunError, Stopped, UserError
+from gspo.queries.order import query_indices
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.engine import SamplingKey
 from gspo.rollout.source import Source
@@ -103,16 +104,51 @@ def test_what_takes_a_place_in_a_step_is_drawn_after_what_is_ahead() -> None:
     run.keep(source)
     assert numbers(first) == [3, 4, 5] and numbers(second) == [6, 7]
     assert numbers([own.group for own in run.ahead if own.group]) == [8, 9, 10]
-    assert len(run.ahead) == SIZE
+    assert [own.query.id for own in run.ahead[SIZE:]] == ["test:11"]  # the rest of its batch waits, not sampled
     assert len(set(run.sampler.asked)) == len(run.sampler.asked)
 
 
-def test_a_query_that_the_step_has_is_not_drawn_again() -> None:
+def test_a_query_that_the_step_has_is_not_taken_again_and_is_the_first_of_the_next_step() -> None:
     run = Run(0)
     source = run.source()
     source.queries_of = lambda batch: [query_of([1], number) for number in ([0, 1, 2], [2, 3, 1], [4, 0, 5])[batch]]
     first = taken(source)
-    assert numbers(taken(source, 2, first)) == [3] and numbers(taken(source, 1, first)) == [4]
+    second = taken(source, 2, first)
+    assert numbers(second) == [3, 4] and numbers(taken(source, 1, first + second)) == [5]
+    run.keep(source)
+    run.steps += 1
+    assert numbers(taken(run.source())) == [2, 1, 0]
+
+
+@pytest.mark.parametrize(("num_queries", "seed"), [(12, 0), (20, 1), (40, 2), (23, 3)])
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_each_query_is_sampled_once_an_epoch_whatever_is_filled_up(
+    max_staleness: int, num_queries: int, seed: int
+) -> None:
+    """Half of the groups teach nothing. Each step is of a source that goes on from what is saved, as after a resume."""
+    run, handed_over = Run(max_staleness), list[int]()
+    run.sampling = run.sampling.model_copy(update={"dynamic_sampling": True})
+    for run.steps in range(STEPS):
+        source, step = run.source(), list[Group]()
+        source.steps_left = STEPS
+        source.queries_of = lambda batch: [
+            query_of([1], place)
+            for place in query_indices(batch, num_queries=num_queries, queries_per_step=SIZE, seed=seed, shuffle=True)
+        ]
+        while (missing := SIZE - sum(number % 2 for number in numbers(step))) > 0:
+            new = taken(source, missing, step)
+            if not new:
+                break
+            step += new
+        assert len({*numbers(step)}) == len(step) and source.num_too_old == 0
+        assert max(ages(step, run.steps)) <= max_staleness
+        handed_over += numbers(step)
+        run.keep(source)
+    waiting = [int(own.query.id.partition(":")[2]) for own in run.ahead]
+    counts = Counter(handed_over + waiting)
+    assert counts.total() == run.batches_drawn * SIZE > num_queries  # none is left out
+    assert max(counts.values()) - min(counts[number] for number in range(num_queries)) <= 1
+    assert len(set(run.sampler.asked)) == len(run.sampler.asked)
 
 
 @pytest.mark.parametrize("num_queries", [4, 14])

@@ -79,6 +79,7 @@ class Stub:
         self.progress = replace(self.progress, steps=step - 1)
         before, self.progress = self.progress.batches_drawn, collect(run, self.progress, policy_version=7)
         self.num_rounds = self.progress.batches_drawn - before
+        self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point
         assert {*run.clock.seconds} == {"publish", "rollout", "reward"} and self.progress.batch is not None
         return self.progress.batch
 
@@ -187,9 +188,22 @@ def test_the_order_of_the_queries_moves_on_by_every_round(stub: Any) -> None:
     first, second = order(0, 40), order(1, 40)
     run = stub(flat={first[0], second[0]})  # the one that takes the place is flat, too: a third round
     run.collect(*DYNAMIC)
+    assert run.calls == [first, second[:1], second[1:2]]
     run.calls.clear()
     run.collect(*DYNAMIC, step=2)
-    assert run.calls == [order(3, 40)]
+    assert run.calls == [[*second[2:], *order(2, 40)[:2]]]  # the rest of the last round's batch comes first
+
+
+@pytest.mark.parametrize("size", [40, 42, 27])
+def test_each_query_is_sampled_once_an_epoch_where_half_of_the_groups_are_equal(size: int, stub: Any) -> None:
+    """Each step here goes on from what a checkpoint has: the progress."""
+    run, step = stub(flat={*range(0, size, 2)}, size=size), 0
+    while sum(map(len, run.calls)) < size:
+        step += 1
+        assert len(numbers(run.collect(*DYNAMIC, "rollout.max_rounds=9", step=step))) == BATCH
+    sampled = [one for called in run.calls for one in called]
+    assert sorted(sampled[:size]) == [*range(size)] and step < size / BATCH
+    assert {key.step for key in run.keys} == {*range(1, step + 1)}
 
 
 def test_where_there_are_no_other_queries_the_batch_is_filled_without_sampling_more(stub: Any) -> None:
@@ -217,8 +231,8 @@ def test_in_a_run_every_round_takes_the_next_queries_and_every_step_trains_on_as
     seen = spied(monkeypatch, recipe_of("dynamic", *quick, *DYNAMIC))
     places = [[int(one.rpartition(":")[2]) for one in called] for called in seen]
     assert len(places) > 3 and min(map(len, places)) < 8 == max(map(len, places))
-    starts = [called[0] - places[0][0] for called in places]
-    assert starts == [8 * batch for batch in range(len(places))]
+    in_all = [place - places[0][0] for called in places for place in called]
+    assert in_all == [*range(len(in_all))]
     lines = [len(path.read_text().splitlines()) for path in sorted(Path("runs/dynamic/rollouts").iterdir())]
     assert len(lines) == 3 and min(lines) >= 8 * 4
 

@@ -321,6 +321,24 @@ def test_without_a_terminal_an_activity_of_ten_seconds_has_one_line_a_phase(
     assert [line.partition("  ")[0] for line in lines[1:]] == ["step 1/3", "step 2/3"]
 
 
+def test_without_a_terminal_what_takes_minutes_has_a_line_a_minute_with_the_time_left(
+    timers: list[Any], clock: list[float]
+) -> None:
+    display, text = plain()
+    with display.waiting("gsm8k: sampling"):
+        for done, seconds in ((0, 10.0), (5, 60.0), (20, 60.0)):
+            display.progress(done, 50, f"responses, {done * 100:,} tokens (20 a second)")
+            clock[0] += seconds
+            timer = timers[-1]
+            assert timer.interval == seconds
+            timer.fire()
+    assert text.getvalue().splitlines() == [
+        "gsm8k: sampling: 10 s so far, 0 of 50 responses, 0 tokens (20 a second)",
+        "gsm8k: sampling: 70 s so far, 5 of 50 responses, 500 tokens (20 a second), about 10:30 left",
+        "gsm8k: sampling: 130 s so far, 20 of 50 responses, 2,000 tokens (20 a second), about 3:15 left",
+    ]
+
+
 def test_in_a_phase_an_activity_is_shown_once_it_takes_seconds_and_the_view_keeps_its_height(
     timers: list[Any], clock: list[float]
 ) -> None:
@@ -436,7 +454,7 @@ def test_a_run_names_all_that_it_waits_for_and_counts_what_can_be_counted() -> N
 
         def progress(self, done: int, total: int, unit: str) -> None:
             assert self._activity is not None
-            seen.add(f"{self._activity.name}: {unit}")
+            seen.add(f"{self._activity.name}: {unit.partition(',')[0]}")  # without the tokens so far
 
     train(load_recipe(TINY, ["steps=1", "checkpoint.every=1", "evaluation.num_queries=2"]), display=Watched(quiet=True))
     calls = "calls of reward functions"

@@ -1,21 +1,26 @@
 """The formula of memory has what models, optimisers, caches and passes really hold; and says what does not fit."""
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import gspo
 from gspo import cli
 from gspo.learner.optimizer import Optimizer
 from gspo.model.packing import TokenSequence, pack
 from gspo.model.trunk import enable_packing, packed_pass
-from gspo.recipe.load import make_recipe
+from gspo.recipe.load import load_recipe, make_recipe
 from gspo.rollout.embedded.cache import in_place_cache
 from gspo.rollout.embedded.one_token import read_tokens
 from gspo.run import memory
-from gspo.run.memory import Memory, memory_of
+from gspo.run.console import Display
+from gspo.run.memory import Memory, disk_line, memory_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SHAPE: dict[str, Any] = {
@@ -190,11 +195,33 @@ def test_check_says_what_a_run_needs_and_notes_what_does_not_fit(
     place = next(number for number, line in enumerate(said) if line.startswith("memory      about"))
     assert "in the update: libraries" in said[place] and "while sampling" in said[place + 1]
     assert said[place + 2].endswith("that this machine has (cpu)")
+    assert said[place + 3].startswith("disk        about ") and "3 × " in said[place + 3]  # two are kept
     assert not any(line.startswith("note") for line in said)
     monkeypatch.setattr(memory, "available_bytes", lambda device: 2**20)
     assert cli.main(["check", tiny]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
     assert len(said) == 2 and all("too much" in line and "docs/guides/memory.md" in line for line in said)
+
+
+@pytest.mark.parametrize("keys", [(), ("checkpoint.keep=4", "model.dtype=bfloat16"), ("checkpoint.best=reward/mean",)])
+def test_the_disk_that_a_run_needs_is_that_of_its_checkpoints_and_models(
+    keys: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    size = "model.architecture.hidden_size=512"  # so that what goes by parameters is most of a file
+    base = (size, "steps=1", "cold_start={steps: 0}", "evaluation.num_queries=0", "rollout.max_new_tokens=1")
+    recipe = load_recipe(Path(__file__).parents[1] / "tiny.yaml", [*base, *keys])
+    outcome = gspo.train(recipe, display=Display(quiet=True))
+    written = sum(path.stat().st_size for path in max(Path("runs/tiny/checkpoints").iterdir()).rglob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in outcome.model.rglob("*.safetensors"))
+    config = config_of(**json.loads((outcome.model / "config.json").read_text()))
+    said, has_room = disk_line(recipe, config)
+    needed = (recipe.checkpoint.keep + 1) * written + weights * (1 + bool(recipe.checkpoint.best))
+    number, unit = re.findall(r"[\d.]+ [MG]iB", said)[0].split()
+    assert float(number) * 2 ** (20 if unit == "MiB" else 30) == pytest.approx(needed, rel=0.15) and has_room
+    full = SimpleNamespace(free=1)
+    monkeypatch.setattr("gspo.run.memory.shutil.disk_usage", lambda place: full)
+    assert not disk_line(recipe, config)[1]
 
 
 def test_check_of_several_processes_says_what_does_not_divide_and_what_does_not_fit_all_of_them(

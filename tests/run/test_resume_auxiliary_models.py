@@ -171,17 +171,19 @@ DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.op
 
 def test_broken_off_in_a_round_of_dynamic_sampling_and_in_the_update_after_it(broken_off: Callable[..., Any]) -> None:
     recipe = recipe_of("broken", *DYNAMIC, "checkpoint.keep=1", "checkpoint.every=1")
-    names = []
+    names, rests = [], []
 
     def noting(*arguments: Any, **keywords: Any) -> None:
         names.append(Path(broken_off(*arguments, **keywords).model).parent)
+        rests.append(json.loads((names[-1] / "state.json").read_text())["ahead"])
         assert names[-1] == newest()  # the one just written is the newest, and kept
 
     places = [(ROUND, 2), (REWARD, 2), (GRADIENT, 3), (ROUND, 2), (LIKELIHOOD, 1)]
     resumed_is_unbroken(recipe, places, noting)
-    assert [path.name.removeprefix("step_00000") for path in names] == [*("0", "0", "0_update_1", "1", "1_batch")]
+    assert [path.name.removeprefix("step_00000") for path in names] == [*("0", "0", "0_update_1", "2", "2_batch")]
     progress = json.loads((newest() / "state.json").read_text())
     assert progress["batches_drawn"] > progress["steps"]  # some of them in extra rounds
+    assert any(rests)  # what was left of a batch
 
 
 @pytest.mark.parametrize("keys", [(), DYNAMIC], ids=["all groups", "dynamic"])

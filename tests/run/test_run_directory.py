@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +307,80 @@ def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_d
     assert {path: path.read_bytes() for path in directory.path.rglob("*") if path.is_file()} == before
     other.append("metrics.jsonl", {"step": 3})
     other.close()
+
+
+def _replace(path: Path) -> None:
+    shutil.copytree(path, path.with_name("copy"))
+    shutil.rmtree(path)
+    path.with_name("copy").rename(path)  # it may have got the number of the one that has gone
+
+
+def _empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        shutil.rmtree,
+        lambda path: path.rename(path.with_name("moved")),
+        _replace,
+        _empty,
+        lambda path: (path.rename(path.with_name("moved")), path.write_text("a file")),
+        lambda path: (path.rename(path.with_name("moved")), path.symlink_to("nowhere")),
+    ],
+    ids=["removed", "moved", "replaced", "emptied", "a file", "a dangling link"],
+)
+def test_a_run_whose_directory_has_gone_writes_nothing_and_makes_none(
+    lose: Callable[[Path], object], directory: RunDirectory, new_policy: Callable[..., Policy]
+) -> None:
+    directory.append("metrics.jsonl", {"step": 1})
+    lose(directory.path)
+    before = sorted(directory.path.parent.rglob("*"))
+    for write in (
+        lambda: directory.append("metrics.jsonl", {"step": 2}),
+        lambda: directory.write_rollouts(3, rollout_lines(small_samples())),
+        lambda: directory.save_model(new_policy(seed=1)),
+    ):
+        with pytest.raises(RunError, match=r"this directory was moved, removed or replaced(.|\n)*fix: put it back"):
+            write()
+    assert sorted(directory.path.parent.rglob("*")) == before
+
+
+def test_a_directory_behind_a_link_is_the_runs_until_the_link_is_another(recipe: Recipe, tmp_path: Path) -> None:
+    for name in ("disk", "other"):
+        (tmp_path / name).mkdir()
+    recipe.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    recipe.run_dir.symlink_to(tmp_path / "disk")
+    directory = RunDirectory.create(recipe)
+    directory.append("metrics.jsonl", {"step": 1})
+    recipe.run_dir.unlink()
+    recipe.run_dir.symlink_to(tmp_path / "other")
+    with pytest.raises(RunError, match="moved, removed or replaced"):
+        directory.append("metrics.jsonl", {"step": 2})
+    directory.close()
+
+
+def test_a_recipe_that_has_gone_is_written_again_and_it_is_said(directory: RunDirectory) -> None:
+    said: list[object] = []
+    directory.note = said.append
+    text = (directory.path / "recipe.yaml").read_text()
+    (directory.path / "recipe.yaml").unlink()
+    directory.append("metrics.jsonl", {"step": 1})
+    assert (directory.path / "recipe.yaml").read_text() == text
+    assert said == [f"{directory.path}/recipe.yaml was removed: it is written again"]
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda log: log.write_text(""), lambda log: os.truncate(log, 12)])
+def test_a_log_that_has_lost_lines_is_not_gone_on_with(lose: Callable[[Path], object], directory: RunDirectory) -> None:
+    for step in (1, 2):
+        directory.append("metrics.jsonl", {"step": step})
+    assert directory.log_bytes() == {"metrics.jsonl": 24}
+    lose(directory.path / "metrics.jsonl")
+    for write in (lambda: directory.append("metrics.jsonl", {"step": 3}), directory.log_bytes):
+        with pytest.raises(RunError, match=r"metrics.jsonl was removed, or has lost lines(.|\n)*fix: gspo resume"):
+            write()
 
 
 def test_what_is_set_aside_is_kept_whole_and_out_of_the_way(directory: RunDirectory) -> None:

@@ -1,6 +1,6 @@
 """The sets that a recipe's run is evaluated on: its held-out queries, its suites, and rows from Python."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +112,7 @@ def make_sets(
     *,
     max_positions: int | None,
     output: int = 2,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[EvaluationSet, ...]:
     """The sets as the model reads them, the held-out queries first, with the functions that judge each, tried on a row.
 
@@ -122,9 +123,7 @@ def make_sets(
     made, judges = [own_set] if held_out else [], dict[str, tuple[RewardFunction, ...]]()
     for set_rows in sets:
         with _faults_of(set_rows.suite):
-            made.append(
-                _make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions=max_positions, output=output)
-            )
+            made.append(_make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions, output, check_stop))
     return tuple(made)
 
 
@@ -134,9 +133,9 @@ def _make_set(
     own_set: EvaluationSet,
     judges: dict[str, tuple[RewardFunction, ...]],
     tokenizer: Any,
-    *,
     max_positions: int | None,
     output: int,
+    check_stop: Callable[[], None],
 ) -> EvaluationSet:
     template, queries, separator = own_set, recipe.queries, recipe.rollout.segment_separator
     if suite := set_rows.suite:
@@ -151,5 +150,6 @@ def _make_set(
     rows = RowSet(train=(), held_out=tuple(set_rows.rows))
     key = "rollout.max_new_tokens" if set_rows.suite is None else "the suite's max_new_tokens"
     rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
-    probed = probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
+    options: dict[str, Any] = {"segment_separator": separator, "state": TrainerState(), "check_stop": check_stop}
+    probed = probe(rendered, (), judging, tokenizer, **options)
     return replace(template, name=set_rows.name, queries=rendered, functions=judging, probed=probed)

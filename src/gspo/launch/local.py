@@ -1,6 +1,8 @@
 """The ranks of a run as processes of this machine."""
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,13 +10,16 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, UserError
 from gspo.launch.supervise import run_ranks
+from gspo.run.lock import is_locked
 
+_PREFIX = "gspo-ranks-"  # of the directories in which ranks meet
 _LIBRARIES = 350 * 2**20  # bytes of a process
 
 
@@ -54,7 +59,15 @@ def run_processes(arguments: Sequence[str], number: int) -> int:
         fix = f"start {max(1, free // _LIBRARIES)} at most"
         raise UserError(f"{what}, and {free / 2**30:.1f} GiB are free", where="--processes", fix=fix)
     threads = os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // number))
-    with tempfile.TemporaryDirectory(prefix="gspo-ranks-") as directory:  # which nobody else may read
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # by a launcher that was killed
+        if (left / "lock").exists() and not is_locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX) as directory,  # which nobody else may read
+        Path(directory, "lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks hold it, too, until they have saved what they can
+        options = {"pass_fds": [lock.fileno()]}
         shared = {
             "WORLD_SIZE": number,
             "LOCAL_WORLD_SIZE": number,
@@ -63,7 +76,8 @@ def run_processes(arguments: Sequence[str], number: int) -> int:
             "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
             RENDEZVOUS: f"file://{directory}/store",
         }
-        return run_ranks([LocalRank(arguments, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(number)])
+        own = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(number))
+        return run_ranks([LocalRank(arguments, environment, **options) for environment in own])
 
 
 def end_with_launcher() -> None:

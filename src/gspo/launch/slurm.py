@@ -63,7 +63,8 @@ class SlurmJob:
 def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
     """The script that runs gspo with these arguments as the job's ranks; `name` is the run's.
 
-    UserError where the time is none of Slurm's, or is over before the run could save itself.
+    UserError where the time is none of Slurm's, or is over before the run could save itself, and for an option that
+    is more than a word.
     """
     if job.time is not None and _seconds(job.time) <= job.save_seconds:
         what = f"a job of {job.time} is told {job.save_seconds} s before its end to save the run: before it has begun"
@@ -82,7 +83,11 @@ def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
         "account": job.account,
     }
     options = [f"--{option}={value}" for option, value in named.items() if value is not None]
-    directives = "\n".join(f"#SBATCH {option}" for option in (*options, "--requeue", *job.options))
+    for option in (options := [*options, "--requeue", *job.options]):  # a line of the script, which sbatch cuts up
+        if not option.isprintable() or {*option} & {*" '\"\\#"}:
+            fix = "give one word without blanks, quotes, # and \\"
+            raise UserError(f"sbatch would not read this as one option: {option!r}", where="gspo launch slurm", fix=fix)
+    directives = "\n".join(f"#SBATCH {option}" for option in options)
     container, python = "", shlex.quote(sys.executable)
     if job.container is not None:
         mounts = f"{Path.cwd()}:{Path.cwd()}"
@@ -102,7 +107,7 @@ def _seconds(time: str) -> float:
     """Of minutes, minutes:seconds, hours:minutes:seconds, days-hours, …, as `sbatch --time` has it."""
     if time.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
     if match is None:
         raise UserError(f"{time!r} is no time of Slurm's", where="--time", fix="write it as 24:00:00 or 2-12:00:00")
     days, first, second, third = (None if part is None else int(part) for part in match.groups())

@@ -13,6 +13,10 @@ from gspo.recipe.sections import ActorConfig
 WINDOW = 10  # steps a diagnosis looks back on
 _LEARNING = 20  # steps in which a value model may still know nothing
 _FEW = 5  # steps that a mean of noisy numbers has to have
+EARLY = ("no_signal", "not_moving")  # shown from step `_FEW` on: nothing comes of the steps before they are seen to
+_STILL = 0.06  # of (highest − lowest ratio) · √tokens; usual is 0.2, four standard deviations of 0.05
+# By what they cost: those first that leave nothing to learn from, last what costs a part of it.
+_FIRST = "not_finite engine_mismatch unscored no_signal not_moving clipped_noise clipped_staleness clip_too_narrow"
 
 Lines = Sequence[Mapping[str, Any]]
 Table = Mapping[str, bool]  # "name: sentence", and whether it holds
@@ -67,10 +71,19 @@ def diagnoses(history: Lines, actor: ActorConfig | None = None) -> dict[str, str
     recent = history[-WINDOW:]
     table = {
         **_of_rewards_and_clipping(recent, actor or ActorConfig()),
+        **_of_moves(history, actor or ActorConfig()),
         **_of_samples_and_updates(recent, len(history)),
         **_of_engines(recent, actor or ActorConfig()),
     }
-    return dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
+    found = dict(" ".join(text.split()).split(": ", 1) for text, holds in table.items() if holds)
+    names = [name for name in _FIRST.split() if name in found]
+    return {name: found[name] for name in dict.fromkeys([*names, *found])}
+
+
+def early_diagnoses(history: Lines, actor: ActorConfig) -> dict[str, str]:
+    """Those of `EARLY` that hold where there are a few steps yet."""
+    found = diagnoses(history, actor) if len(history) >= _FEW else {}
+    return {name: found[name] for name in EARLY if name in found}
 
 
 def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
@@ -96,6 +109,19 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
         f"""clip_inert: no token was clipped in {len(recent)} steps: actor.clip_* never bind; narrow them ({goal})
         or raise actor.optimizer.lr
         """: clipped == 0 and is_fixed and could_bind and not is_unscored and not has_no_signal,
+    }
+
+
+def _of_moves(history: Lines, actor: ActorConfig) -> Table:
+    """In the first steps: later a policy may have come to rest."""
+    tokens, low, high = (
+        _mean(history, name) for name in ("response/mean_tokens", "ratio/sequence_min", "ratio/sequence_max")
+    )
+    is_early = _FEW <= len(history) < _LEARNING and actor.updates_per_step > 1
+    return {
+        f"""not_moving: in {len(history)} steps of {tokens:,.0f} tokens a response the ratios of a step lay between
+        {low:.5f} and {high:.5f}: the policy hardly moves; raise actor.optimizer.lr, such as tenfold
+        """: is_early and (high - low) * math.sqrt(abs(tokens)) < _STILL
     }
 
 

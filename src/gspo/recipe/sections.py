@@ -157,8 +157,12 @@ class OptimizerConfig(Section):
     lr: PositiveFloat = key(1e-6, "The learning rate.")
     betas: tuple[BelowOne, BelowOne] = key((0.9, 0.99), "AdamW's decay of the gradient's mean and of its square.")
     eps: PositiveFloat = key(1e-8, "The small number that AdamW adds to its divisor.")
-    weight_decay: NonNegativeFloat = key(0.0, "AdamW's decoupled weight decay.")
-    no_decay: tuple[str, ...] = key((), "Patterns of parameters without weight decay, such as `*.bias`.")
+    weight_decay: NonNegativeFloat = key(
+        0.0, "AdamW's decoupled decay, of norms and biases too, as in verl; TRL spares these: see `no_decay`."
+    )
+    no_decay: tuple[str, ...] = key(
+        (), "Patterns of parameters without weight decay: none, since 0 decays none; TRL's are `[*norm*, *.bias]`."
+    )
     warmup_steps: Natural = key(0, "The learning rate rises linearly to `lr` over this number of optimiser steps.")
     schedule: Schedule = key("constant", "How the learning rate falls after the warm-up.")
     min_lr_fraction: Fraction = key(0.0, "The schedule ends at this fraction of `lr`.")

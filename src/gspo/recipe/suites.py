@@ -47,7 +47,9 @@ def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dic
     """
     names, given = [suite["name"] for suite in suites], dict[str, str]()
     for argument in data:
-        name, separator, path = argument.rpartition("=")
+        name, separator, path = argument.partition("=")
+        if not separator or "/" in name or Path(argument).exists():  # a path may have a `=`, too
+            name, separator, path = "", "", argument
         if not separator and len(suites) > 1:
             fix = f"say whose it is: --data {names[0]}={argument}"
             raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)

@@ -1,6 +1,6 @@
 """The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
 from typing import Any, cast
@@ -177,6 +177,7 @@ def probe(
     *,
     segment_separator: str | None,
     state: TrainerState | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
 
@@ -195,7 +196,7 @@ def probe(
         text = _behind_thoughts(gold_answer(text), train[0], readers[0])
     texts = [text, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
-    samples = score([group], functions, state, strict=True).samples
+    samples = score([group], functions, state, strict=True, check_stop=check_stop).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 

@@ -20,7 +20,8 @@ class Source:
 
     What is in flight and what was handed over are never more than the groups of `max_staleness` steps and of the one
     under way. They are handed over in the order in which they were drawn: no length is preferred, and none of them can
-    get older than `max_staleness` steps, unless a resume has lowered that.
+    get older than `max_staleness` steps, unless a resume has lowered that. What is left of a batch of the order waits
+    for the next draw, and so does a query that the step has already: each comes once an epoch.
     """
 
     engine: Engine
@@ -60,7 +61,7 @@ class Source:
         """
         watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
         with self.waiting.open():
-            self._have_ended(number, {group.query.id for group in taken}, watched)
+            number = self._have_ended(number, {group.query.id for group in taken}, watched)
         self._follow()  # what is not under way any more may have scores by now
         taken_now = self.ahead[:number]
         del self.ahead[:number]
@@ -79,7 +80,7 @@ class Source:
         return Timeline(seconds=time.monotonic() - self._started, waited=waited, sampled=sampled)
 
     def snapshot(self) -> tuple[Drawn, ...]:
-        """What is ahead now: with groups what is sampled, and without what is in flight."""
+        """What is ahead now: with groups what is sampled, and without what is in flight or waits to be."""
         self._follow()
         return tuple(self.ahead)
 
@@ -87,11 +88,11 @@ class Source:
         """Give up what is in flight; a second call does nothing."""
         self._beside.close()
 
-    def _have_ended(self, number: int, taken: Set[str], watched: dict[str, Any]) -> None:
-        """Draw and sample until the first so many have their groups."""
+    def _have_ended(self, number: int, taken: Set[str], watched: dict[str, Any]) -> int:
+        """Draw and sample until the first so many have their groups; how many: fewer where the order has no others."""
         self._land()
         self._leave_out_old()
-        self._draw(number, taken)
+        number = self._draw(number, taken)
         self._sample(number, watched)
         self.seconds_for_scores = 0.0
         while (ended := sum(map(self._has_ended, self.ahead[:number]))) < len(self.ahead[:number]):
@@ -102,25 +103,40 @@ class Source:
             self.seconds_for_scores += _LOOK_SECONDS * all(drawn.group is not None for drawn in self.ahead[:number])
             self._land()
             if self._leave_out_old():
-                self._draw(number, taken)
+                number = self._draw(number, taken)
             self._sample(number, watched)
+        return number
 
     def _has_ended(self, drawn: Drawn) -> bool:
         return drawn.group is not None and not self._beside.is_under_way(drawn)
 
-    def _draw(self, number: int, taken: Set[str]) -> None:
-        """Draw whole batches of the order until nothing more may be in flight; of the last one as much as may be."""
-        size = self.sampling.queries_per_step
-        room = self._most_ahead(number) - len(self.ahead)
-        while room > 0:
-            # A query comes once with the same random numbers, and not again while a step has it.
-            key_step = 1 + (self.batches_drawn if self.sampling.max_staleness else self.steps)
-            others = taken | {drawn.query.id for drawn in self.ahead if drawn.key_step == key_step}
-            queries = [query for query in self.queries_of(self.batches_drawn) if query.id not in others][:room]
-            temperature = self.sampling.temperature
+    def _draw(self, number: int, taken: Set[str]) -> int:
+        """Draw whole batches of the order until so many can be handed over and nothing more may be in flight.
+
+        How many can be: fewer where the step has all queries already.
+        """
+        while (num_ready := self._put_first(number, taken)) < number or len(self.ahead) < self._most_ahead(number):
+            others = [drawn.query.id for drawn in self.ahead[num_ready:]]
+            if num_ready < number and len({*others}) < len(
+                others
+            ):  # an epoch lies between two that the step cannot take
+                break
+            key_step, temperature = 1 + self.batches_drawn, self.sampling.temperature
+            queries = self.queries_of(self.batches_drawn)
             self.ahead += [Drawn(query=query, key_step=key_step, temperature=temperature) for query in queries]
             self.batches_drawn += 1
-            room -= size
+        return num_ready
+
+    def _put_first(self, number: int, taken: Set[str]) -> int:
+        """Move the first so many different queries that the step has not yet to the front; how many there are."""
+        first, others = dict[str, Drawn](), list[Drawn]()
+        for drawn in self.ahead:
+            if len(first) == number or drawn.query.id in taken or drawn.query.id in first:
+                others.append(drawn)
+            else:
+                first[drawn.query.id] = drawn
+        self.ahead = [*first.values(), *others]
+        return len(first)
 
     def _most_ahead(self, number: int) -> int:
         """The most that may be ahead while so many are taken; a resume may have lowered it."""
@@ -132,13 +148,20 @@ class Source:
         What a thread has tried in vain is sampled here, where a server that has failed can be given the weights of
         now, if this step needs it; what no step needs yet is tried again when the next one begins.
         """
-        missing, most = list[Drawn](), self._most_ahead(number)
+        missing, most, before = list[Drawn](), self._most_ahead(number), set[str]()
         idle = {drawn for drawn in self.ahead[:most] if drawn.group is None and not self._beside.is_under_way(drawn)}
         self._follow()  # one that has ended since the last look is not under way, and its group is here now
         for place, drawn in enumerate(self.ahead[:most]):
-            if drawn in idle:
-                if drawn.temperature != self.sampling.temperature:  # of before a resume
-                    drawn = self.ahead[place] = replace(drawn, temperature=self.sampling.temperature)
+            # Where steps take as many as they need, two of a query may come to lie in one. The second has to wait for
+            # the next step, and would be too old there.
+            is_second = self.sampling.dynamic_sampling and drawn.query.id in before
+            before.add(drawn.query.id)
+            if drawn in idle and not is_second:
+                # Without staleness a step's random numbers are its own. The temperature may be of before a resume.
+                key_step = drawn.key_step if self.sampling.max_staleness else self.steps + 1
+                if (drawn.key_step, drawn.temperature) != (key_step, self.sampling.temperature):
+                    changed: dict[str, Any] = {"key_step": key_step, "temperature": self.sampling.temperature}
+                    drawn = self.ahead[place] = replace(drawn, **changed)
                 missing.append(drawn)
         for key_step, part in groupby(missing, key=lambda each: each.key_step):
             batch, key = [*part], SamplingKey(seed=self.seed, step=key_step)

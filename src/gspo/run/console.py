@@ -196,9 +196,12 @@ class Display:
             is_shown = self._live is not None or self.console.quiet
             if activity is not None and not is_shown and activity.name not in self._printed:
                 patience = PATIENCE_SECONDS if self.console.is_interactive else _PLAIN_PATIENCE_SECONDS
-                self._timer = threading.Timer(patience, self._show, [activity])
-                self._timer.daemon = True
-                self._timer.start()
+                self._show_after(patience, activity)
+
+    def _show_after(self, seconds: float, activity: Activity) -> None:
+        self._timer = threading.Timer(seconds, self._show, [activity])
+        self._timer.daemon = True
+        self._timer.start()
 
     def _show(self, activity: Activity) -> None:
         """It takes long: called by the timer."""
@@ -210,6 +213,7 @@ class Display:
             else:
                 self._printed.add(activity.name)
                 self.note(activity.text)
+                self._show_after(_LINE_SECONDS, activity)  # how far it is then
 
     def _start_live(self, *, transient: bool) -> None:
         self._live = Live(console=self.console, get_renderable=self._view, transient=transient, refresh_per_second=4)

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from gspo.ranks import from_first, rank
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
-from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, move_into_place, sha256
+from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place, sha256
 from gspo.run.lock import Lock
 from gspo.run.place import check_place, empty
 from gspo.run.plain_files import (
@@ -50,6 +50,8 @@ class RunDirectory:
         self.best_model = path / "best_model"  # by checkpoint.best
         self.rollouts = path / ROLLOUTS
         self.recipe_text = ""
+        self.note: Callable[[str], object] = print
+        self._sizes = dict[str, int]()  # of the logs, as they were left
         lock = Lock(path) if rank() == 0 else None
         self.close, self.check_lock = (lock.release, lock.check) if lock else (lambda: None, lambda: None)
 
@@ -75,7 +77,7 @@ class RunDirectory:
     def write_recipe(self, recipe: Recipe) -> None:
         """Write recipe.yaml, or replace it by the recipe that the run goes on with."""
         self.recipe_text = dump_recipe(recipe)
-        replace_text(self.path / "recipe.yaml", self.recipe_text)
+        replace_text(self.path / RECIPE, self.recipe_text)
 
     def append(self, file_name: str, line: Mapping[str, Any]) -> None:
         """Add one JSON line, whole or not at all to a reader; a number that is not finite is written as null.
@@ -85,10 +87,12 @@ class RunDirectory:
         path = self.path / file_name
         if rank() > 0:
             return
+        self.log_bytes()
         with self._writing(path), open(path, "ab+", opener=for_writing) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
             file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + _json(line).encode())
+            self._sizes[file_name] = file.tell()
 
     def write_rollouts(self, step: int, lines: Iterable[Mapping[str, Any]], *, folder: str = ROLLOUTS) -> Path:
         """Write the step's file, a line for each response; return where it lies."""
@@ -111,7 +115,7 @@ class RunDirectory:
 
     def save_best(self, model: Path, best: Best) -> None:
         """Make best_model/ a copy of a checkpoint's model, with best.json in it, unless it is that already."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             if json.loads((self.best_model / "best.json").read_text(encoding="utf-8")) == vars(best):
                 return
         with self._replacing(self.best_model) as unfinished:
@@ -150,6 +154,7 @@ class RunDirectory:
 
         What it has no copy of is set aside, and not lost: where to, if there was anything.
         """
+        self._sizes.clear()
         copies = {name: checkpoint / name for name in LOGS if checkpoint is not None and (checkpoint / name).is_file()}
         for name, copy in copies.items():
             replace_text(self.path / name, copy.read_text(encoding="utf-8"))
@@ -171,8 +176,15 @@ class RunDirectory:
         return aside
 
     def log_bytes(self) -> dict[str, int]:
-        """How long metrics and cold start are by now."""
-        return {name: (self.path / name).stat().st_size for name in LOGS if (self.path / name).exists()}
+        """How long metrics and cold start are by now; RunError where one is shorter than it was left."""
+        sizes = {name: (self.path / name).stat().st_size for name in LOGS if (self.path / name).exists()}
+        if lost := [name for name in LOGS if sizes.get(name, 0) < self._sizes.get(name, 0)]:
+            self.check_lock()  # with its directory, perhaps
+            fix = "gspo resume goes on from the newest checkpoint, and restores it"
+            raise RunError(
+                f"{self.path / lost[0]} was removed, or has lost lines: nothing more is written\n  fix: {fix}"
+            )
+        return sizes
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
@@ -189,6 +201,9 @@ class RunDirectory:
         """RunError, naming the file, where it cannot be written or the directory is no longer this run's."""
         self.check_lock()
         try:
+            if self.recipe_text and not os.path.lexists(self.path / RECIPE):
+                replace_text(self.path / RECIPE, self.recipe_text)
+                self.note(f"{self.path / RECIPE} was removed: it is written again")
             yield
         except (OSError, SafetensorError) as error:
             fix = "make room or the directory writable"

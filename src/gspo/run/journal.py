@@ -19,10 +19,6 @@ EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
 
 Line = dict[str, Any]  # of judged_lines
-_NEEDED = (
-    *("query", "prompt", "sample", "passed", "judge", "reward", "rewards", "failure"),
-    *("is_masked", "tokens", "finish_reason"),
-)
 
 
 @dataclass(kw_only=True)
@@ -46,6 +42,13 @@ class Judged:
     def is_whole(self) -> bool:
         """Whether all questions are judged."""
         return len(self.questions) == self.about["data"]["num_rows"]
+
+    def check(self) -> None:
+        """Do what is done with it later: any error says that gspo has not written it."""
+        _ = self.about["data"].get("path"), self.about["settings"]["samples"], _sums(self.seconds, (0.0, 0.0))
+        json.dumps([self.about, self.lines, self.rating], ensure_ascii=False, allow_nan=False).encode()
+        if self.lines or self.is_whole:
+            numbers_of(self.lines)
 
 
 class Journal:
@@ -144,7 +147,9 @@ class Journal:
         try:
             if path.exists() and (content := read_plain(path)):
                 read(content)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                for judged in self.suites.values():
+                    judged.check()
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
             raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 
@@ -158,7 +163,7 @@ class Journal:
             numbers = suite["numbers"]
             self.suites[name] = Judged(
                 about={key: suite[key] for key in ("settings", "data")},
-                lines=[_checked(line) for line in suite["responses"]],
+                lines=suite["responses"],
                 seconds=[numbers["seconds_sampling"], numbers["seconds_judging"]],
                 rating=numbers.get("rating"),
             )
@@ -177,8 +182,7 @@ class Journal:
             if "seconds" in record and name not in known:
                 judged.seconds = _sums(judged.seconds, record["seconds"])
             if "line" in record:
-                line = _checked(record["line"])
-                read.setdefault((name, line["query"]), []).append(line)
+                read.setdefault((name, record["line"]["query"]), []).append(record["line"])
         for (name, query), lines in read.items():
             if len(lines) == self.suites[name].about["settings"]["samples"] and query not in known.get(name, ()):
                 self.suites[name].lines += lines
@@ -196,13 +200,6 @@ def _text(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _sums(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a + b for a, b in zip(first, second, strict=True)]
-
-
-def _checked(line: Any) -> Line:
-    """The line; ValueError where it has not what numbers are made of."""
-    if not isinstance(line, dict) or (missing := [name for name in _NEEDED if name not in line]):
-        raise ValueError(f"a response has no {missing[0] if isinstance(line, dict) else 'keys'}")
-    return line
 
 
 def numbers_of(lines: Sequence[Line]) -> dict[str, Any]:

@@ -45,9 +45,11 @@ class Activity:
 
     @property
     def text(self) -> str:
-        """The name, the seconds so far and the count, where there is one."""
-        done = ", {:,} of {:,} {}".format(*self.count) if self.count else ""
-        return f"{self.name}: {time.monotonic() - self.started:.0f} s so far{done}"
+        """The name, the seconds so far and the count, where there is one; of what takes long the time that is left."""
+        seconds, (done, total, what) = time.monotonic() - self.started, self.count or (0, 0, "")
+        count = f", {done:,} of {total:,} {what}" if total else ""
+        left = f", about {duration(seconds * (total - done) / done)} left" if 0 < done < total and seconds > 30 else ""
+        return f"{self.name}: {seconds:.0f} s so far{count}{left}"
 
 
 @dataclass(kw_only=True)

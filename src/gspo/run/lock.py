@@ -20,15 +20,22 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._descriptor: int | None = _locked(self._path)
+        self._directory = os.open(directory, os.O_RDONLY)  # while it is open no other gets its number
         # A process that a reward function forks off must not hold on to it when this one is gone.
         os.register_at_fork(after_in_child=self.release)
 
     def check(self) -> None:
-        """To be asked before every write: RunError where the file was removed and another process has the directory.
+        """To be asked before every write: RunError where another process has the directory, or it is not there.
 
-        Takes microseconds. Where it was removed and nobody has come since, it is made again.
+        Takes microseconds. Where the file was removed and nobody has come since, it is made again.
         """
-        if self._descriptor is None or _is_at(self._descriptor, self._path):
+        if self._descriptor is None:
+            return
+        if not _is_at(self._directory, self._path.parent.resolve()):
+            what = "this directory was moved, removed or replaced while it was written to: nothing more is written"
+            fix = "put it back, or name it where it is now, and go on from the newest that was saved in it"
+            raise RunError(f"{self._path.parent}: {what}\n  fix: {fix}")
+        if _is_at(self._descriptor, self._path):
             return
         try:
             if os.path.lexists(self._path):
@@ -44,6 +51,7 @@ class Lock:
         """Let another process have the directory."""
         if self._descriptor is not None:
             os.close(self._descriptor)
+            os.close(self._directory)
             self._descriptor = None
 
 

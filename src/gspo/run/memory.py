@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -34,6 +35,7 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
         available /= num_ranks
     try:
         memory = memory_of_inputs(recipe, inputs, num_ranks)
+        disk, has_room = disk_line(recipe, _sized(recipe, inputs))
     except Exception as error:  # of transformers, or of the model's own code
         yield f"memory      cannot be computed: {one_line(error)}"
         return
@@ -47,6 +49,9 @@ def memory_lines(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Iterator
         # Ranks share the memory of a CPU: what rank 0 has alone is little of each one's part.
         if sum(parts.values()) - parts.get(_OF_FIRST, 0.0) * (1 - 1 / num_ranks) > available:
             yield f"note        too much {stage}: docs/guides/memory.md says which key makes which part smaller"
+    yield f"disk        {disk}"
+    if not has_room:
+        yield "note        too little room on the disk: lower checkpoint.keep, or set output_dir"
 
 
 def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memory:
@@ -54,13 +59,19 @@ def memory_of_inputs(recipe: Recipe, inputs: Inputs, num_ranks: int = 1) -> Memo
 
     Of several ranks, what rank 0 holds, which copies all weights for a checkpoint.
     """
-    device, config = device_of(recipe.model.device), deepcopy(inputs.config)
-    if recipe.model.architecture is not None:
-        config.vocab_size = recipe.model.architecture.get("vocab_size", len(inputs.tokenizer))
+    device, config = device_of(recipe.model.device), _sized(recipe, inputs)
     longest = max(len(query.prompt_ids) for query in (*inputs.queries.train, *inputs.queries.held_out))
     libraries = 0.0 if device.type == "cuda" else psutil.Process().memory_info().rss
     options: dict[str, Any] = {"device": device, "libraries": libraries, "num_ranks": num_ranks}
     return memory_of(recipe, config, prompt_tokens=longest, **options)
+
+
+def _sized(recipe: Recipe, inputs: Inputs) -> Any:
+    """The configuration, with a new model's vocabulary."""
+    config = deepcopy(inputs.config)
+    if recipe.model.architecture is not None:
+        config.vocab_size = recipe.model.architecture.get("vocab_size", len(inputs.tokenizer))
+    return config
 
 
 def memory_of(
@@ -77,8 +88,8 @@ def memory_of(
     Ranks on one host are meant, where there are several.
     """
     text, checkpointing = config.get_text_config(), recipe.actor.gradient_checkpointing
-    is_float32 = recipe.model.dtype == "float32" or (recipe.model.dtype == "auto" and device.type == "cpu")
-    width, tokens = 4 if is_float32 else 2, _pass_tokens(recipe, prompt_tokens)
+    width, tokens = _width(recipe, device), _pass_tokens(recipe, prompt_tokens)
+    is_float32 = width == 4
     model = empty_model(recipe.model, deepcopy(config))
     weights = width * sum(p.numel() for p in model.parameters())
     held, update, copied = _by_parameters(recipe, model, width, num_ranks)
@@ -101,6 +112,28 @@ def memory_of(
         held |= {"engine's weights": weights, "engine's libraries": libraries} | sampling
     stages = {"in the update": held | update, "while sampling": held | sampling | whole}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
+
+
+def disk_line(recipe: Recipe, config: Any) -> tuple[str, bool]:
+    """What a run leaves on the disk beside logs and rollouts, in words, and whether there is room for it."""
+    width = _width(recipe, device_of(recipe.model.device))
+    model = empty_model(recipe.model, deepcopy(config))
+    weights = width * sum(p.numel() for p in model.parameters())
+    checkpoint = weights + _by_parameters(recipe, model, width, 1)[2]
+    num_kept = recipe.checkpoint.keep + 1
+    num_models = 1 + bool(recipe.checkpoint.best) + bool(recipe.cold_start.steps)
+    place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.is_dir())
+    needed, free = num_kept * checkpoint + num_models * weights, shutil.disk_usage(place).free
+    parts = (
+        f"{num_kept} × {_words(checkpoint)} while a checkpoint is written, {num_models} × {_words(weights)} of weights"
+    )
+    return f"about {_words(needed)} of {_words(free)} free: {parts}", needed <= free
+
+
+def _width(recipe: Recipe, device: torch.device) -> int:
+    """Bytes of a weight."""
+    dtype = recipe.model.dtype
+    return 4 if dtype == "float32" or (dtype == "auto" and device.type == "cpu") else 2
 
 
 def _by_parameters(

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +73,11 @@ def how_to_resume(recipe: Recipe, *, has_on_step: bool = False) -> str:
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         return f"gspo.train(recipe, queries=…, reward=…, {on_step}resume=True)"
     ranks = f" --processes {world_size()}" if world_size() > 1 else ""
-    return f"gspo.train(recipe, {on_step}resume=True)" if on_step else f"gspo resume {recipe.run_dir}{ranks}"
+    return (
+        f"gspo.train(recipe, {on_step}resume=True)"
+        if on_step
+        else f"gspo resume {shlex.quote(str(recipe.run_dir))}{ranks}"
+    )
 
 
 def _check_replaceable(recipe: Recipe) -> None:

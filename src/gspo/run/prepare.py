@@ -99,14 +99,15 @@ def load_inputs(
     evaluation: GivenRows | None = None,
     saved: Checkpoint | None = None,
     say: Callable[[str], object] = lambda _: None,
+    check_stop: Callable[[], None] = lambda: None,
     output: int = 2,
     num_ranks: int = 1,
 ) -> Inputs:
     """Load and try everything but the weights, the cheapest first; UserError at the first fault.
 
     `num_ranks` processes will share the model.
-    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next; what a
-    function's process prints goes to the file descriptor `output`.
+    Where a run is resumed, its rows must be those of `saved`. `say` is called with what is waited for next, and
+    `check_stop` while a function is; what a function's process prints goes to the file descriptor `output`.
     """
     quiet_transformers()
     device_of(recipe.model.device)
@@ -139,7 +140,7 @@ def load_inputs(
     asked = [*rendered.train, *rendered.held_out]
     notes += [*variable_notes(asked, tokenizer, recipe.queries), *remark_notes(asked, "prompts")]
     say("starting and trying the reward functions")
-    options: dict[str, Any] = {"max_positions": positions, "output": output}
+    options: dict[str, Any] = {"max_positions": positions, "output": output, "check_stop": check_stop}
     sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
     check_lengths(recipe, config, rendered, sets)
     for eval_set, of_set in zip(sets[bool(rendered.held_out) :], set_rows, strict=True):
@@ -148,10 +149,10 @@ def load_inputs(
     check_engine(
         recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
     )
-    state = TrainerState(max_steps=recipe.steps)
-    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, segment_separator=separator, state=state)
-    asked = [([*rendered.train, *rendered.held_out], functions), *((s.queries, s.functions) for s in sets if s.probed)]
-    for queries_asked, judging in asked:
+    options = {"segment_separator": separator, "state": TrainerState(max_steps=recipe.steps), "check_stop": check_stop}
+    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, **options)
+    judged = [([*rendered.train, *rendered.held_out], functions), *((s.queries, s.functions) for s in sets if s.probed)]
+    for queries_asked, judging in judged:
         notes += own_answer_notes(queries_asked, judging, tokenizer, segment_separator=separator)
     return Inputs(
         functions=functions,
@@ -234,19 +235,21 @@ def prepare(
     *,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
+    check_stop_of_all: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
     **options: Any,
 ) -> Prepared:
     """Load everything and prove that it fits together; UserError at the first fault. Options are load_inputs' own.
 
-    Where a run is resumed, its `saved` weights stand in for those of recipe.model. `check_stop` may end it in between.
+    Where a run is resumed, its `saved` weights stand in for those of recipe.model. A signal ends it in between,
+    of one rank or of all.
     """
     quiet_transformers()
-    inputs = _inputs_of_first(recipe, saved=saved, say=say, **options)
-    check_stop()
+    inputs = _inputs_of_first(recipe, saved=saved, say=say, check_stop=check_stop, **options)
+    check_stop_of_all()
     say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = on_all(partial(_load_models, recipe, inputs.tokenizer, saved), UserError)
-    check_stop()
+    check_stop_of_all()
     return Prepared(
         **vars(inputs),
         policy=policy,

@@ -19,7 +19,7 @@ from gspo.learner.sft import ColdStep
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
-from gspo.metrics.words import WINDOW, diagnoses
+from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
 from gspo.run.best import next_best, reason_to_stop
 from gspo.run.checkpoint.store import sha256
@@ -98,7 +98,9 @@ class Recorder:
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling, marks)
         if recipe.rollout.max_staleness or batch.num_too_old:  # also where a resume has lowered it to 0
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
-            metrics |= source_metrics(run.progress.ahead, run.source.timeline() if run.source else None)
+            most = min(recipe.rollout.max_staleness, recipe.steps - step) * recipe.rollout.queries_per_step
+            # What is ahead beyond that is the rest of a batch of the order, which is not asked for yet.
+            metrics |= source_metrics(run.progress.ahead[:most], run.source.timeline() if run.source else None)
         line: dict[str, Any] = {"step": step, **metrics, **run.engine.take_metrics()}
         run.display.step(step, line)
         if step == recipe.steps or (recipe.evaluation.every and step % recipe.evaluation.every == 0):
@@ -113,7 +115,7 @@ class Recorder:
         if recipe.report.rollouts or has_diverged:
             path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
             files = {**files, path.name: (path.stat().st_size, sha256(path))}
-        named = self._diagnose(progress.diagnoses) if is_last or step >= WINDOW else progress.diagnoses
+        named = self._diagnose(progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
         if step == 1 and recipe.rollout.engine == "embedded" and run.parts.policy.dtype == torch.float32:
@@ -205,9 +207,10 @@ class Recorder:
         self.lines.append(line)
         self._run.directory.append("metrics.jsonl", line)
 
-    def _diagnose(self, earlier: Mapping[str, str]) -> Mapping[str, str]:
+    def _diagnose(self, earlier: Mapping[str, str], *, is_early: bool = False) -> Mapping[str, str]:
         """The earlier diagnoses and those of now, of which the new ones are shown."""
-        sentences = diagnoses([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
+        find = early_diagnoses if is_early else diagnoses
+        sentences = find([line for line in self.lines if line["step"] > 0], self._run.recipe.actor)
         self._run.display.diagnoses(sentences, new=[name for name in sentences if name not in earlier])
         return {**earlier, **sentences}
 

@@ -83,7 +83,7 @@ def restore_progress(saved: Checkpoint, recipe: Recipe, weights: Mapping[str, Te
         text = (saved.path / STATE).read_text(encoding="utf-8")
         progress = decode(text, tensors_of(saved.path, "records"), {query.id: query for query in queries.train})
         assert isinstance(progress, Progress)
-    except (TypeError, KeyError, AssertionError):
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, RecursionError):
         what = f"it was saved by an earlier gspo ({environment['gspo']}), in a form that this one does not read"
         raise UserError(what, where=str(saved.path), fix=f"go on with that one; {new_run}") from None
     if not saved.is_cold_start and progress.position > Position(recipe.steps):

@@ -20,7 +20,7 @@ from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
-from gspo.run.checkpoint.store import Checkpoint, Store
+from gspo.run.checkpoint.store import RECIPE, Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
@@ -185,7 +185,8 @@ class Run:
             finally:
                 self.display.stop()
                 has_on_step = "on_step" in self.parts.hooks
-                self.display.note(f"to go on: {how_to_resume(self.recipe, has_on_step=has_on_step)}")
+                if (self.directory.path / RECIPE).is_file():  # else the error says what has become of it
+                    self.display.note(f"to go on: {how_to_resume(self.recipe, has_on_step=has_on_step)}")
             raise
 
     def _save_for(self, error: BaseException) -> None:
@@ -206,7 +207,8 @@ class Run:
         except RunError as failure:
             if isinstance(error, Stopped):
                 raise
-            note(str(failure))  # the one under way is what is to be heard of first
+            if str(failure) != str(error):
+                note(str(failure))  # the one under way is what is to be heard of first
 
 
 @contextmanager
@@ -224,8 +226,8 @@ def open_run(
         interrupt = Interrupt(alert, ending="ending: no step is under way, so nothing is lost")
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
-            stop_all = interrupt.check_stop_of_all
-            parts = prepare(recipe, **given, saved=saved, check_stop=stop_all, say=say, output=output)
+            stops: dict[str, Any] = {"check_stop": stop, "check_stop_of_all": interrupt.check_stop_of_all}
+            parts = prepare(recipe, **given, **stops, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
@@ -238,6 +240,7 @@ def open_run(
             engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make(parts.policy)
         stack.enter_context(closing(engine))
         directory = reopened or stack.enter_context(closing(_created(recipe, overwrite=overwrite)))
+        directory.note = display.note
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow

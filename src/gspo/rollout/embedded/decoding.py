@@ -1,5 +1,6 @@
 """Decoding: all responses to some prompts, many side by side, with the policy's own weights."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -200,6 +201,7 @@ class Decoding:
         self.bias = bias.to(self.policy.device) if biased else None
         self.transcript = Transcript(self.settings.group_size)
         self._must_read_again = False
+        self._num_tokens, self._started = 0, time.monotonic()
 
     def change_weights(self, *, keep_cache: bool) -> None:
         """The policy's weights have been replaced, by `check_stop`: the responses under way go on with them.
@@ -259,7 +261,10 @@ class Decoding:
             if num_left == 0:
                 rows.alive &= rows.sampled < self.settings.max_new_tokens
             num_alive = int(rows.alive.sum())
-            self.show_progress(len(self.keys) - num_waiting - num_alive, len(self.keys), "responses")
+            self._num_tokens += until_look * num_alive
+            rate = self._num_tokens / (time.monotonic() - self._started)
+            tokens = f"responses, {self._num_tokens:,} tokens ({rate:,.0f} a second)"
+            self.show_progress(len(self.keys) - num_waiting - num_alive, len(self.keys), tokens)
             if num_alive == 0:
                 self._hand_over(rows.index, rows.index[:0])
                 return None

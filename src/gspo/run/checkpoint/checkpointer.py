@@ -241,7 +241,8 @@ class Checkpointer:
             raise RunError("the weights are not finite: they are not saved over what is whole")
         home, unfinished = self.directory.path, self.store.unfinished(snapshot.position)
         clear(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        self.store.root.mkdir(exist_ok=True)  # without its parents: where they have gone, it is no run's directory
+        unfinished.mkdir()
         if snapshot.other_ranks:
             leave_note(f"{self._key}/directory", "made")
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
@@ -252,7 +253,9 @@ class Checkpointer:
         (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
         (unfinished / RECIPE).write_text(self.directory.recipe_text, encoding="utf-8")
         for name, size in snapshot.log_bytes.items():  # the logs have grown since
-            (unfinished / name).write_bytes((home / name).read_bytes()[:size])
+            (unfinished / name).write_bytes(log := (home / name).read_bytes()[:size])
+            if len(log) < size:
+                raise RunError(f"{home / name} has lost lines")
         seal(unfinished, {**self.about, "weights_sha256": digest_of(snapshot.weights)})
         verified(unfinished)
         move_into_place(unfinished, self.store.path(snapshot.position))
