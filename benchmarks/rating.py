@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gspo.evaluation.contests import Contest
-from gspo.evaluation.rating import Attempts, Procedure, place, rate, rating_of_rank
+from gspo.evaluation.rating import Attempts, place, rate, rating_of_rank
 
 SCALE = 400 / math.log(10)  # two Gumbel numbers of this scale differ by a logistic one
 FINE = np.arange(-1000.0, 5000.0, 100.0)  # difficulties so near one another that ties are rare
@@ -31,15 +31,12 @@ def contest_of(
     """Humans who solve what is easier than their performance, the better of equals in less time."""
     order = np.argsort(-performances)
     solved = performances[order, None] > difficulties
-    num_solved = solved.sum(1).astype(float)
     return Contest(
         id=contest_id,
         name=f"Codeforces Round {contest_id} (Div. 1 + Div. 2)",
         problems=tuple(f"P{number}" for number in range(len(difficulties))),
         max_points=np.full(len(difficulties), max_points),
         ratings=ratings[order],
-        points=num_solved if math.isnan(max_points) else num_solved * max_points,
-        penalties=np.round(10_000 - performances[order]),
         solved=solved,
         wrong_tries=np.zeros(solved.shape, dtype=int),
     )
@@ -69,7 +66,7 @@ def with_each_mistake(contests: Sequence[Contest], attempts: Attempts, dice: np.
     shown = [np.where((abs(own - 1400) <= 150) & (dice.random(len(own)) < 0.6), 0.0, own) for own in ratings]
     bounded = (min(max(own.rating, 0.0), rated.max() + 99) for own, rated in zip(placements, ratings, strict=True))
     return {
-        "`mended`": rate(contests, attempts, num_resamples=2).rating,
+        "gspo": rate(contests, attempts, num_resamples=2).rating,
         "rank from 0": rating_of_rank(np.concatenate(ratings), 1 + num_before - len(contests)),
         "mean of R, between the bounds": fmean(bounded),
         "13 % of the humans, of about 1400, shown as 0": rating_of_rank(np.concatenate(shown), 1 + num_before),
@@ -106,15 +103,13 @@ def few_problems(players: range) -> Table:
     """How far time, which humans have and a model has not, shifts the rating: 20 contests of 250 humans."""
     rows = []
     for name, bounds in FEW.items():
-        cells: dict[Procedure, list[str]] = {"codeelo": [], "mended": []}
+        cells = []
         for strength in STRENGTHS:
             dice = np.random.default_rng(strength)
             cases = [simulate(strength, dice, [np.arange(*bounds)] * 20) for _ in players]
-            for procedure, own in cells.items():
-                found = [rate(*case, procedure=procedure, num_resamples=2).rating for case in cases]
-                own.append(deviation(found, strength))
-        rows += [[name, f"`{procedure}`", *own] for procedure, own in cells.items()]
-    return ["problems", "procedure", *map(str, STRENGTHS)], rows
+            cells.append(deviation([rate(*case, num_resamples=2).rating for case in cases], strength))
+        rows.append([name, *cells])
+    return ["problems", *map(str, STRENGTHS)], rows
 
 
 def coverage(players: range) -> Table:
@@ -142,7 +137,7 @@ def realistic(players: range) -> Table:
         rows.append(
             [str(strength), deviation([own.rating for own in found], strength), f"{100 * within:.0f} %", f"{width:.0f}"]
         )
-    return ["strength", "`mended`", "within the interval", "median width"], rows
+    return ["strength", "rating", "within the interval", "median width"], rows
 
 
 def deviation(ratings: Sequence[float], strength: int) -> str:

@@ -175,7 +175,7 @@ def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
         verdicts = tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), [])
         verdicts.append(bool(line["passed"]))
     rows = [{"contest": contest, "index": index, "passed": passed} for (contest, index), passed in tries.items()]
-    rating = rate(read_contests(Path(str(suite.queries.path))), collect_attempts(rows), procedure=suite.procedure)
+    rating = rate(read_contests(Path(str(suite.queries.path))), collect_attempts(rows))
     return plain_rating(rating)
 
 

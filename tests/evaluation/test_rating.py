@@ -15,24 +15,18 @@ from benchmarks.rating import FINE, contest_of, simulate
 
 from gspo.errors import UserError
 from gspo.evaluation.contests import Contest, read_contests, read_problems
-from gspo.evaluation.rating import Procedure, Rating, collect_attempts, place, rate, rating_of_rank
-
-PROCEDURES: Sequence[Procedure] = ("codeelo", "mended")
-COARSE = np.array([800.0, 1200.0, 1600.0, 2000.0, 2400.0, 2800.0])
+from gspo.evaluation.rating import Rating, collect_attempts, place, rate, rating_of_rank
 
 
 def expected_rank(ratings: Sequence[float], rating: float) -> float:
     return 1 + sum(1 / (1 + 10 ** ((rating - other) / 400)) for other in ratings)
 
 
-def ratings_of_players(
-    strength: float, number: int, problems: Sequence[Any], *, procedure: Procedure = "mended", num_humans: int = 40
-) -> list[Rating]:
+def ratings_of_players(strength: float, number: int, problems: Sequence[Any], *, num_humans: int = 40) -> list[Rating]:
     dice = np.random.default_rng(round(strength))
     return [
         rate(
             *simulate(strength, dice, problems, num_humans=num_humans),
-            procedure=procedure,
             seed=seed,
             num_resamples=300,
         )
@@ -64,8 +58,6 @@ def standings_of(contest: Contest) -> Mapping[str, Any]:
     rows = [
         {
             "party": {"participantType": "CONTESTANT", "members": [{"handle": f"human{number}"}]},
-            "points": contest.points[number],
-            "penalty": int(contest.penalties[number]),
             "problemResults": [
                 {"points": float(is_solved), "rejectedAttemptCount": int(wrong)}
                 for is_solved, wrong in zip(contest.solved[number], contest.wrong_tries[number], strict=True)
@@ -123,38 +115,16 @@ def test_the_published_mean_over_contests_is_biased_away_from_the_middle(strengt
     assert bias < -50 - 3 * error if strength == 800 else bias > 50 + 3 * error
 
 
-@pytest.mark.parametrize(
-    ("strength", "difficulties", "least"),
-    [
-        (2800, FINE, 60),  # ranks from 0
-        (1400, COARSE, 120),  # the model needs no time: it is before all humans who solved as much
-    ],
-)
-def test_the_published_procedure_rates_too_high(strength: int, difficulties: Any, least: float) -> None:
-    runs = (
-        ratings_of_players(strength, 30, [difficulties] * 10, procedure=name, num_humans=201) for name in PROCEDURES
-    )
-    published, mended = (abs(fmean(own.rating for own in run) - strength) for run in runs)
-    assert published > least and mended < published / 2
-
-
-def ranked(num_solved: int, procedure: Procedure, **changes: Any) -> Any:
+def ranked(num_solved: int, **changes: Any) -> Any:
     """A player among four humans who solved 3, 2, 1 and 0 of three problems."""
     performances = np.array([4.0, 3.0, 2.0, 1.0])
     contest = replace(contest_of(performances, 1000 + 100 * performances, np.array([1.5, 2.5, 3.5])), **changes)
     attempts = {(1, f"P{number}"): (number < num_solved,) for number in range(3)}
-    return place(contest, attempts, procedure=procedure)
+    return place(contest, attempts)
 
 
-def test_a_rank_counts_from_1_and_a_tie_half_but_the_published_one_from_0_and_before_those_who_needed_time() -> None:
-    assert [ranked(solved, "mended").rank for solved in range(4)] == [4.5, 3.5, 2.5, 1.5]
-    assert [ranked(solved, "codeelo").rank for solved in range(4)] == [3, 2, 1, 0]
-
-
-def test_the_published_rating_is_cut_at_0_and_100_above_the_best_human() -> None:
-    assert [ranked(solved, "codeelo").rating for solved in (3, 2)] == [1400 + 99] * 2  # ranks 0 and 1
-    weak = np.array([4.0, 3.0, 2.0, 1.0])
-    assert ranked(0, "codeelo", ratings=weak, points=weak, penalties=-weak).rating == 0
+def test_a_rank_counts_from_1_and_a_tie_half() -> None:
+    assert [ranked(solved).rank for solved in range(4)] == [4.5, 3.5, 2.5, 1.5]
 
 
 def test_wrong_tries_cost_points_and_break_ties_where_the_problem_is_solved_and_nothing_elsewhere() -> None:
@@ -180,18 +150,9 @@ def test_a_problem_that_the_model_was_not_given_counts_for_nobody() -> None:
     assert place(contest, {(1, "P0"): (True,), (1, "P1"): (False,)}).rank == 2.5
 
 
-def test_humans_whose_rating_is_not_known_yet_count_in_the_published_procedure_alone() -> None:
-    shown = np.array([1400.0, 0.0, 1200.0, 0.0])
-    placement = ranked(0, "mended", ratings=shown)
+def test_humans_whose_rating_is_not_known_yet_do_not_count() -> None:
+    placement = ranked(0, ratings=np.array([1400.0, 0.0, 1200.0, 0.0]))
     assert placement.num_humans == 2 and placement.rank == 3
-    assert ranked(0, "codeelo", ratings=shown).num_humans == 4
-
-
-def test_a_contest_in_which_a_rated_human_has_no_row_counts_but_not_in_the_published_procedure() -> None:
-    contests, attempts = simulate(1500, np.random.default_rng(0), [FINE] * 3)
-    contests[1] = replace(contests[1], num_unmatched=1)
-    assert not rate(contests, attempts).left_out
-    assert list(rate(contests, attempts, procedure="codeelo").left_out) == [2]
 
 
 def test_all_that_a_rating_was_computed_from_is_reported_and_the_same_seed_gives_the_same() -> None:
@@ -262,23 +223,21 @@ def test_files_are_read_as_the_contests_that_were_saved(data: Path) -> None:
     first, second = read_contests(data)
     assert (first.id, second.id) == (7, 12) and list(first.problems) == ["P0", "P1"]
     assert first.max_points.tolist() == [500, 500] and math.isnan(second.max_points[0])
-    assert first.ratings.tolist() == [2100, 1500, 900] and first.points.tolist() == [1000, 500, 500]
+    assert first.ratings.tolist() == [2100, 1500, 900]
     assert first.solved.tolist() == [[True, True], [True, False], [True, False]]
     rows = read_problems(data, [first, second])
     assert [(row["contest"], row["index"]) for row in rows] == [(7, "P0"), (7, "P1"), (12, "P0")]
     assert rows[0]["prompt"] == "Add." and rows[0]["tests"][1]["output"] == "4\n" and rows[0]["seconds"] == 2
 
 
-def test_rows_of_teams_and_of_virtual_participants_are_no_humans_and_those_without_a_row_are_counted(
-    data: Path,
-) -> None:
+def test_rows_of_teams_and_of_virtual_participants_are_no_humans(data: Path) -> None:
     path = data / "contests" / "7" / "standings.json"
     answer = json.loads(path.read_text())["result"]
     answer["rows"][0]["party"]["participantType"] = "VIRTUAL"
     answer["rows"][1]["party"]["members"].append({"handle": "friend"})
     path.write_text(json.dumps(answer))  # without its envelope, too
     contest = read_contests(data)[0]
-    assert contest.ratings.tolist() == [900] and contest.num_unmatched == 2
+    assert contest.ratings.tolist() == [900]
 
 
 def changed(path: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -363,10 +322,8 @@ def test_judged_rows_that_are_no_attempts_are_refused(passed: Any, what: str) ->
 
 
 def test_attempts_that_no_contest_can_use_are_refused() -> None:
-    contests, attempts = simulate(1500, np.random.default_rng(0), [FINE], num_humans=40)
+    contests, _ = simulate(1500, np.random.default_rng(0), [FINE], num_humans=40)
     with pytest.raises(UserError, match="no contest has the problem 9A"):
         rate(contests, {(9, "A"): (True,)})
-    with pytest.raises(UserError, match="40 humans, fewer than 201"):
-        rate(contests, attempts, procedure="codeelo")
     with pytest.raises(UserError, match="given twice"):
         collect_attempts([*judged({(1, "A"): [True]}), *judged({(1, "A"): [True]})])

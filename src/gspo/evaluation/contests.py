@@ -31,11 +31,8 @@ class Contest:
     problems: Sequence[str]  # the index of each
     max_points: Float[np.ndarray, "P"]  # NaN of a problem that counts 1, as in Educational and Div. 3 rounds
     ratings: Float[np.ndarray, "N"]  # shown before the contest; 0 of who had none
-    points: Float[np.ndarray, "N"]  # as in the standings, with time and hacks
-    penalties: Float[np.ndarray, "N"]  # as in the standings
     solved: Bool[np.ndarray, "N P"]
     wrong_tries: Int[np.ndarray, "N P"]  # of a problem that is solved: before it was
-    num_unmatched: int = 0  # rated humans without a row in the standings
 
     @property
     def division(self) -> str:
@@ -114,15 +111,12 @@ def _read_contest(folder: Path) -> Contest:
             [_field(problem, "points", float, where) if "points" in problem else math.nan for problem in problems]
         ),
         ratings=np.array([ratings[handle] for handle in rows]),
-        points=np.array([_field(row, "points", float, where) for row in rows.values()]),
-        penalties=np.array([_field(row, "penalty", float, where) for row in rows.values()]),
         solved=np.array(
             [[_field(result, "points", float, where) > 0 for result in row_results] for row_results in results]
         ),
         wrong_tries=np.array(
             [[_field(result, "rejectedAttemptCount", int, where) for result in row_results] for row_results in results]
         ),
-        num_unmatched=len(ratings) - len(rows),
     )
 
 

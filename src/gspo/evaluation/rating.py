@@ -1,13 +1,13 @@
 """The CodeForces rating of a model: its rank among the humans of past contests, and the rating that explains it.
 
-The procedure is CodeElo's (arXiv 2501.01257); docs/guides/rating.md says where "mended" departs from it, and why.
+The procedure is CodeElo's (arXiv 2501.01257) without its mistakes; docs/guides/rating.md says which, and why.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,11 +15,9 @@ from jaxtyping import Bool, Float, Int
 from gspo.errors import UserError
 from gspo.evaluation.contests import Contest
 
-Procedure = Literal["mended", "codeelo"]
 Attempts = Mapping[tuple[int, str], Sequence[bool]]  # by contest and index of the problem: whether each try passed
 
 MAX_TRIES = 8  # at a problem, in one run
-_CODEELO_MIN_HUMANS = 201
 _NO_DEVIATION = 1e-6  # below it, only rounding is left of a standard error
 _GRID = np.linspace(-3000.0, 7000.0, 501)  # ratings at which the bootstrap knows the expected rank
 
@@ -36,8 +34,8 @@ class Placement:
     division: str
     rerun: int
     num_humans: int  # those it is ranked among
-    rank: float  # "mended": from 1, a tie counts half; "codeelo": from 0
-    rating: float  # that explains the rank; infinite of who is before or behind all humans ("mended")
+    rank: float  # from 1, a tie counts half
+    rating: float  # that explains the rank; infinite of who is before or behind all humans
     solved: Mapping[str, int]  # by index: the number of the try that passed, from 1
     num_attempted: int
     num_problems: int
@@ -47,14 +45,13 @@ class Placement:
 class Rating:
     """The rating of a model, its confidence interval, and all that they were computed from.
 
-    Example: Rating(rating=1630.2, low=1551.0, high=1704.8, procedure="mended", placements=(…), left_out={}, note="", …)
+    Example: Rating(rating=1630.2, low=1551.0, high=1704.8, placements=(…), left_out={}, note="", …)
     """
 
-    rating: float  # infinite of who is before, or behind, every human of every contest ("mended")
+    rating: float  # infinite of who is before, or behind, every human of every contest
     low: float  # NaN, as `high`, where there is no interval: `note` says why
     high: float
     confidence: float
-    procedure: Procedure
     seed: int  # of the bootstrap
     num_reruns: int
     num_tries: int  # at each problem in each run, counted in the order in which they were made
@@ -91,23 +88,21 @@ def rate(
     contests: Sequence[Contest],
     attempts: Attempts,
     *,
-    procedure: Procedure = "mended",
     seed: int = 0,
     confidence: float = 0.95,
     num_resamples: int = 2000,
 ) -> Rating:
     """The rating with which a player's expected ranks in the contests add up to the ranks of the model's runs.
 
-    "mended": the R of Σ_c Σ_i 1/(1 + 10^((R − R_ci)/400)) = Σ_c (rank_c − 1), which is also the maximum likelihood of
-    all comparisons with humans. "codeelo": the mean over contests of each contest's own R, as published. The rank of
-    several runs in a contest is their mean. Raises UserError where no contest counts, and for attempts at a problem
-    that is in none.
+    It is the R of Σ_c Σ_i 1/(1 + 10^((R − R_ci)/400)) = Σ_c (rank_c − 1), which is also the maximum likelihood of all
+    comparisons with humans. The rank of several runs in a contest is their mean. Raises UserError where no contest
+    counts, and for attempts at a problem that is in none.
     """
     known = {(contest.id, index) for contest in contests for index in contest.problems}
     if unknown := sorted(set(attempts) - known):
         what = f"no contest has the problem {unknown[0][0]}{unknown[0][1]}"
         raise UserError(what, where="judged rows", fix="judge the rows of read_problems for the same contests")
-    reasons = {contest.id: _reason_left_out(contest, attempts, procedure) for contest in contests}
+    reasons = {contest.id: _reason_left_out(contest, attempts) for contest in contests}
     left_out = {contest: reason for contest, reason in reasons.items() if reason}
     counted = [contest for contest in contests if contest.id not in left_out]
     if not counted:
@@ -115,29 +110,17 @@ def rate(
         raise UserError(f"no contest counts ({whys})", where="contests", fix="add contests and problems to the data")
     num_tries = len(next(iter(attempts.values())))
     num_reruns = math.ceil(num_tries / MAX_TRIES)
-    placements = [
-        [place(contest, attempts, procedure=procedure, rerun=rerun) for rerun in range(num_reruns)]
-        for contest in counted
-    ]
-    if procedure == "codeelo":
-        # A mean of numbers is the R with Σ_c −R = Σ_c −R_c.
-        observed = -np.array([fmean(placement.rating for placement in row) for row in placements])
-        curves = np.tile(-_GRID, (len(counted), 1))
-        rating = -float(observed.mean())
-    else:
-        ratings = [_known_ratings(contest) for contest in counted]
-        observed = np.array([fmean(placement.rank - 1 for placement in row) for row in placements])
-        curves = np.array(
-            [_expected_before(_GRID, *np.unique(contest_ratings, return_counts=True)) for contest_ratings in ratings]
-        )
-        rating = rating_of_rank(np.concatenate(ratings), 1 + observed.sum())
+    placements = [[place(contest, attempts, rerun=rerun) for rerun in range(num_reruns)] for contest in counted]
+    ratings = [_known_ratings(contest) for contest in counted]
+    observed = np.array([fmean(placement.rank - 1 for placement in row) for row in placements])
+    curves = np.array([_expected_before(_GRID, *np.unique(own, return_counts=True)) for own in ratings])
+    rating = rating_of_rank(np.concatenate(ratings), 1 + observed.sum())
     low, high, note = _interval(curves, observed, rating, confidence, seed, num_resamples)
     return Rating(
         rating=rating,
         low=low,
         high=high,
         confidence=confidence,
-        procedure=procedure,
         seed=seed,
         num_reruns=num_reruns,
         num_tries=min(num_tries, MAX_TRIES),
@@ -165,26 +148,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def place(contest: Contest, attempts: Attempts, *, procedure: Procedure = "mended", rerun: int = 0) -> Placement:
+def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
     """The rank that a run of the model would have had in the contest, and the rating that explains it alone."""
     window = slice(rerun * MAX_TRIES, (rerun + 1) * MAX_TRIES)
     tries = {index: attempts.get((contest.id, index), ())[window] for index in contest.problems}
     solved = {index: list(passed).index(True) + 1 for index, passed in tries.items() if True in passed}
-    if procedure == "codeelo":
-        num_humans, rank, rating = len(contest.ratings), *_place_as_published(contest, solved)
-    else:
-        attempted = np.array([bool(passed) for passed in tries.values()])
-        ratings = _known_ratings(contest)
-        num_humans, rank = len(ratings), _rank_without_time(contest, solved, attempted)
-        rating = rating_of_rank(ratings, rank)
+    ratings = _known_ratings(contest)
+    rank = _rank_without_time(contest, solved, np.array([bool(passed) for passed in tries.values()]))
     return Placement(
         contest=contest.id,
         name=contest.name,
         division=contest.division,
         rerun=rerun,
-        num_humans=num_humans,
+        num_humans=len(ratings),
         rank=rank,
-        rating=rating,
+        rating=rating_of_rank(ratings, rank),
         solved=solved,
         num_attempted=sum(map(bool, tries.values())),
         num_problems=len(contest.problems),
@@ -223,18 +201,11 @@ def _expected_before(
     return 1 / (1 + np.exp((grid[:, None] - values) * (math.log(10) / 400))) @ counts.astype(float)
 
 
-def _reason_left_out(contest: Contest, attempts: Attempts, procedure: Procedure) -> str:
+def _reason_left_out(contest: Contest, attempts: Attempts) -> str:
     """Why a contest does not count; empty if it does."""
     if not any((contest.id, index) in attempts for index in contest.problems):
         return "none of its problems was tried"
-    if procedure == "codeelo":
-        if contest.num_unmatched:
-            return f"{contest.num_unmatched} rated humans have no row in the standings"
-        if len(contest.ratings) < _CODEELO_MIN_HUMANS:
-            return f"{len(contest.ratings)} humans, fewer than {_CODEELO_MIN_HUMANS}"
-    elif not len(_known_ratings(contest)):
-        return "nobody had a rating before it"
-    return ""
+    return "" if len(_known_ratings(contest)) else "nobody had a rating before it"
 
 
 def _rank_without_time(contest: Contest, solved: Mapping[str, int], attempted: Bool[np.ndarray, "P"]) -> float:
@@ -261,25 +232,6 @@ def _scores(
     left = np.where(has_points, np.maximum(0.3 * most, most - 50 * wrong_tries), 1.0)
     # Equal results must be equal numbers, whatever the order of the sum.
     return (left * solved).sum(1).round(6), (wrong_tries * (solved & ~has_points)).sum(1)
-
-
-def _place_as_published(contest: Contest, solved: Mapping[str, int]) -> tuple[float, float]:
-    """Rank and R as CodeElo's calc_rating.py computes them, its mistakes included."""
-    has_points = ~np.isnan(contest.max_points)
-    score, penalty = 0.0, 0
-    for index, most, has_own in zip(contest.problems, contest.max_points, has_points, strict=True):
-        if index in solved:
-            wrong = solved[index] - 1
-            score += max(0.0, float(most) - 50 * wrong) if has_own else 1.0
-            penalty += 0 if has_own else 10 * wrong
-    is_beaten = (contest.points < score) | ((contest.points == score) & (contest.penalties > penalty))
-    rank = int(is_beaten.argmax()) if is_beaten.any() else len(contest.ratings)  # from 0: one too small
-    low, high = 0, int(contest.ratings.max()) + 100
-    while high - low > 1:
-        middle = (low + high) // 2
-        expected = 1 + (1 / (1 + 10 ** ((middle - contest.ratings) / 400))).sum()
-        low, high = (low, middle) if expected < rank else (middle, high)
-    return float(rank), float(low)
 
 
 def _interval(

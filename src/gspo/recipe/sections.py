@@ -451,7 +451,6 @@ class SuiteConfig(Section):
     )
     about: str = key("", "What the suite is and where its data come from, for a person.")
     layout: Literal["rows", "codeforces"] = key("rows", "`rows` of questions, or the folder of a CodeForces rating.")
-    procedure: Literal["mended", "codeelo"] = key("mended", "Of a [rating](../guides/rating.md): or as published.")
     queries: QueriesConfig = key(QueriesConfig(), "The data and the prompt: the keys of the recipe's `queries`.")
     dates: DatesConfig | None = key(None, "Only the rows of some days.")
     samples: NumResponses = key(1, "Responses to each question.")
