@@ -43,7 +43,7 @@ def _only_this_file() -> None:
     OF_OTHER_FILES.update(workers())
 
 
-ASLEEP = "import sys, time\ntime.sleep(600 * (sys.argv[0] == '-c'))  # in its own process\n"
+ASLEEP = f"import os, time\ntime.sleep(600 * (os.getpid() != {os.getpid()}))  # in its own process\n"
 
 
 @pytest.mark.parametrize("when", ["stopped as it starts", "asleep as it starts"])
