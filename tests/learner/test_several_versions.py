@@ -15,7 +15,6 @@ from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
 from gspo.recipe.sections import OptimizerConfig, RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding
-from gspo.rollout.embedded.engine import inference_mode
 from gspo.types import Batch, Group, Query
 
 NewPolicy = Callable[..., Policy]
@@ -66,7 +65,7 @@ def case(new_policy: NewPolicy, query_of: Callable[..., Query]) -> Case:
     settings = RolloutConfig(group_size=SIZE, max_new_tokens=LENGTH)
     prompts = [query.prompt_ids for query in queries]
     decoding = Decoding(policy=policy, prompts=prompts, settings=settings, keys=range(2 * SIZE), check_stop=look)
-    with inference_mode(policy.model):
+    with torch.inference_mode():
         responses = [*decoding.generate().responses(policy.stop_ids)]
     samples, drawn = [], []
     for number, response in enumerate(responses):

@@ -11,7 +11,6 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
-from gspo.rollout.embedded.engine import inference_mode
 
 NewPolicy = Callable[..., Policy]
 PROMPTS = [[4, 5, 6], [7], [3, 9, 8, 4, 5]]
@@ -39,7 +38,7 @@ def decode(policy: Policy, keep_cache: bool, **settings: Any) -> tuple[list[Resp
         record_experts=policy.routing is not None,
         check_stop=look,
     )
-    with inference_mode(policy.model):
+    with torch.inference_mode():
         return [*decoding.generate().responses(policy.stop_ids)], versions
 
 

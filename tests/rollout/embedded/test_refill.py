@@ -13,7 +13,6 @@ from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
-from gspo.rollout.embedded.engine import inference_mode
 
 NewPolicy = Callable[..., Policy]
 LONGEST = 24
@@ -71,7 +70,7 @@ def test_a_group_is_handed_over_as_its_last_response_ends(
         record_experts=policy.routing is not None,
         put=lambda number, own: handed.__setitem__(number, (len(decoding.transcript._steps), own)),
     )
-    with inference_mode(policy.model):
+    with torch.inference_mode():
         responses = [*decoding.generate().responses(policy.stop_ids)]
     assert sorted(handed) == [0, 1, 2] and len({num_steps for num_steps, _ in handed.values()}) > 1
     for number, (num_steps, own) in handed.items():

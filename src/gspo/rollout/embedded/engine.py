@@ -1,8 +1,6 @@
 """The embedded engine: it decodes with the policy's own weights, in the process that trains them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -26,7 +24,7 @@ class EmbeddedEngine:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._version = 0
-        with inference_mode(policy.model):
+        with torch.inference_mode():
             self._means = proven_means(policy)
 
     def sample(
@@ -40,7 +38,7 @@ class EmbeddedEngine:
         show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """Decode the responses in this process, at most `settings.max_rows` side by side."""
-        with inference_mode(self._policy.model):
+        with torch.inference_mode():
             decoding = Decoding(
                 policy=self._policy,
                 prompts=[query.prompt_ids for query in queries],
@@ -89,16 +87,3 @@ class EmbeddedEngine:
 
     def close(self) -> None:
         """Do nothing, for the memory is the policy's."""
-
-
-@contextmanager
-def inference_mode(model: Any) -> Iterator[None]:
-    """Leave training mode, in which gradient checkpointing makes transformers drop the cache, and come back to it."""
-    was_training = model.training
-    if was_training:
-        model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)

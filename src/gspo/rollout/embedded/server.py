@@ -31,7 +31,6 @@ from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.decoding import Decoding, Response
-from gspo.rollout.embedded.engine import inference_mode
 from gspo.rollout.embedded.proof import proven_means
 from gspo.types import Experts
 
@@ -160,7 +159,7 @@ class Decoder:
         )
         if not is_first:
             self._under_way = (decoding, labels)
-        with inference_mode(policy.model):
+        with torch.inference_mode():
             decoding.generate()
 
 
