@@ -147,6 +147,7 @@ def test_a_rollout_is_a_line_with_what_the_model_read_said_and_got(directory: Ru
     assert first == {
         "query": "rows:1",
         "prompt": "rendered p",
+        "prompt_words": [9, 10],
         "columns": {},
         "completion": "line\nbreak",
         "reward": 1.0,
