@@ -34,6 +34,7 @@ def test_a_token_is_named_by_its_text_or_its_id_and_read_back_so(fitted_tokenize
     [
         ({}, {}, []),
         ({"temperature": 0.5, "stop_strings": ["a"]}, {}, []),
+        ({"stop_strings": ["7<pad>"]}, {}, []),  # a special token that does not end responses is text like any other
         ({"top_p": 0.95}, {}, ["rollout.top_p: tokens are drawn from q, which keeps at least 0.95 of π's probability"]),
         ({"top_p": 0.95}, {}, ["nothing weighs them by π_old/q, as actor.correction: tis would"]),
         ({"top_p": 0.95, "min_p": 0.1}, {}, ["rollout.top_p, min_p: tokens are drawn from q, which keeps an unknown"]),

@@ -25,6 +25,12 @@ def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]
     """How q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
     rollout, actor = recipe.rollout, recipe.actor
     biased_ids(rollout.logit_bias, tokenizer, vocabulary)
+    for string in rollout.stop_strings:
+        if tokenizer.eos_token and tokenizer.eos_token in string:
+            what = (
+                f"{string!r} contains {tokenizer.eos_token}, which ends a response itself and is left out of its text"
+            )
+            raise UserError(what, where="rollout.stop_strings", fix="leave it out; rollout.stop_tokens takes others")
     if not (shaping := rollout.shaping):
         return []
     weighed = "nothing weighs them by π_old/q, as actor.correction: tis would"
