@@ -123,7 +123,7 @@ def test_more_than_a_fifth_masked_ends_the_run(num_bad: int, ends: bool, groups:
     if not ends:
         assert rewards(score(step, functions(fails))).count(None) == num_bad
         return
-    with pytest.raises(UserError, match=r"ValueError: .* 'bad', at .*; so with 3 of 10 responses") as caught:
+    with pytest.raises(UserError, match=r"ValueError: .* 'bad', at .*; 3 of 10 responses have no reward") as caught:
         score(step, functions(fails))
     assert caught.value.where is not None and caught.value.where.startswith("reward function f0, row data:")
 
@@ -137,7 +137,7 @@ def test_the_run_ends_as_soon_as_too_much_is_masked_for_certain(groups: Any, nam
     """
     function = named(source, time_limit_seconds=0.2, concurrent_calls=2)
     with pytest.raises(
-        UserError, match=r"ran over its time limit of 0\.2 s; so with 6 of 20 responses(.|\n)*time_limit_seconds"
+        UserError, match=r"ran over its time limit of 0\.2 s; 6 of 20 responses have no reward(.|\n)*time_limit_seconds"
     ):
         score(groups(*[["a", "b"]] * 10), [function])
     assert len((tmp_path / "calls.txt").read_text().splitlines()) <= 4  # the third to hang is enough

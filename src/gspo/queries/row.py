@@ -219,7 +219,7 @@ def repetition_notes(rows: Sequence[Row], name: str) -> list[str]:
     alike = [[_without_names(row.columns) for row in group] for group in groups.values() if len(group) > 1]
     pairs = [(first, other) for first, *others in alike for other in others]
     differing = dict.fromkeys(key for one, other in pairs for key in one if str(one[key]) != str(other.get(key)))
-    left_out = f"{num_repetitions:,} rows that repeat one of {len(rows):,} {name} are left out: they are one question"
+    left_out = f"{num_repetitions:,} rows are left out: each repeats one of the {len(rows):,} {name}"
     counts = f"{len(rows):,} {name} have {len(groups):,} different prompts"
     differ = f"{counts}; those with the same one differ in {listed([*differing]) or 'nothing'}"
     return [left_out] * bool(num_repetitions) + [differ] * bool(pairs)

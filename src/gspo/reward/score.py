@@ -207,7 +207,8 @@ class Scores:
         if first is not None and self._strict:
             raise first
         if first is not None and masked > self._max_masked_fraction * total:
-            what = f"{first.what}; so with {masked} of {total} responses, over {self._max_masked_fraction:.0%}"
+            most = f"a run goes on with {self._max_masked_fraction:.0%} at most"
+            what = f"{first.what}; {masked} of {total} responses have no reward, and {most}"
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
 
