@@ -22,7 +22,7 @@ class Head:
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """Logits in float32, also of bfloat16 states: rounded to bfloat16, logits near 16 would be 0.125 apart."""
-        logits = _product(hidden, self.weight.T)
+        logits = _product(hidden.to(self.weight.dtype), self.weight.T)  # some trunks add up in float32
         if self.bias is not None:
             logits += self.bias
         if self.scale != 1:
@@ -37,7 +37,8 @@ def token_likelihood(
 
     Memory does not grow with tokens × vocabulary: only one chunk's logits exist at a time, also in the backward pass.
     """
-    logprobs, entropy = _TokenLikelihood.apply(hidden, head.weight, head.bias, targets, head, temperature)
+    states = hidden.to(head.weight.dtype)
+    logprobs, entropy = _TokenLikelihood.apply(states, head.weight, head.bias, targets, head, temperature)
     return logprobs, entropy
 
 

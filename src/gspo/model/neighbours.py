@@ -35,10 +35,8 @@ def check_positions(model: Any, *, shortest: int, longest: int, where: str) -> N
     """
     for table in _tables(model):
         usual = table(shortest, shortest)
-        most = shortest - 1
-        most += bisect_left(
-            range(shortest, longest + 1), True, key=lambda length: not table(shortest, length).equal(usual)
-        )
+        lengths = range(shortest, longest + 1)
+        most = shortest - 1 + bisect_left(lengths, True, key=lambda n: not table(shortest, n).equal(usual))
         if most < longest:
             what = f"the table of positions (rope_parameters) is another one in a pass over more than {most} tokens"
             what += f", and here sequences have {shortest} to {longest}: they would change each other's likelihoods"

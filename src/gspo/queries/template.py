@@ -10,10 +10,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.types import Messages
 
-_IS_BEGUN = (
-    "the last message is the assistant's, and the model goes on with it. Where that is the right answer, remove it, or "
-    "give it as a column of its own"
-)
+_IS_BEGUN = "the last message is the assistant's, and the model goes on with it: a right answer goes into a column"
 HOLE = "TEXTGSPO"  # the end of what stands for a message's text while a template is tried
 _KINDS = (None, "text", "input_text", "output_text")  # of parts that are texts
 _DIRECTIVES = ("%-d", "%-m", "%-H", "%-I", *(f"%{letter}" for letter in "aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ"))

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from gspo.errors import UserError
 from gspo.model.packing import TokenSequence
-from gspo.model.policy import Policy
+from gspo.model.policy import Policy, response_likelihood
 from gspo.recipe.sections import RolloutConfig
 from gspo.rollout.embedded import decoding, proof
 from gspo.rollout.embedded.cache import InPlaceLayer
@@ -53,12 +53,12 @@ FAMILIES: list[tuple[str, Means, dict[str, Any]]] = [
 ]
 
 
-def drawn_anew(policy: Policy) -> Policy:
+def drawn_anew(policy: Policy, seed: int = 0) -> Policy:
     """The policy with weights so large that a wrong state shows: some families' new ones are nearly flat."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in policy.model.parameters():
         if parameter.dim() > 1:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.25
+            parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.25).to(parameter.dtype)
     return policy
 
 
@@ -168,6 +168,21 @@ def test_a_model_that_nothing_decodes_rightly_is_refused_in_a_sentence(new_polic
 def test_a_half_precision_model_is_not_refused_for_its_rounding(new_policy: NewPolicy) -> None:
     for family in ("llama", "qwen3_moe", "gpt_oss"):
         assert proven_means(new_policy(family, "bfloat16")) <= Means.OWN_MODULES
+    for family in ("mixtral", "olmoe", "phimoe"):  # where rounding alone has routers choose other experts
+        shape = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+        for seed in range(4):
+            assert proven_means(drawn_anew(new_policy(family, "bfloat16", **shape), seed)) <= Means.OWN_MODULES
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2"])
+def test_a_half_precision_model_whose_states_are_of_float32_samples_and_learns(
+    family: str, new_policy: NewPolicy, plain_logprobs: Any
+) -> None:
+    policy = drawn_anew(new_policy(family, "bfloat16", **(SSM if family == "mamba2" else {"state_size": 8})))
+    assert gap(policy, plain_logprobs) < 0.2
+    likelihood = response_likelihood(policy, [TokenSequence(prompt_ids=(3, 9), response_ids=torch.tensor([8, 4, 5]))])
+    likelihood.logprobs.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.model.parameters())
 
 
 def test_weights_that_change_while_rows_of_one_length_are_decoded_are_used(
