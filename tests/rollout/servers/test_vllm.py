@@ -210,7 +210,7 @@ def test_a_response_ends_with_its_first_stop_token_or_at_its_longest(
         ends = [index for index, token in enumerate(sample.token_ids.tolist()) if token in policy.stop_ids]
         assert ends == ([sample.num_tokens - 1] if sample.finish_reason == "stop" else [])
         assert sample.finish_reason == "stop" or sample.num_tokens == 12
-        assert sample.text == policy.tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+        assert sample.text == policy.tokenizer.decode(sample.token_ids[: ends[0] if ends else None])
     assert {sample.finish_reason for sample in samples} == {"stop", "length"}
 
 
