@@ -101,30 +101,29 @@ class SampleSet:
         return readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
     def index(
-        self, kept: Collection[str] | None = None, places: Mapping[tuple[int, int], int] | None = None, left: int = 0
+        self, listed: Collection[int] | None = None, carried: Mapping[int, int] | None = None, left: int = 0
     ) -> dict[str, Any]:
         """The queries, and what each got in each step.
 
         A group is [number of its query, responses, passed, mean reward, place, interest].
-        A page has the queries that are `kept`, and of their groups those that have a place in `places`.
+        A page has the steps that are `listed`, and of each the first groups, as many as are `carried`.
         """
-        named = dict.fromkeys(place.query for step in sorted(self.steps) for place in self.steps[step])
-        shown = [query for query in named if kept is None or query in kept]
-        numbers = {query: number for number, query in enumerate(shown)}
+        shown = sorted(self.steps if listed is None else listed)
+        named = dict.fromkeys(place.query for step in shown for place in self.steps[step])
+        numbers = {query: number for number, query in enumerate(named)}
         steps = []
-        for step, groups_of_step in sorted(self.steps.items()):
-            step_places = [
-                number if places is None else places.get((step, number)) for number in range(len(groups_of_step))
-            ]
+        for step in shown:
+            num_carried = math.inf if carried is None else carried.get(step, 0)
             groups = [
-                [numbers[place.query], len(place.spans), place.passed, place.mean, number, place.interest]
-                for place, number in zip(groups_of_step, step_places, strict=True)
-                if place.query in numbers
+                [
+                    *(numbers[place.query], len(place.spans), place.passed, place.mean),
+                    *(number if number < num_carried else None, place.interest),
+                ]
+                for number, place in enumerate(self.steps[step])
             ]
             steps.append({"step": step, "groups": groups})
-        coverage = self._coverage(places, len(named) - len(shown), left)
-        queries = [[printable(query), self._prompts[query]] for query in shown]
-        about = {"name": self.name, "kind": self.kind, "coverage": coverage}
+        queries = [[printable(query), self._prompts[query]] for query in named]
+        about = {"name": self.name, "kind": self.kind, "coverage": self._coverage(shown, carried, left)}
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
     def _read(self, step: int, path: Path) -> None:
@@ -182,21 +181,19 @@ class SampleSet:
         rows = zip([*labels, "none"], table, strict=True)
         return {"steps": steps, "series": {f"reward {label}": [*map(_short, row)] for label, row in rows if any(row)}}
 
-    def _coverage(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
+    def _coverage(self, listed: Sequence[int], carried: Mapping[int, int] | None, left: int) -> str:
         if not self.steps and not left:
             why = "The recipe has report.rollouts: false: no samples were kept."
             return why if self._off else "There are no samples yet."
         if left:
             return f"{left:,} files of steps are still to be read."
-        total = sum(map(len, self.steps.values()))
-        if places is None or len(places) == total:
-            return f"All samples of {f'all {len(self.steps):,} steps' if len(self.steps) > 1 else 'the one step'}."
-        steps = len({step for step, _ in places})
-        table = f" The table leaves out {num_unnamed:,} queries." if num_unnamed else ""
-        return (
-            f"This page carries {len(places):,} of {total:,} groups, from {steps:,} of {len(self.steps):,} steps, "
-            f"chosen by a hash of the query; gspo view {self._path} shows all.{table}"
-        )
+        num_steps, num_groups = len(self.steps), sum(map(len, self.steps.values()))
+        if carried is None or sum(carried.values()) == num_groups:
+            return f"All samples of {f'all {num_steps:,} steps' if num_steps > 1 else 'the one step'}."
+        last = f"those of the last {sum(map(bool, carried.values())):,} of {num_steps:,} steps"
+        table = f" The table begins with step {listed[0]:,}." if len(listed) < num_steps else ""
+        page = f"This page carries {sum(carried.values()):,} of {num_groups:,} groups, {last}"
+        return f"{page}; gspo view {self._path} shows all.{table}"
 
 
 def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
