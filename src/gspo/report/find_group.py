@@ -47,7 +47,7 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Group:
         return best
     for number in steps:
         meant = None if query is None else _meant(query, queries_in(files[number]), where=files[number])
-        if meant and (groups := read_groups(files[number])):
+        if meant and meant in (groups := read_groups(files[number])):
             return Group(step=number, query=meant, groups=groups)
     if query is None or (step is not None and not queries_in(files[step])):
         fix = (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gspo.errors import UserError, listed
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
-from gspo.report.shapes import event, is_step, section
+from gspo.report.shapes import is_event, is_step, section
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
@@ -71,21 +71,20 @@ def read_run(path: Path) -> RunFiles:
     read = [numbers(line) for line in of_steps]
     by_step = {line["step"]: line for line in read}
     events, num_bad_events = read_json_lines(path / "history.jsonl")
-    history = [event(line) for line in events]
+    history = [line for line in events if is_event(line)]
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
     num_odd = sum(map(len, of_steps)) - sum(map(len, read))
     not_read = {
         "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
         "value(s) of metrics.jsonl are no numbers": num_odd,
-        "line(s) of history.jsonl could not be read": num_bad_events,
-        "value(s) of history.jsonl are not what they should be": sum(len(odd) for _, odd in history),
+        "line(s) of history.jsonl could not be read": num_bad_events + len(events) - len(history),
     }
     return RunFiles(
         path=path,
         recipe=recipe,
         lines=[by_step[step] for step in sorted(by_step)],
         cold_start=[numbers(line) for line in cold_start],
-        history=[line for line, _ in history],
+        history=history,
         state=state_of(path, events),
         notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )

@@ -16,10 +16,9 @@ from typing import Any
 
 from gspo.errors import UserError, printable
 from gspo.report.run_files import RunFiles, labels_of
-from gspo.report.samples import Sample, cut_into_tokens, interest, pass_threshold, passes
-from gspo.report.shapes import sample as sample_of
+from gspo.report.samples import Sample, cut_into_tokens, interest, pass_threshold, passes, read_sample
 from gspo.report.shapes import section
-from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, parsed, rollout_files
+from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, rollout_files
 
 _PROMPT = 120  # characters of it in the table
 _DIGITS = 3  # of a token's number: finer than any colour
@@ -59,12 +58,13 @@ class SampleSet:
         self._seen: dict[int, tuple[int, int]] = {}  # size and time of each file, as it was when it was read
         self._prompts: dict[str, str] = {}
         self._rewards: dict[int, Counter[float | None]] = {}
+        self._not_read: dict[int, int] = {}  # lines of each file
 
     def look(self, seconds: float = math.inf) -> int:
         """Read the files that are new or have changed, the last steps first; how many are left when the time is up."""
         self._files = files = rollout_files(self._path, self._folder)
         for step in self.steps.keys() - files.keys():
-            del self.steps[step], self._seen[step], self._rewards[step]
+            del self.steps[step], self._seen[step], self._rewards[step], self._not_read[step]
         states = {step: state for step, path in files.items() if (state := _state(path))}
         changed = [step for step, state in sorted(states.items(), reverse=True) if self._seen.get(step) != state]
         until = time.monotonic() + seconds
@@ -75,7 +75,7 @@ class SampleSet:
             try:
                 self._read(step, files[step])
             except OSError:  # it has gone meanwhile, or may not be read
-                self.steps[step], self._rewards[step] = [], Counter()
+                self.steps[step], self._rewards[step], self._not_read[step] = [], Counter(), 0
         return 0
 
     @property
@@ -92,12 +92,11 @@ class SampleSet:
         except (OSError, LookupError):
             where = str(self._path / self._folder)
             raise UserError(f"these samples of step {step} are no longer there", where=where) from None
-        read = [sample_of(line) for line in map(parsed, lines) if line is not None]
         # The file may be another one by now.
-        samples = [sample for sample in read if str(sample.get("query")) == spans[0].query]
+        samples = [sample for sample in map(read_sample, lines) if sample and sample["query"] == spans[0].query]
         first = samples[0] if samples else {}
-        columns = "; ".join(f"{name}: {value}" for name, value in (first.get("columns") or {}).items())
-        texts = {"query": spans[0].query, "prompt": str(first.get("prompt", "")), "columns": columns}
+        columns = "; ".join(f"{name}: {value}" for name, value in first.get("columns", {}).items())
+        texts = {"query": spans[0].query, "prompt": first.get("prompt", ""), "columns": columns}
         return readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
     def index(
@@ -124,28 +123,32 @@ class SampleSet:
             steps.append({"step": step, "groups": groups})
         queries = [[printable(query), self._prompts[query]] for query in named]
         about = {"name": self.name, "kind": self.kind, "coverage": self._coverage(shown, carried, left)}
+        if num_not_read := sum(self._not_read.values()):
+            about["coverage"] += f" {num_not_read:,} line(s) could not be read."
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
     def _read(self, step: int, path: Path) -> None:
         groups: dict[str, list[tuple[int, int, Sample]]] = {}
         rewards: Counter[float | None] = Counter()
-        start = 0
+        start = num_not_read = 0
         with open(path, "rb", opener=for_reading) as file:
             for line in file:
                 is_own = self._folder != EVALUATION or _set_of(line) == self._evaluated
-                if is_own and line.endswith(b"\n") and (content := parsed(line)) is not None:
-                    sample = sample_of(content)
-                    query, reward = str(sample.get("query")), sample.get("reward")
-                    self._prompts.setdefault(query, printable(str(sample.get("prompt", ""))[-_PROMPT:]))
+                is_own = is_own and line.endswith(b"\n")  # else it is still being written
+                sample = read_sample(line) if is_own else None
+                num_not_read += is_own and sample is None
+                if sample is not None:
+                    query, reward = sample["query"], sample.get("reward")
+                    self._prompts.setdefault(query, printable(sample.get("prompt", "")[-_PROMPT:]))
                     rewards[reward if reward is None else _short(reward)] += 1
-                    few = {name: sample.get(name) for name in _KEPT}
+                    few = {name: sample[name] for name in _KEPT if name in sample}
                     groups.setdefault(query, []).append((start, len(line), few))
                 start += len(line)
-        self._rewards[step] = rewards
+        self._rewards[step], self._not_read[step] = rewards, num_not_read
         self.steps[step] = [self._place(query, responses) for query, responses in groups.items()]
 
     def _place(self, query: str, responses: Sequence[tuple[int, int, Sample]]) -> Place:
-        rewards = [sample["reward"] for _, _, sample in responses if sample["reward"] is not None]
+        rewards = [reward for _, _, sample in responses if (reward := sample.get("reward")) is not None]
         return Place(
             query=query,
             spans=tuple((start, size) for start, size, _ in responses),

@@ -115,14 +115,14 @@ def test_questions_are_found_in_the_chunk_that_they_are_in(monkeypatch: pytest.M
     assert unpacked(found.chunks[1])[0]["prompt"] == "You are asked: what is d?"
 
 
-def test_what_is_not_what_it_should_be_is_left_out_and_named(tmp_path: Path) -> None:
-    odd = {**response("a", True, completion=7, rewards={"math": "1"}, tokens="many"), "passed": "yes"}
-    path = write_evaluation(tmp_path / "a", sums=suite([odd]), empty={})
+def test_a_response_that_cannot_be_read_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd: list[Line] = [{"completion": 7}, {"rewards": {"math": "1"}}, {"tokens": "many"}, {"passed": "yes"}]
+    lines = [response("a", True), response("b", False, tokens=None), *({**response("a", True), **one} for one in odd)]
+    path = write_evaluation(tmp_path / "a", sums=suite(lines), empty={})
     page = write_evaluation_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [one["name"] for one in data_in(page)["suites"]] == ["sums", "empty"]
-    (read,) = read_evaluation(path)["suites"]["sums"]["responses"]
-    assert (read["completion"], read["rewards"], read["tokens"], read["passed"]) == ("", {}, None, None)
-    assert set(read["not_read"].split(", ")) == {"completion", "rewards", "tokens"}
+    sums, empty = data_in(page)["suites"]
+    assert sums["coverage"] == "All responses. 4 response(s) could not be read." and empty["name"] == "empty"
+    assert [one["passed"] for one in read_evaluation(path)["suites"]["sums"]["responses"]] == [True, False]
 
 
 @pytest.mark.parametrize(

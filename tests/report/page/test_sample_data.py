@@ -164,12 +164,13 @@ def test_without_samples_it_is_said_why(tmp_path: Path) -> None:
         assert carried(written(tmp_path / "c", None, report=report))[0]["coverage"] == "There are no samples yet."
 
 
-def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
     run = written(tmp_path, {1: rollouts(1), 2: []})
     path = run.rollout_files[1]
     path.write_text("{broken\n[1]\n" + path.read_text() + '{"query": "cut')
     (page,) = carried(run)
     assert [len(group["samples"]) for group in page["contents"][1]] == [4, 4] and page["contents"][2] == []
+    assert page["coverage"].endswith("2 line(s) could not be read.")
 
 
 def test_files_without_tokens_are_read_and_what_they_do_not_say_is_unknown(tmp_path: Path) -> None:
@@ -192,18 +193,14 @@ def test_the_numbers_of_tokens_have_three_significant_digits_however_small(tmp_p
     assert shown["token_advantages"] == [1.0, 0.0, -0.667]
 
 
-def test_what_a_line_should_not_have_is_left_out_and_named(tmp_path: Path) -> None:
-    odd = {"reward": True, "rewards": {}, "tokens": -1, "completion": None, "token_log_ratios": [0.1, "x", None]}
-    columns = {"answer": "5", "deep": [[[["x"]]]], "odd": float("inf")}
-    (page,) = carried(written(tmp_path, {1: [{**sample(columns=columns), **odd}]}))
-    (group,) = page["contents"][1]
-    (shown,) = group["samples"]
-    assert group["columns"] == "answer: 5"
-    assert shown["not_read"] == "reward, tokens, token_log_ratios, columns"
-    assert (shown["reward"], shown["tokens"], shown["texts"], shown["token_log_ratios"]) == (None, 0, [""], None)
+def test_a_line_that_gspo_cannot_have_written_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd: list[Line] = [{"tokens": -1}, {"completion": None}, {"token_log_ratios": ["x"]}, {"new": [float("nan")]}]
+    (page,) = carried(written(tmp_path, {1: [sample(), *({**sample(), **one} for one in odd)], 2: [sample()]}))
+    assert [len(group["samples"]) for groups in page["contents"].values() for group in groups] == [1, 1]
+    assert page["coverage"] == "All samples of all 2 steps. 4 line(s) could not be read."
 
 
-@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0], "4 3 0"])
+@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0]])
 def test_numbers_of_tokens_whose_places_are_not_known_are_left_out(lengths: Any, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"token_log_ratios": [0.1, 0.2, 0.3], "token_advantages": [1.0, 2.0, 3.0]}
     assert shown_of(sample(**numbers), tmp_path)["token_log_ratios"] == [0.1, 0.2, 0.3]

@@ -85,14 +85,11 @@ def _rating(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     """In CodeForces' numbers, with a row for each run in each contest; None where there is none."""
     if not tree:
         return None
-    contests, left_out = tree.get("contests"), section(tree, "left_out")
     return {
         **{name: rounded(tree.get(name)) for name in ("rating", "low", "high", "confidence")},
         "note": printable(str(tree.get("note") or "")),
-        "contests": [_contest(contest) for contest in contests if isinstance(contest, Mapping)]
-        if isinstance(contests, list)
-        else [],
-        "left_out": [[printable(f"{contest}"), printable(f"{why}")] for contest, why in left_out.items()],
+        "contests": [*map(_contest, tree.get("contests", []))],
+        "left_out": [[printable(contest), printable(f"{why}")] for contest, why in section(tree, "left_out").items()],
     }
 
 

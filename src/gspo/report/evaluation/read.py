@@ -1,4 +1,4 @@
-"""What `gspo eval` has written, read back: anything in it that is not what it should be is left out."""
+"""What `gspo eval` has written, read back; a response that cannot be read is skipped and counted."""
 
 import json
 from collections.abc import Mapping
@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.report.shapes import sample, section
+from gspo.report.shapes import is_sample, section
 from gspo.run.journal import EVALUATION_FILE, FORMAT
 from gspo.run.plain_files import read_plain
 
 Evaluation = Mapping[str, Any]
 
 _RESPONSE: Mapping[str, Any] = {  # what a response has where the file does not say
-    **dict.fromkeys(("query", "prompt", "completion"), ""),
-    **dict.fromkeys(("sample", "reward", "failure", "tokens"), None),
-    **{"columns": {}, "rewards": {}, "extra": {}, "finish_reason": "unknown"},
+    **dict.fromkeys(("sample", "reward", "failure", "tokens", "passed")),
+    **{"prompt": "", "completion": "", "columns": {}, "rewards": {}, "extra": {}, "finish_reason": "unknown"},
 }
 
 
@@ -43,12 +42,8 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def _suite(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    lines = tree.get("responses")
-    responses = [_response(line) for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
-    return {**{name: section(tree, name) for name in ("settings", "data", "numbers")}, "responses": responses}
-
-
-def _response(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    passed = line.get("passed")
-    there = {name: value for name, value in sample(line).items() if value is not None}
-    return {**_RESPONSE, **there, "passed": passed if isinstance(passed, bool) else None}
+    lines = tree.get("responses") or []
+    known = [{name: value for name, value in line.items() if value is not None} for line in lines]
+    responses = [{**_RESPONSE, **line} for line in known if is_sample(line)]
+    about = {name: section(tree, name) for name in ("settings", "data", "numbers")}
+    return {**about, "responses": responses, "num_not_read": len(lines) - len(responses)}

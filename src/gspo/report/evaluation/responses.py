@@ -14,7 +14,7 @@ MAX_SIZE = 24_000_000  # characters of responses in a page: packed a third of th
 _MAX_QUESTIONS = 5_000  # in a suite's table
 _IN_CHUNK = 16  # questions, which a browser unpacks at once
 _OWN_SIZE = 200  # characters that a response has beside its texts
-_SHOWN = ("completion", "passed", "reward", "rewards", "failure", "extra", "tokens", "finish_reason", "not_read")
+_SHOWN = ("completion", "passed", "reward", "rewards", "failure", "extra", "tokens", "finish_reason")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,9 @@ def evaluation_document(evaluations: Sequence[Evaluation], labels: Sequence[str]
         }
         carried = carried_responses(questions, changed, MAX_SIZE // len(data["suites"]))
         suite["questions"] = [[*suite["questions"][query], place] for query, place in carried.places.items()]
-        suite["coverage"] = carried.coverage
+        num_not_read = sum(tree["num_not_read"] for tree in trees if tree)
+        skipped = f" {num_not_read:,} response(s) could not be read." if num_not_read else ""
+        suite["coverage"] = carried.coverage + skipped
         chunks.append(carried.chunks)
     title = labels[0] if len(labels) == 1 else f"{len(labels)} models"
     parts = {

@@ -52,7 +52,7 @@ def _row(value: Any) -> list[float | None]:
 
 
 def _run(run: RunFiles, label: str) -> dict[str, Any]:
-    environment = run.last("begun", "resumed").get("environment") or {}
+    environment = section(run.last("begun", "resumed"), "environment")
     names = dict.fromkeys(name for line in run.lines for name in line if name != "step")
     columns = {name: [_shown(name, line.get(name)) for line in run.lines] for name in names}
     seconds = [line.get("time/elapsed_seconds") for line in run.lines]
