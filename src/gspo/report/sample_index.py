@@ -27,7 +27,6 @@ _UNKNOWN: Sample = {
     **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
     **{"rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
-_KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
 _NOT_SHOWN = ("set", "query", "prompt", "columns", "completion", "token_characters")  # but in another form
 _SET = re.compile(rb'\{"set": ?("(?:[^"\\]|\\.)*")')
 
@@ -141,8 +140,7 @@ class SampleSet:
                     query, reward = sample["query"], sample.get("reward")
                     self._prompts.setdefault(query, printable(sample.get("prompt", "")[-_PROMPT:]))
                     rewards[reward if reward is None else _short(reward)] += 1
-                    few = {name: sample[name] for name in _KEPT if name in sample}
-                    groups.setdefault(query, []).append((start, len(line), few))
+                    groups.setdefault(query, []).append((start, len(line), sample))
                 start += len(line)
         self._rewards[step], self._not_read[step] = rewards, num_not_read
         self.steps[step] = [self._place(query, responses) for query, responses in groups.items()]

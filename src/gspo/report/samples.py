@@ -1,6 +1,6 @@
 """The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,13 @@ def read_sample(line: bytes) -> Sample | None:
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:
     """The responses of a step's file, by query, both in the order in which they were sampled."""
+    return by_query(filter(is_sample, read_json_lines(path)[0]))
+
+
+def by_query(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """The responses to each query, both in their order."""
     groups: dict[str, list[Sample]] = {}
-    for sample in filter(is_sample, read_json_lines(path)[0]):
+    for sample in samples:
         groups.setdefault(sample["query"], []).append(sample)
     return groups
 

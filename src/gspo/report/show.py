@@ -182,7 +182,7 @@ def _elsewhere(run: RunFiles, chosen: Group) -> Iterator[Text]:
         named = "1 more query" if len(others) == 1 else f"{len(others)} more queries"
         yield Text(f"{named} in this step: {first_of(others)}")
         yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
-    steps = [step for step in steps_with(run, chosen.query) if step != chosen.step]
+    steps = steps_with(run, chosen.query, but=chosen.step)
     yield Text(f"{in_words(steps)} this query too" if steps else "no other step has this query")
     if steps:
         yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(chosen.query)}"))

@@ -13,10 +13,11 @@ from tests.report.page.made_evaluations import Line, response, responses, suite,
 
 from gspo.errors import UserError
 from gspo.report.evaluation import responses as carrying
-from gspo.report.evaluation.data import by_question, evaluation_data
+from gspo.report.evaluation.data import evaluation_data
 from gspo.report.evaluation.read import read_evaluation
 from gspo.report.evaluation.responses import Carried, carried_responses
 from gspo.report.evaluation.write import write_evaluation_page
+from gspo.report.samples import by_query
 
 FIRST = responses({"a": [True, False], "b": [False, False], "c": [None, None], "d": [True, True]})
 SECOND = responses({"a": [True, True], "b": [False, False], "d": [True, False, True]})
@@ -31,7 +32,7 @@ def shown(path: Path, *suites: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried(*lines: Sequence[Line], changed: Sequence[str] = (), max_size: int = carrying.MAX_SIZE) -> Carried:
-    return carried_responses([by_question(own) for own in lines], changed, max_size)
+    return carried_responses([by_query(own) for own in lines], changed, max_size)
 
 
 def unpacked(chunk: str) -> Any:
@@ -100,12 +101,6 @@ def test_of_too_much_the_first_responses_to_each_question_come_first_and_questio
     shown = {query for query, at in few.places.items() if at}
     assert {"q:7", "q:9"} < shown and len(shown) == 3 and len(few.places) == 20
     assert set(carried(lines, max_size=0).places.values()) == {None}
-
-
-def test_a_table_of_very_many_questions_has_those_that_changed_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "_MAX_QUESTIONS", 2)
-    found = carried(FIRST, SECOND, changed=["b", "d"])
-    assert list(found.places) == ["b", "d"] and found.coverage.endswith("The table leaves out 2 questions.")
 
 
 def test_questions_are_found_in_the_chunk_that_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from gspo.report.page.sample_data import packed
 from gspo.report.sample_index import readable
 
 MAX_SIZE = 24_000_000  # characters of responses in a page: packed a third of that, or less
-_MAX_QUESTIONS = 5_000  # in a suite's table
 _IN_CHUNK = 16  # questions, which a browser unpacks at once
 _OWN_SIZE = 200  # characters that a response has beside its texts
 _SHOWN = ("completion", "passed", "reward", "rewards", "failure", "extra", "tokens", "finish_reason")
@@ -19,46 +18,41 @@ _SHOWN = ("completion", "passed", "reward", "rewards", "failure", "extra", "toke
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What a page has of a suite's responses.
+    """What a page has of a suite's responses."""
 
-    Example: Carried(places={"gsm8k:1": (0, 0), "gsm8k:2": None}, chunks=["H4sI…"], coverage="All responses.")
-    """
-
-    places: Mapping[str, tuple[int, int] | None]  # of each question in the table: its chunk, and where in that
+    places: Mapping[str, tuple[int, int] | None]  # of each question: its chunk, and where in that
     chunks: Sequence[str]
     coverage: str  # a sentence
 
 
 def carried_responses(questions: Sequence[Questions], changed: Collection[str], max_size: int) -> Carried:
-    """What fits of each model's responses; of very many questions those that `changed` come first."""
-    names = list(dict.fromkeys(query for rows in questions for query in rows))
-    listed = sorted(names, key=lambda query: query not in changed)[:_MAX_QUESTIONS]
-    counts = _counts(questions, listed, max_size)
-    in_table = set(listed)
-    table = [query for query in names if query in in_table]
-    shown = [query for query in table if any((query, model) in counts for model in range(len(questions)))]
-    places = dict.fromkeys(table) | {query: divmod(number, _IN_CHUNK) for number, query in enumerate(shown)}
+    """What fits of each model's responses; those to questions that `changed` come first."""
+    names = dict.fromkeys(query for rows in questions for query in rows)
+    counts = _counts(questions, sorted(names, key=lambda query: query not in changed), max_size)
+    shown = [query for query in names if any((query, model) in counts for model in range(len(questions)))]
+    places = names | {query: divmod(number, _IN_CHUNK) for number, query in enumerate(shown)}
     contents = [_shown(query, questions, counts) for query in shown]
     chunks = [packed(contents[start : start + _IN_CHUNK]) for start in range(0, len(contents), _IN_CHUNK)]
     num_all = sum(len(row) for rows in questions for row in rows.values())
-    coverage = _coverage(counts.total(), num_all, num_unnamed=len(names) - len(table))
+    page = f"This page carries {counts.total():,} of {num_all:,} responses, the first ones to each question"
+    coverage = "All responses." if counts.total() == num_all else f"{page}; evaluation.json has all."
     return Carried(places=places, chunks=chunks, coverage=coverage)
 
 
-def _counts(questions: Sequence[Questions], listed: Sequence[str], max_size: int) -> Counter[tuple[str, int]]:
+def _counts(questions: Sequence[Questions], queries: Sequence[str], max_size: int) -> Counter[tuple[str, int]]:
     """By query and model, how many of its first responses fit: each question gets its first before any its second."""
     turns = sorted(
         (place, rank, model)
-        for rank, query in enumerate(listed)
+        for rank, query in enumerate(queries)
         for model, rows in enumerate(questions)
         for place in range(len(rows.get(query, ())))
     )
     counts = Counter[tuple[str, int]]()
     for place, rank, model in turns:
-        max_size -= _size(questions[model][listed[rank]][place], with_prompt=place == 0)
+        max_size -= _size(questions[model][queries[rank]][place], with_prompt=place == 0)
         if max_size < 0:
             break
-        counts[listed[rank], model] += 1
+        counts[queries[rank], model] += 1
     return counts
 
 
@@ -74,11 +68,3 @@ def _shown(query: str, questions: Sequence[Questions], counts: Mapping[tuple[str
     columns = "; ".join(f"{name}: {value}" for name, value in lead["columns"].items())
     shown = [[readable({name: response.get(name) for name in _SHOWN}) for response in row] for row in rows]
     return {"prompt": printable(lead["prompt"]), "columns": printable(columns), "responses": shown}
-
-
-def _coverage(num_carried: int, num_all: int, *, num_unnamed: int) -> str:
-    if num_carried == num_all:
-        return "All responses."
-    table = f" The table leaves out {num_unnamed:,} questions." if num_unnamed else ""
-    page = f"This page carries {num_carried:,} of {num_all:,} responses, the first ones to each question"
-    return f"{page}; evaluation.json has all.{table}"

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gspo.report.evaluation.data import by_question, evaluation_data
+from gspo.report.evaluation.data import evaluation_data
 from gspo.report.evaluation.read import Evaluation, read_evaluation
 from gspo.report.evaluation.responses import MAX_SIZE, carried_responses
 from gspo.report.page.write import asset, check_replaceable, filled, replace_page, script_json
+from gspo.report.samples import by_query
 
 
 def write_evaluation_page(directories: Sequence[Path], out: Path) -> Path:
@@ -18,10 +19,8 @@ def write_evaluation_page(directories: Sequence[Path], out: Path) -> Path:
     check_replaceable(out)
     evaluations = [read_evaluation(directory) for directory in directories]
     names = [evaluation["model"]["name"] for evaluation in evaluations]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({directory})"
-        for name, directory in zip(names, directories, strict=True)
-    ]
+    pairs = zip(names, directories, strict=True)
+    labels = [name if names.count(name) == 1 else f"{name} ({directory})" for name, directory in pairs]
     replace_page(out, evaluation_document(evaluations, labels))
     return out
 
@@ -32,7 +31,7 @@ def evaluation_document(evaluations: Sequence[Evaluation], labels: Sequence[str]
     chunks = []
     for suite in data["suites"]:
         trees = [evaluation["suites"].get(suite["name"]) for evaluation in evaluations]
-        questions = [by_question(tree["responses"] if tree else ()) for tree in trees]
+        questions = [by_query(tree["responses"] if tree else ()) for tree in trees]
         changed = {
             query for own in suite["differences"] if own for query in (*own.get("won", ()), *own.get("lost", ()))
         }
