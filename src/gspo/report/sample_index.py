@@ -6,7 +6,7 @@ import re
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,7 +64,7 @@ class SampleSet:
         self._files = files = rollout_files(self._path, self._folder)
         for step in self.steps.keys() - files.keys():
             del self.steps[step], self._seen[step], self._rewards[step], self._not_read[step]
-        states = {step: state for step, path in files.items() if (state := _state(path))}
+        states = {step: state for step, path in files.items() if (state := file_state(path))}
         changed = [step for step, state in sorted(states.items(), reverse=True) if self._seen.get(step) != state]
         until = time.monotonic() + seconds
         for number, step in enumerate(changed):
@@ -98,32 +98,24 @@ class SampleSet:
         texts = {"query": spans[0].query, "prompt": first.get("prompt", ""), "columns": columns}
         return readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
-    def index(
-        self, listed: Collection[int] | None = None, carried: Mapping[int, int] | None = None, left: int = 0
-    ) -> dict[str, Any]:
+    def index(self, carried: Mapping[int, int] | None = None, left: int = 0) -> dict[str, Any]:
         """The queries, and what each got in each step.
 
         A group is [number of its query, responses, passed, mean reward, place, interest].
-        A page has the steps that are `listed`, and of each the first groups, as many as are `carried`.
+        A page has the steps that `carried` names, and of each the first groups, as many as it says.
         """
-        shown = sorted(self.steps if listed is None else listed)
+        shown = sorted(self.steps if carried is None else carried)
         named = dict.fromkeys(place.query for step in shown for place in self.steps[step])
         numbers = {query: number for number, query in enumerate(named)}
         steps = []
         for step in shown:
-            num_carried = math.inf if carried is None else carried.get(step, 0)
-            groups = [
-                [
-                    *(numbers[place.query], len(place.spans), place.passed, place.mean),
-                    *(number if number < num_carried else None, place.interest),
-                ]
-                for number, place in enumerate(self.steps[step])
-            ]
+            num_carried, groups = math.inf if carried is None else carried[step], []
+            for number, place in enumerate(self.steps[step]):
+                at = number if number < num_carried else None
+                groups.append([numbers[place.query], len(place.spans), place.passed, place.mean, at, place.interest])
             steps.append({"step": step, "groups": groups})
         queries = [[printable(query), self._prompts[query]] for query in named]
-        about = {"name": self.name, "kind": self.kind, "coverage": self._coverage(shown, carried, left)}
-        if num_not_read := sum(self._not_read.values()):
-            about["coverage"] += f" {num_not_read:,} line(s) could not be read."
+        about = {"name": self.name, "kind": self.kind, "coverage": self._coverage(carried, left)}
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
     def _read(self, step: int, path: Path) -> None:
@@ -133,7 +125,7 @@ class SampleSet:
         with open(path, "rb", opener=for_reading) as file:
             for line in file:
                 is_own = self._folder != EVALUATION or _set_of(line) == self._evaluated
-                is_own = is_own and line.endswith(b"\n")  # else it is still being written
+                is_own &= line.endswith(b"\n")  # else it is still being written
                 sample = read_sample(line) if is_own else None
                 num_not_read += is_own and sample is None
                 if sample is not None:
@@ -182,19 +174,21 @@ class SampleSet:
         rows = zip([*labels, "none"], table, strict=True)
         return {"steps": steps, "series": {f"reward {label}": [*map(_short, row)] for label, row in rows if any(row)}}
 
-    def _coverage(self, listed: Sequence[int], carried: Mapping[int, int] | None, left: int) -> str:
-        if not self.steps and not left:
-            why = "The recipe has report.rollouts: false: no samples were kept."
-            return why if self._off else "There are no samples yet."
+    def _coverage(self, carried: Mapping[int, int] | None, left: int) -> str:
         if left:
             return f"{left:,} files of steps are still to be read."
         num_steps, num_groups = len(self.steps), sum(map(len, self.steps.values()))
-        if carried is None or sum(carried.values()) == num_groups:
-            return f"All samples of {f'all {num_steps:,} steps' if num_steps > 1 else 'the one step'}."
-        last = f"those of the last {sum(map(bool, carried.values())):,} of {num_steps:,} steps"
-        table = f" The table begins with step {listed[0]:,}." if len(listed) < num_steps else ""
-        page = f"This page carries {sum(carried.values()):,} of {num_groups:,} groups, {last}"
-        return f"{page}; gspo view {self._path} shows all.{table}"
+        if not num_steps:
+            why = "The recipe has report.rollouts: false: no samples were kept."
+            return why if self._off else "There are no samples yet."
+        said = f"All samples of {f'all {num_steps:,} steps' if num_steps > 1 else 'the one step'}."
+        if carried is not None and (num_carried := sum(carried.values())) < num_groups:
+            last = f"those of the last {sum(map(bool, carried.values())):,} of {num_steps:,} steps"
+            table = f" The table begins with step {min(carried):,}." if len(carried) < num_steps else ""
+            page = f"This page carries {num_carried:,} of {num_groups:,} groups, {last}"
+            said = f"{page}; gspo view {self._path} shows all.{table}"
+        num_not_read = sum(self._not_read.values())
+        return f"{said} {num_not_read:,} line(s) could not be read." if num_not_read else said
 
 
 def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
@@ -202,13 +196,13 @@ def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
     sets = []
     for run, label in zip(runs, labels_of(runs), strict=True):
         files = rollout_files(run.path, EVALUATION).values()
-        evaluated = dict.fromkeys(name for path in files if (state := _state(path)) for name in _sets_in(path, state))
+        evaluated = dict.fromkeys(name for path in files for name in _sets_in(path, file_state(path)))
         sets += [SampleSet(run, ROLLOUTS, label), *(SampleSet(run, EVALUATION, label, name) for name in evaluated)]
     return sets
 
 
 @lru_cache(maxsize=4096)
-def _sets_in(path: Path, state: tuple[int, int]) -> tuple[str | None, ...]:
+def _sets_in(path: Path, state: tuple[int, int] | None) -> tuple[str | None, ...]:
     """The sets that a file has responses of, in order; it is read again when its state is another."""
     with suppress(OSError), open(path, "rb", opener=for_reading) as file:
         return tuple(dict.fromkeys(_set_of(line) for line in file if line.endswith(b"\n")))
@@ -238,7 +232,7 @@ def _short(number: float) -> float:
     return float(f"{number:.{_DIGITS}g}")
 
 
-def _state(path: Path) -> tuple[int, int] | None:
+def file_state(path: Path) -> tuple[int, int] | None:
     """What changes when a file does; None where it has gone."""
     try:
         about = path.stat()

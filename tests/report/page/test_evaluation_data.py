@@ -122,7 +122,7 @@ def test_a_response_that_cannot_be_read_is_skipped_and_counted(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no evaluation.json"), ("{", "no JSON"), ("[]", "format 1"), ('{"format": 2}', "format 1, but of 2")],
+    [(None, "no evaluation.json"), ("{", "no JSON"), ("[]", "no JSON"), ('{"format": 2}', "format 1, but of 2")],
 )
 def test_what_is_no_evaluation_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

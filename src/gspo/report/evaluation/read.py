@@ -1,6 +1,5 @@
 """What `gspo eval` has written, read back; a response that cannot be read is skipped and counted."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.report.shapes import is_sample, section
 from gspo.run.journal import EVALUATION_FILE, FORMAT
-from gspo.run.plain_files import read_plain
+from gspo.run.plain_files import parsed, read_plain
 
 Evaluation = Mapping[str, Any]
 
@@ -22,17 +21,16 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a directory, with every key that its format has; UserError where there is none."""
     file, fix = path / EVALUATION_FILE, "name the directory that gspo eval has written"
     try:
-        tree = json.loads(read_plain(file))
+        tree = parsed(read_plain(file))
     except FileNotFoundError:
         what = f"it has no {EVALUATION_FILE}" if path.is_dir() else "no such directory"
         raise UserError(f"there is no evaluation: {what}", where=str(path), fix=fix) from None
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or "it is no JSON"
-        raise UserError(f"this evaluation cannot be read: {why}", where=str(file), fix=fix) from None
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        shown = tree.get("format") if isinstance(tree, dict) else None
-        what = f"this is no evaluation of format {FORMAT}, but of {shown!r}"
-        raise UserError(what, where=str(file), fix="read it with the gspo that has written it, or evaluate again")
+    except OSError as error:
+        raise UserError(f"this evaluation cannot be read: {error.strerror}", where=str(file), fix=fix) from None
+    if tree is None or (number := tree.get("format")) != FORMAT:
+        what = "no JSON" if tree is None else f"no evaluation of format {FORMAT}, but of {number!r}"
+        fix = "read it with the gspo that has written it, or evaluate again"
+        raise UserError(f"this is {what}", where=str(file), fix=fix)
     model, suites = section(tree, "model"), section(tree, "suites")
     return {
         **{"gspo": tree.get("gspo"), "seed": tree.get("seed"), "engine": section(tree, "engine")},

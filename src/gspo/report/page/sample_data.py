@@ -28,23 +28,22 @@ def samples_json(runs: Sequence[RunFiles]) -> str:
 def _carried(samples: SampleSet, max_bytes: int) -> tuple[dict[str, Any], dict[int, str]]:
     """The index of a set, and what each step carries, packed."""
     samples.look()
-    listed, carried = _last_groups(samples.steps, max_bytes)
-    contents = {step: packed([samples.group(step, place) for place in range(carried[step])]) for step in listed}
-    return samples.index(listed, carried), contents
+    carried = _last_groups(samples.steps, max_bytes)
+    contents = {step: packed([samples.group(step, place) for place in range(num)]) for step, num in carried.items()}
+    return samples.index(carried), contents
 
 
-def _last_groups(steps: Mapping[int, Sequence[Place]], max_bytes: int) -> tuple[list[int], dict[int, int]]:
-    """The last steps, which the table has, and how many of the first groups of each fit into the page."""
-    listed, carried, num_listed = list[int](), dict[int, int](), 0
+def _last_groups(steps: Mapping[int, Sequence[Place]], max_bytes: int) -> dict[int, int]:
+    """Of the last steps, which the table has, how many of the first groups of each fit into the page."""
+    carried, num_groups = dict[int, int](), 0
     for step, places in sorted(steps.items(), reverse=True):
-        num_listed += len(places)
-        if listed and num_listed > _MAX_GROUPS:
+        num_groups += len(places)
+        if carried and num_groups > _MAX_GROUPS:
             break
-        listed.append(step)
         sizes = [sum(size for _, size in place.spans) for place in places]
         carried[step] = bisect_right([*accumulate(sizes)], max_bytes)
         max_bytes -= sum(sizes)
-    return listed, carried
+    return carried
 
 
 def packed(content: Any) -> str:
