@@ -74,7 +74,7 @@ def test_a_recipe_that_a_guide_shows_is_accepted(text: str, tmp_path: Path, monk
 
 def test_every_diagnosis_has_a_section_and_a_row() -> None:
     named = set(re.findall(r'f?"""?([a-z_]+): ', inspect.getsource(words.diagnoses)))
-    for table in (words._of_rewards_and_clipping, words._of_samples_and_updates, words._of_engines):
+    for table in (words._of_rewards_and_clipping, words._of_samples_and_updates, words._of_engines, words._of_moves):
         named |= set(re.findall(r'f?"{1,3}([a-z_]+): ', inspect.getsource(table)))
     guide = TEXTS["diagnoses"]
     assert len(named) >= 13

@@ -58,8 +58,9 @@ def test_a_table_is_what_any_tracker_can_write(tmp_path: Path) -> None:
     run = read_run(made.path)
     assert table_of(run, 1) == []  # report.rollouts: false
     (made.path / "rollouts").mkdir()
-    row = {"completion": "\ud83d", "reward": float("inf"), "advantage": None}
-    (made.path / "rollouts" / "step_000001.jsonl").write_text(f"{json.dumps(row)}\nnot json\n")
+    row = {"query": "q", "completion": "\ud83d", "advantage": None}
+    odd = {**row, "reward": float("inf")}
+    (made.path / "rollouts" / "step_000001.jsonl").write_text(f"{json.dumps(row)}\nnot json\n{json.dumps(odd)}\n")
     (table,) = table_of(run, 1)
-    assert table["completion"] == "\\ud83d" and table["reward"] is None and table["query"] is None
+    assert table["completion"] == "\\ud83d" and table["reward"] is None and table["query"] == "q"
     yaml.safe_dump(table).encode()

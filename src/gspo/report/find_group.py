@@ -43,25 +43,16 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Group:
         fix = f"name one that has, the nearest: {', '.join(map(str, nearest))}"
         raise UserError(f"step {step} has no rollouts", where=str(run.path / "rollouts"), fix=fix)
     steps = list(reversed(files)) if step is None else [step]
-    if query is None and (best := _most_to_see(files, steps)):
-        return best
-    for number in steps:
-        meant = None if query is None else _meant(query, queries_in(files[number]), where=files[number])
-        if meant and (groups := read_groups(files[number])):
-            return Group(step=number, query=meant, groups=groups)
-    if query is None or (step is not None and not queries_in(files[step])):
-        fix = (
-            "wait for the end of the step" if run.state in ("running", "unknown") else "name another step, if there is"
-        )
-        where = run.path / "rollouts" if step is None else files[step]
-        raise UserError("no response is written whole in it", where=str(where), fix=fix)
-    raise _no_query(run, files, step, query)
+    found = _most_to_see(files, steps) if query is None else _with_query(files, steps, query)
+    if found is None:
+        raise _not_there(run, files, step, query)
+    return found
 
 
 def _most_to_see(files: Mapping[int, Path], steps: Sequence[int]) -> Group | None:
     """Of the first few of these steps that have responses, the first group that shows most."""
-    best, most = None, -1
     there = ((step, groups) for step in steps if (groups := read_groups(files[step])))
+    best, most = None, -1
     for step, groups in islice(there, _LOOKED_THROUGH):
         query = max(groups, key=lambda name: interest(groups[name]))
         if (worth := min(2, interest(groups[query]))) > most:
@@ -71,25 +62,32 @@ def _most_to_see(files: Mapping[int, Path], steps: Sequence[int]) -> Group | Non
     return best
 
 
-def _meant(query: str, ids: Sequence[str], where: Path) -> str | None:
-    """The id that a name stands for; None where there is none, UserError where there are several."""
-    named = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
-    if len(named) > 1:
-        fix = f"name one of {first_of(named)}"
-        raise UserError(f"several queries end with {visible(query)}", where=str(where), fix=fix)
-    return named[0] if named else None
+def _with_query(files: Mapping[int, Path], steps: Sequence[int], query: str) -> Group | None:
+    """The first of these steps that has the query, or one whose id alone ends so; UserError where several do."""
+    for step in steps:
+        ids = queries_in(files[step])
+        named = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
+        if len(named) > 1:
+            fix = f"name one of {first_of(named)}"
+            raise UserError(f"several queries end with {visible(query)}", where=str(files[step]), fix=fix)
+        if named and named[0] in (groups := read_groups(files[step])):
+            return Group(step=step, query=named[0], groups=groups)
+    return None
 
 
-def _no_query(run: RunFiles, files: Mapping[int, Path], step: int | None, query: str) -> UserError:
-    searched = list(files.values())[::-1] if step is None else [files[step]]
-    ids = list(islice(dict.fromkeys(name for path in searched for name in queries_in(path)), _COMPARED))
-    near = get_close_matches(query, ids, n=_NAMED)
-    fix = f"name one of {first_of([*near, *(other for other in ids if other not in near)])}" if ids else None
-    if step is None:
-        return UserError(f"no step has the query {visible(query)}", where=str(run.path / "rollouts"), fix=fix)
-    if steps := steps_with(run, query):
-        fix = f"{in_words(steps)} it; or {fix}"
-    return UserError(f"step {step} has no query {visible(query)}", where=str(files[step]), fix=fix)
+def _not_there(run: RunFiles, files: dict[int, Path], step: int | None, query: str | None) -> UserError:
+    where = run.path / "rollouts" if step is None else files[step]
+    steps = reversed(files) if step is None else [step]
+    ids = list(islice(dict.fromkeys(name for other in steps for name in queries_in(files[other])), _COMPARED))
+    if query is None or not ids:
+        is_going_on = run.state in ("running", "unknown")
+        fix = "wait for the end of the step" if is_going_on else "name another step, if there is"
+        return UserError("no response is written whole in it", where=str(where), fix=fix)
+    fix = f"name one of {first_of(list(dict.fromkeys([*get_close_matches(query, ids, n=_NAMED), *ids])))}"
+    if step is not None and (having := steps_with(run, query, but=step)):
+        fix = f"{in_words(having)} it; or {fix}"
+    what = "no step has the query" if step is None else f"step {step} has no query"
+    return UserError(f"{what} {visible(query)}", where=str(where), fix=fix)
 
 
 def _files(run: RunFiles) -> dict[int, Path]:
@@ -116,9 +114,9 @@ def in_words(steps: Sequence[int]) -> str:
     return f"step {named} has" if len(steps) == 1 else f"{left_out or 'steps '}{named} have"
 
 
-def steps_with(run: RunFiles, query: str) -> list[int]:
-    """The steps that have a response to the query."""
-    return [step for step, path in run.rollout_files.items() if query in queries_in(path)]
+def steps_with(run: RunFiles, query: str, *, but: int) -> list[int]:
+    """The other steps that have a response to the query."""
+    return [step for step, path in run.rollout_files.items() if step != but and query in queries_in(path)]
 
 
 def queries_in(path: Path) -> Sequence[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gspo.errors import UserError, listed
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
-from gspo.report.shapes import event, is_step, section
+from gspo.report.shapes import is_step, section
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
@@ -70,23 +70,21 @@ def read_run(path: Path) -> RunFiles:
     of_steps = [line for line in lines if is_step(line.get("step"))]
     read = [numbers(line) for line in of_steps]
     by_step = {line["step"]: line for line in read}
-    events, num_bad_events = read_json_lines(path / "history.jsonl")
-    history = [event(line) for line in events]
+    history, num_bad_events = read_json_lines(path / "history.jsonl")
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
     num_odd = sum(map(len, of_steps)) - sum(map(len, read))
     not_read = {
         "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
         "value(s) of metrics.jsonl are no numbers": num_odd,
         "line(s) of history.jsonl could not be read": num_bad_events,
-        "value(s) of history.jsonl are not what they should be": sum(len(odd) for _, odd in history),
     }
     return RunFiles(
         path=path,
         recipe=recipe,
         lines=[by_step[step] for step in sorted(by_step)],
         cold_start=[numbers(line) for line in cold_start],
-        history=[line for line, _ in history],
-        state=state_of(path, events),
+        history=history,
+        state=state_of(path, history),
         notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )
 

@@ -6,7 +6,7 @@ import re
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,10 +16,9 @@ from typing import Any
 
 from gspo.errors import UserError, printable
 from gspo.report.run_files import RunFiles, labels_of
-from gspo.report.samples import Sample, cut_into_tokens, cut_prompt, interest, pass_threshold, passes
-from gspo.report.shapes import sample as sample_of
+from gspo.report.samples import Sample, cut_into_tokens, cut_prompt, interest, pass_threshold, passes, read_sample
 from gspo.report.shapes import section
-from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, parsed, rollout_files
+from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, rollout_files
 
 _PROMPT = 120  # characters of it in the table
 _DIGITS = 3  # of a token's number: finer than any colour
@@ -28,7 +27,6 @@ _UNKNOWN: Sample = {
     **dict.fromkeys(("reward", "failure", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version")),
     **{"rewards": {}, "tokens": 0, "finish_reason": "unknown"},
 }
-_KEPT = ("reward", "rewards", "failure", "mini_batch", "sequence_ratio")  # of each response, to count by
 # But in another form:
 _NOT_SHOWN = ("set", "query", "prompt", "prompt_words", "columns", "completion", "token_characters")
 _SET = re.compile(rb'\{"set": ?("(?:[^"\\]|\\.)*")')
@@ -60,13 +58,14 @@ class SampleSet:
         self._seen: dict[int, tuple[int, int]] = {}  # size and time of each file, as it was when it was read
         self._prompts: dict[str, str] = {}
         self._rewards: dict[int, Counter[float | None]] = {}
+        self._not_read: dict[int, int] = {}  # lines of each file
 
     def look(self, seconds: float = math.inf) -> int:
         """Read the files that are new or have changed, the last steps first; how many are left when the time is up."""
         self._files = files = rollout_files(self._path, self._folder)
         for step in self.steps.keys() - files.keys():
-            del self.steps[step], self._seen[step], self._rewards[step]
-        states = {step: state for step, path in files.items() if (state := _state(path))}
+            del self.steps[step], self._seen[step], self._rewards[step], self._not_read[step]
+        states = {step: state for step, path in files.items() if (state := file_state(path))}
         changed = [step for step, state in sorted(states.items(), reverse=True) if self._seen.get(step) != state]
         until = time.monotonic() + seconds
         for number, step in enumerate(changed):
@@ -76,7 +75,7 @@ class SampleSet:
             try:
                 self._read(step, files[step])
             except OSError:  # it has gone meanwhile, or may not be read
-                self.steps[step], self._rewards[step] = [], Counter()
+                self.steps[step], self._rewards[step], self._not_read[step] = [], Counter(), 0
         return 0
 
     @property
@@ -93,63 +92,56 @@ class SampleSet:
         except (OSError, LookupError):
             where = str(self._path / self._folder)
             raise UserError(f"these samples of step {step} are no longer there", where=where) from None
-        read = [sample_of(line) for line in map(parsed, lines) if line is not None]
         # The file may be another one by now.
-        samples = [sample for sample in read if str(sample.get("query")) == spans[0].query]
+        samples = [sample for sample in map(read_sample, lines) if sample and sample["query"] == spans[0].query]
         first = samples[0] if samples else {}
-        columns = "; ".join(f"{name}: {value}" for name, value in (first.get("columns") or {}).items())
+        columns = "; ".join(f"{name}: {value}" for name, value in first.get("columns", {}).items())
         texts = {"query": spans[0].query, "prompt": cut_prompt(first), "columns": columns}
         return readable({**texts, "samples": [self._shown(sample) for sample in samples]})
 
-    def index(
-        self, kept: Collection[str] | None = None, places: Mapping[tuple[int, int], int] | None = None, left: int = 0
-    ) -> dict[str, Any]:
+    def index(self, carried: Mapping[int, int] | None = None, left: int = 0) -> dict[str, Any]:
         """The queries, and what each got in each step.
 
         A group is [number of its query, responses, passed, mean reward, place, interest].
-        A page has the queries that are `kept`, and of their groups those that have a place in `places`.
+        A page has the steps that `carried` names, and of each the first groups, as many as it says.
         """
-        named = dict.fromkeys(place.query for step in sorted(self.steps) for place in self.steps[step])
-        shown = [query for query in named if kept is None or query in kept]
-        numbers = {query: number for number, query in enumerate(shown)}
+        shown = sorted(self.steps if carried is None else carried)
+        named = dict.fromkeys(place.query for step in shown for place in self.steps[step])
+        numbers = {query: number for number, query in enumerate(named)}
         steps = []
-        for step, groups_of_step in sorted(self.steps.items()):
-            step_places = [
-                number if places is None else places.get((step, number)) for number in range(len(groups_of_step))
-            ]
-            groups = [
-                [numbers[place.query], len(place.spans), place.passed, place.mean, number, place.interest]
-                for place, number in zip(groups_of_step, step_places, strict=True)
-                if place.query in numbers
-            ]
+        for step in shown:
+            num_carried, groups = math.inf if carried is None else carried[step], []
+            for number, place in enumerate(self.steps[step]):
+                at = number if number < num_carried else None
+                groups.append([numbers[place.query], len(place.spans), place.passed, place.mean, at, place.interest])
             steps.append({"step": step, "groups": groups})
-        coverage = self._coverage(places, len(named) - len(shown), left)
-        queries = [[printable(query), self._prompts[query]] for query in shown]
-        about = {"name": self.name, "kind": self.kind, "coverage": coverage}
+        queries = [[printable(query), self._prompts[query]] for query in named]
+        about = {"name": self.name, "kind": self.kind, "coverage": self._coverage(carried, left)}
         return {**about, "queries": queries, "steps": steps, "rewards": self._distribution()}
 
     def _read(self, step: int, path: Path) -> None:
         groups: dict[str, list[tuple[int, int, Sample]]] = {}
         rewards: Counter[float | None] = Counter()
-        start = 0
+        start = num_not_read = 0
         with open(path, "rb", opener=for_reading) as file:
             for line in file:
                 is_own = self._folder != EVALUATION or _set_of(line) == self._evaluated
-                if is_own and line.endswith(b"\n") and (content := parsed(line)) is not None:
-                    sample = sample_of(content)
-                    query, reward = str(sample.get("query")), sample.get("reward")
+                is_own &= line.endswith(b"\n")  # else it is still being written
+                sample = read_sample(line) if is_own else None
+                num_not_read += is_own and sample is None
+                if sample is not None:
+                    query, reward = sample["query"], sample.get("reward")
                     before, words, behind = cut_prompt(sample)
                     shown = words.strip()[:_PROMPT] or (before + behind)[-_PROMPT:]
                     self._prompts.setdefault(query, printable(shown))
                     rewards[reward if reward is None else _short(reward)] += 1
-                    few = {name: sample.get(name) for name in _KEPT}
-                    groups.setdefault(query, []).append((start, len(line), few))
+                    groups.setdefault(query, []).append((start, len(line), sample))
                 start += len(line)
-        self._rewards[step] = rewards
+        self._rewards[step], self._not_read[step] = rewards, num_not_read
         self.steps[step] = [self._place(query, responses) for query, responses in groups.items()]
 
     def _place(self, query: str, responses: Sequence[tuple[int, int, Sample]]) -> Place:
-        rewards = [sample["reward"] for _, _, sample in responses if sample["reward"] is not None]
+        rewards = [reward for _, _, sample in responses if (reward := sample.get("reward")) is not None]
         return Place(
             query=query,
             spans=tuple((start, size) for start, size, _ in responses),
@@ -185,21 +177,21 @@ class SampleSet:
         rows = zip([*labels, "none"], table, strict=True)
         return {"steps": steps, "series": {f"reward {label}": [*map(_short, row)] for label, row in rows if any(row)}}
 
-    def _coverage(self, places: Mapping[tuple[int, int], int] | None, num_unnamed: int, left: int) -> str:
-        if not self.steps and not left:
-            why = "The recipe has report.rollouts: false: no samples were kept."
-            return why if self._off else "There are no samples yet."
+    def _coverage(self, carried: Mapping[int, int] | None, left: int) -> str:
         if left:
             return f"{left:,} files of steps are still to be read."
-        total = sum(map(len, self.steps.values()))
-        if places is None or len(places) == total:
-            return f"All samples of {f'all {len(self.steps):,} steps' if len(self.steps) > 1 else 'the one step'}."
-        steps = len({step for step, _ in places})
-        table = f" The table leaves out {num_unnamed:,} queries." if num_unnamed else ""
-        return (
-            f"This page carries {len(places):,} of {total:,} groups, from {steps:,} of {len(self.steps):,} steps, "
-            f"chosen by a hash of the query; gspo view {self._path} shows all.{table}"
-        )
+        num_steps, num_groups = len(self.steps), sum(map(len, self.steps.values()))
+        if not num_steps:
+            why = "The recipe has report.rollouts: false: no samples were kept."
+            return why if self._off else "There are no samples yet."
+        said = f"All samples of {f'all {num_steps:,} steps' if num_steps > 1 else 'the one step'}."
+        if carried is not None and (num_carried := sum(carried.values())) < num_groups:
+            last = f"those of the last {sum(map(bool, carried.values())):,} of {num_steps:,} steps"
+            table = f" The table begins with step {min(carried):,}." if len(carried) < num_steps else ""
+            page = f"This page carries {num_carried:,} of {num_groups:,} groups, {last}"
+            said = f"{page}; gspo view {self._path} shows all.{table}"
+        num_not_read = sum(self._not_read.values())
+        return f"{said} {num_not_read:,} line(s) could not be read." if num_not_read else said
 
 
 def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
@@ -207,13 +199,13 @@ def sample_sets(runs: Sequence[RunFiles]) -> list[SampleSet]:
     sets = []
     for run, label in zip(runs, labels_of(runs), strict=True):
         files = rollout_files(run.path, EVALUATION).values()
-        evaluated = dict.fromkeys(name for path in files if (state := _state(path)) for name in _sets_in(path, state))
+        evaluated = dict.fromkeys(name for path in files for name in _sets_in(path, file_state(path)))
         sets += [SampleSet(run, ROLLOUTS, label), *(SampleSet(run, EVALUATION, label, name) for name in evaluated)]
     return sets
 
 
 @lru_cache(maxsize=4096)
-def _sets_in(path: Path, state: tuple[int, int]) -> tuple[str | None, ...]:
+def _sets_in(path: Path, state: tuple[int, int] | None) -> tuple[str | None, ...]:
     """The sets that a file has responses of, in order; it is read again when its state is another."""
     with suppress(OSError), open(path, "rb", opener=for_reading) as file:
         return tuple(dict.fromkeys(_set_of(line) for line in file if line.endswith(b"\n")))
@@ -243,7 +235,7 @@ def _short(number: float) -> float:
     return float(f"{number:.{_DIGITS}g}")
 
 
-def _state(path: Path) -> tuple[int, int] | None:
+def file_state(path: Path) -> tuple[int, int] | None:
     """What changes when a file does; None where it has gone."""
     try:
         about = path.stat()

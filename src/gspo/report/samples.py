@@ -1,14 +1,13 @@
 """The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo.metrics.numbers import is_number
 from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_step, section
-from gspo.report.shapes import sample as sample_of
-from gspo.run.plain_files import read_json_lines
+from gspo.report.shapes import is_sample, is_step, section
+from gspo.run.plain_files import parsed, read_json_lines
 
 # Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
 # rounding has no colour, and a step can be compared with another. tokens.js has them, too.
@@ -16,12 +15,22 @@ LEVELS = (0.001, 0.01, 0.1, 0.5)
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/run_directory.md has its keys
 
 
+def read_sample(line: bytes) -> Sample | None:
+    """The response that a line of a file is; None where it is none."""
+    content = parsed(line)
+    return content if content is not None and is_sample(content) else None
+
+
 def read_groups(path: Path) -> dict[str, list[Sample]]:
     """The responses of a step's file, by query, both in the order in which they were sampled."""
+    return by_query(filter(is_sample, read_json_lines(path)[0]))
+
+
+def by_query(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
+    """The responses to each query, both in their order."""
     groups: dict[str, list[Sample]] = {}
-    for line in read_json_lines(path)[0]:
-        sample = sample_of(line)
-        groups.setdefault(str(sample.get("query")), []).append(sample)
+    for sample in samples:
+        groups.setdefault(sample["query"], []).append(sample)
     return groups
 
 
@@ -37,9 +46,9 @@ def pass_threshold(run: RunFiles, evaluated: str | None = None) -> float:
 
 def passes(sample: Sample, threshold: float) -> bool | None:
     """Whether a response passes by the first reward function that applies, as in an evaluation; None: none applies."""
-    parts, failure = sample.get("rewards"), str(sample.get("failure"))
-    for function, part in parts.items() if isinstance(parts, Mapping) else [("", sample.get("reward"))]:
-        if isinstance(part, int | float):
+    parts, failure = sample.get("rewards", {"": sample.get("reward")}), str(sample.get("failure"))
+    for function, part in parts.items():
+        if part is not None:
             return part >= threshold
         if failure.startswith(f"reward function {function}: "):
             return False

@@ -1,35 +1,41 @@
-"""What a value of a run's files may be: anything else is left out where it is read, and reported."""
+"""What a line of a run's files is: its reader skips any other line, and counts it."""
 
-from collections.abc import Callable, Mapping
-from types import NoneType
+import math
+from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
 
-from gspo.metrics.numbers import DEPTH, is_number
-
-Shape = Callable[[Any], Any]  # the value itself; without what in it is of another kind; or None
+from gspo.metrics.numbers import is_number
 
 _LARGEST_WHOLE = 2**53  # that every reader of JSON has exactly
-_NUMBERS = frozenset((int, float))
-_NUMBERS_OR_NULL = _NUMBERS | {NoneType}
+_DEPTH = 50  # of lists and mappings in one another
+_NUMBERS_OR_NULL = frozenset((int, float, type(None)))
+_TEXTS = ("query", "prompt", "completion", "finish_reason")
+_NUMBERS = ("reward", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version", "tokens")
+_LISTS = ("token_characters", "token_log_ratios", "token_advantages")
+_MAPPINGS = ("rewards", "columns", "extra")
+_FLAT = frozenset((*_TEXTS, *_NUMBERS, *_LISTS, "rewards", "failure", "passed"))
 
 
 def is_step(value: Any) -> TypeGuard[int]:
     """Whether it numbers a step."""
-    return _whole(value) is not None
+    return type(value) is int and 0 <= value <= _LARGEST_WHOLE
 
 
-def event(line: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """A line of the history, null for what is not what it should be, and the names of that."""
-    return _shaped(line, _EVENT)
-
-
-def sample(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A line of the rollouts, without what is not what it should be; `not_read` then names that."""
-    kept, odd = _shaped(line, _SAMPLE)
-    if not odd and None not in map(line.get, _NEVER_NULL):
-        return line
-    kept = {name: value for name, value in kept.items() if value is not None or name not in _NEVER_NULL}
-    return {**kept, "not_read": ", ".join(odd)} if odd else kept
+def is_sample(line: Mapping[str, Any]) -> bool:
+    """Whether it is a line of the rollouts, or of an evaluation's responses."""
+    return (
+        "query" in line
+        and all(isinstance(line.get(name, ""), str) for name in _TEXTS)
+        and all(isinstance(line.get(name, {}), dict) for name in _MAPPINGS)
+        and all(isinstance(line.get(name), list | None) for name in _LISTS)
+        and isinstance(line.get("failure"), str | None)
+        and isinstance(line.get("passed"), bool | None)
+        and is_step(line.get("tokens", 0))
+        and _are_numbers([line.get(name) for name in _NUMBERS])
+        and _are_numbers(line.get("rewards", {}).values())
+        and all(_are_numbers(line.get(name) or ()) for name in _LISTS)
+        and all(_is_plain(value) for name, value in line.items() if name not in _FLAT)
+    )
 
 
 def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -38,63 +44,17 @@ def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _shaped(line: Mapping[str, Any], shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Any], list[str]]:
-    """The line with what is left of each value, and the names of those of which something is missing."""
-    kept = {name: shapes.get(name, _plain)(value) for name, value in line.items() if value is not None}
-    odd = [name for name, value in kept.items() if value is not line[name]]
-    return ({**line, **kept} if odd else line), odd
-
-
-def _number(value: Any) -> float | None:
-    return value if type(value) in _NUMBERS and is_number(value) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _LARGEST_WHOLE else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _list_of_numbers(value: Any) -> list[float | None] | None:
-    if not (isinstance(value, list) and set(map(type, value)) <= _NUMBERS_OR_NULL):
-        return None
-    try:  # lists of a number a token are long: the whole at once
-        is_plain = is_number(sum(map(abs, filter(None, value))))
+def _are_numbers(values: Collection[Any]) -> bool:
+    """Lists of a number a token are long: the whole is looked at at once."""
+    try:
+        return set(map(type, values)) <= _NUMBERS_OR_NULL and is_number(sum(map(abs, filter(None, values))))
     except OverflowError:
-        is_plain = False
-    return value if is_plain else [item if is_number(item) else None for item in value]
+        return False
 
 
-def _mapping_of(shape: Shape) -> Shape:
-    def mapping(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return None
-        kept = {name: item for name, item in value.items() if item is None or shape(item) is item}
-        return value if len(kept) == len(value) else kept
-
-    return mapping
-
-
-def _plain(value: Any, depth: int = DEPTH) -> Any:
-    """Of whatever later versions write."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if items is None:
-        return value if isinstance(value, str | bool) or is_number(value) else None
-    return value if depth and all(item is None or _plain(item, depth - 1) is item for item in items) else None
-
-
-_EVENT: Mapping[str, Shape] = {
-    **dict.fromkeys(("event", "time", "how", "reason", "host", "working_directory"), _text),
-    **dict.fromkeys(("process", "cold_start_step", "step"), _whole),
-    **{"introduction": _text, "seconds": _number, "environment": _mapping_of(_plain)},
-}
-_SAMPLE: Mapping[str, Shape] = {
-    **dict.fromkeys(("query", "prompt", "completion", "failure", "finish_reason"), _text),
-    **dict.fromkeys(("reward", "advantage", "sequence_ratio", "clipped", "mini_batch"), _number),
-    **dict.fromkeys(("tokens", "policy_version"), _whole),
-    **dict.fromkeys(("prompt_words", "token_characters", "token_log_ratios", "token_advantages"), _list_of_numbers),
-    **{"columns": _mapping_of(_plain), "extra": _mapping_of(_plain), "rewards": _mapping_of(_number)},
-}
-_NEVER_NULL = ("query", "prompt", "completion", "rewards", "tokens", "finish_reason")
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether it is something that a page can have, of whatever later versions write."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in items)
+    return not isinstance(value, float) or math.isfinite(value)

@@ -3,7 +3,7 @@
 import json
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,7 @@ from gspo.run.plain_files import content_of
 
 # Blue and orange are told apart by every kind of colour vision; black can be read on all between them and the grey.
 _NEUTRAL, _LESS_LIKELY, _MORE_LIKELY = (205, 205, 205), (86, 180, 233), (230, 159, 0)
-_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "not_read", "clipped", "mini_batch", "extra")
+_SHOWN = ("completion", "reward", "rewards", "failure", "finish_reason", "clipped", "mini_batch", "extra")
 
 
 def show(
@@ -55,11 +55,13 @@ def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
     group = chosen.groups[chosen.query]
     title = f"{run.name} · step {chosen.step} of {run.recipe['steps']} · query {chosen.query}"
     yield Text(visible(title), style="bold")
-    if not content_of(run.rollout_files[chosen.step]).endswith(b"\n"):
+    content = content_of(run.rollout_files[chosen.step])
+    if num_not_read := content.count(b"\n") - sum(map(len, chosen.groups.values())):
+        yield Text(f"{num_not_read} line(s) of the step's file could not be read")
+    if not content.endswith(b"\n"):
         yield Text("the step's file is not written to its end: this is what there is so far")
-    yield _quoted([(str(group[0].get("prompt", "")), "")])
-    columns = group[0].get("columns")
-    if isinstance(columns, Mapping) and columns:
+    yield _quoted([(group[0].get("prompt", ""), "")])
+    if columns := group[0].get("columns"):
         yield _quoted([("; ".join(f"{name}: {value}" for name, value in columns.items()), "")])
     yield Text(_rewards(run, group))
     yield _legend(group, colours=colours)
@@ -69,12 +71,10 @@ def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
         yield Text(visible(f"{', '.join(map(str, places))}/{len(group)}{equal}  {_numbers(sample)}"), style="bold")
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
-        if sample.get("not_read"):
-            yield Text(visible(f"left out, not being what they should be: {sample['not_read']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
             yield Text(f"not trained: {_why_not(sample)}")
         yield _quoted(_coloured(sample))
-        if isinstance(extra := sample.get("extra"), Mapping) and extra:
+        if extra := sample.get("extra"):
             yield _quoted([("; ".join(f"{name}: {value}" for name, value in extra.items()), "")])
     yield Text()
     yield from _elsewhere(run, chosen)
@@ -91,7 +91,7 @@ def _distinct(group: Sequence[Sample]) -> list[tuple[list[int], Sample]]:
 
 
 def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
-    rewards = [sample["reward"] for sample in group if isinstance(sample.get("reward"), int | float)]
+    rewards = [sample["reward"] for sample in group if sample.get("reward") is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "none scored"
     passed = sum(passes(sample, pass_threshold(run)) is True for sample in group)
     shown = ", ".join(_number(sample.get("reward")) for sample in group)
@@ -116,8 +116,7 @@ def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
 
 
 def _numbers(sample: Sample) -> str:
-    parts = sample.get("rewards")
-    named = "" if not isinstance(parts, Mapping) else ", ".join(f"{name} {_number(parts[name])}" for name in parts)
+    named = ", ".join(f"{name} {_number(part)}" for name, part in sample.get("rewards", {}).items())
     clipped = sample.get("clipped")
     return "  ".join(
         [
@@ -139,20 +138,20 @@ def _why_not(sample: Sample) -> str:
 
 
 def _number(value: Any, form: str = "g") -> str:
-    return format(value, form) if isinstance(value, int | float) else "–"
+    return "–" if value is None else format(value, form)
 
 
 def _log_ratios(sample: Sample) -> list[float] | None:
     """0 for one that was not finite; None where there are none, or a response that was not trained has them."""
     ratios = sample.get("token_log_ratios")
-    return [ratio or 0.0 for ratio in ratios] if isinstance(ratios, list) else None
+    return None if ratios is None else [ratio or 0.0 for ratio in ratios]
 
 
 def _coloured(sample: Sample) -> Sequence[tuple[str, Style | str]]:
     """The completion in pieces, each with its style: tokens, or all of it in one where they are not known."""
     tokens, ratios = cut_into_tokens(sample), _log_ratios(sample)
     if tokens is None or ratios is None or len(tokens) != len(ratios):
-        return [(str(sample.get("completion", "")), "")]
+        return [(sample.get("completion", ""), "")]
     return [(token, _style(ratio)) for token, ratio in zip(tokens, ratios, strict=True)]
 
 
@@ -183,7 +182,7 @@ def _elsewhere(run: RunFiles, chosen: Group) -> Iterator[Text]:
         named = "1 more query" if len(others) == 1 else f"{len(others)} more queries"
         yield Text(f"{named} in this step: {first_of(others)}")
         yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
-    steps = [step for step in steps_with(run, chosen.query) if step != chosen.step]
+    steps = steps_with(run, chosen.query, but=chosen.step)
     yield Text(f"{in_words(steps)} this query too" if steps else "no other step has this query")
     if steps:
         yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(chosen.query)}"))

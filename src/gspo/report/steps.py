@@ -9,7 +9,8 @@ from typing import Any
 
 from gspo.errors import writable
 from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_step, sample
+from gspo.report.samples import read_sample
+from gspo.report.shapes import is_step
 from gspo.run.plain_files import for_reading, parsed
 
 LAST = sys.maxsize  # the number of a step after all others
@@ -45,5 +46,5 @@ def table_of(run: RunFiles, step: int) -> Table:
     if not has_table or (path := run.rollout_files.get(step)) is None:
         return []
     with open(path, "rb", opener=for_reading) as file:
-        samples = [sample(line) for text in islice(file, _NUM_ROWS) if (line := parsed(text)) is not None]
-    return [writable({column: response.get(column) for column in _COLUMNS}) for response in samples]
+        samples = filter(None, map(read_sample, islice(file, _NUM_ROWS)))
+        return [writable({column: sample.get(column) for column in _COLUMNS}) for sample in samples]

@@ -15,7 +15,7 @@ from typing import cast
 from gspo.errors import UserError
 from gspo.report.page.write import distinct, document, page_json
 from gspo.report.run_files import Waiting, read_run
-from gspo.report.sample_index import sample_sets
+from gspo.report.sample_index import file_state, sample_sets
 from gspo.run.lock import is_locked
 
 _ADDRESS = "127.0.0.1"
@@ -69,9 +69,7 @@ class Viewer:
     def _state(self) -> Hashable:
         """What changes when a run does."""
         files = [path / name for path in self._paths for name in _WATCHED]
-        abouts = [path.stat() if path.is_file() else None for path in files]
-        sizes = tuple(about and (about.st_size, about.st_mtime_ns) for about in abouts)
-        return sizes, tuple(map(is_locked, self._paths))
+        return tuple(map(file_state, files)), tuple(map(is_locked, self._paths))
 
 
 class _Server(ThreadingHTTPServer):

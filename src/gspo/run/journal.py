@@ -47,7 +47,7 @@ class Judged:
         """Do what is done with it later: any error says that gspo has not written it."""
         _ = self.about["data"].get("path"), self.about["settings"]["samples"], _sums(self.seconds, (0.0, 0.0))
         json.dumps([self.about, self.lines, self.rating], ensure_ascii=False, allow_nan=False).encode()
-        if self.lines or self.is_whole:
+        if self.is_whole or self.lines:
             numbers_of(self.lines)
 
 

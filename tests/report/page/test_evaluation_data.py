@@ -13,10 +13,11 @@ from tests.report.page.made_evaluations import Line, response, responses, suite,
 
 from gspo.errors import UserError
 from gspo.report.evaluation import responses as carrying
-from gspo.report.evaluation.data import by_question, evaluation_data
+from gspo.report.evaluation.data import evaluation_data
 from gspo.report.evaluation.read import read_evaluation
 from gspo.report.evaluation.responses import Carried, carried_responses
 from gspo.report.evaluation.write import write_evaluation_page
+from gspo.report.samples import by_query
 
 FIRST = responses({"a": [True, False], "b": [False, False], "c": [None, None], "d": [True, True]})
 SECOND = responses({"a": [True, True], "b": [False, False], "d": [True, False, True]})
@@ -30,8 +31,8 @@ def shown(path: Path, *suites: Mapping[str, Any]) -> dict[str, Any]:
     return sums
 
 
-def carried(*lines: Sequence[Line], changed: Sequence[str] = ()) -> Carried:
-    return carried_responses({"sums": [by_question(own) for own in lines]}, {"sums": changed})["sums"]
+def carried(*lines: Sequence[Line], changed: Sequence[str] = (), max_size: int = carrying.MAX_SIZE) -> Carried:
+    return carried_responses([by_query(own) for own in lines], changed, max_size)
 
 
 def unpacked(chunk: str) -> Any:
@@ -84,9 +85,7 @@ def test_where_all_fits_all_is_carried_whole_and_in_place() -> None:
     assert contents["a"]["prompt"] == "You are asked: what is a?" and contents["a"]["columns"] == "answer: 42"
 
 
-def test_of_too_much_a_response_of_each_verdict_comes_first_and_questions_that_changed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_too_much_the_first_responses_to_each_question_come_first_and_questions_that_changed() -> None:
     size = 1_000 + 200 + 2  # of a response with an empty mapping of extras
     names = [f"q:{number}" for number in range(20)]
     lines = [
@@ -94,48 +93,36 @@ def test_of_too_much_a_response_of_each_verdict_comes_first_and_questions_that_c
         for query in names
         for number in range(6)
     ]
-    monkeypatch.setattr(carrying, "_MAX_SIZE", 2 * 20 * size)
-    every = carried(lines)
-    verdicts = [
-        [one["passed"] for one in question["responses"][0]] for chunk in every.chunks for question in unpacked(chunk)
-    ]
-    assert verdicts == [[False, True]] * 20 and "carries 40 of 120 responses" in every.coverage
-    monkeypatch.setattr(carrying, "_MAX_SIZE", 3 * size)
-    few = carried(lines, changed=["q:7", "q:9"])
-    assert {"q:7", "q:9"} < {query for query, at in few.places.items() if at} and len(few.places) == 20
+    every = carried(lines, max_size=30 * size)
+    numbers = [len(question["responses"][0]) for chunk in every.chunks for question in unpacked(chunk)]
+    assert sorted(numbers) == [1] * 10 + [2] * 10
+    assert every.coverage.startswith("This page carries 30 of 120 responses, the first ones to each question;")
+    few = carried(lines, changed=["q:7", "q:9"], max_size=3 * size)
+    shown = {query for query, at in few.places.items() if at}
+    assert {"q:7", "q:9"} < shown and len(shown) == 3 and len(few.places) == 20
+    assert set(carried(lines, max_size=0).places.values()) == {None}
 
 
-def test_a_long_response_keeps_its_ends_where_not_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrying, "_MAX_SIZE", 30_000)
-    lines = [response("a", False, number=number, completion="start" + "x" * 30_000 + "answer") for number in range(2)]
-    (chunk,) = carried(lines).chunks
-    texts = [one["completion"] for one in unpacked(chunk)[0]["responses"][0]]
-    assert len(texts) == 2 and all(text.startswith("start") and text.endswith("answer") for text in texts)
-    assert all(len(text) < 13_000 and f"{30_011 - 12_000:,} characters" in text for text in texts)
+def test_questions_are_found_in_the_chunk_that_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "_IN_CHUNK", 3)
+    found = carried(FIRST, SECOND)
+    assert found.places == {"a": (0, 0), "b": (0, 1), "c": (0, 2), "d": (1, 0)}
+    assert unpacked(found.chunks[1])[0]["prompt"] == "You are asked: what is d?"
 
 
-def test_a_small_suite_leaves_its_room_to_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [response("a", False, number=number, prompt="", completion="x" * 1_000) for number in range(9)]
-    suites = {"large": [by_question(lines)], "small": [by_question(FIRST[:1])]}
-    monkeypatch.setattr(carrying, "_MAX_SIZE", 11_300)
-    assert {own.coverage for own in carried_responses(suites, {"large": (), "small": ()}).values()} == {
-        "All responses."
-    }
-
-
-def test_what_is_not_what_it_should_be_is_left_out_and_named(tmp_path: Path) -> None:
-    odd = {**response("a", True, completion=7, rewards={"math": "1"}, tokens="many"), "passed": "yes"}
-    path = write_evaluation(tmp_path / "a", sums=suite([odd]), empty={})
+def test_a_response_that_cannot_be_read_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd: list[Line] = [{"completion": 7}, {"rewards": {"math": "1"}}, {"tokens": "many"}, {"passed": "yes"}]
+    lines = [response("a", True), response("b", False, tokens=None), *({**response("a", True), **one} for one in odd)]
+    path = write_evaluation(tmp_path / "a", sums=suite(lines), empty={})
     page = write_evaluation_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [one["name"] for one in data_in(page)["suites"]] == ["sums", "empty"]
-    (read,) = read_evaluation(path)["suites"]["sums"]["responses"]
-    assert (read["completion"], read["rewards"], read["tokens"], read["passed"]) == ("", {}, None, None)
-    assert set(read["not_read"].split(", ")) == {"completion", "rewards", "tokens"}
+    sums, empty = data_in(page)["suites"]
+    assert sums["coverage"] == "All responses. 4 response(s) could not be read." and empty["name"] == "empty"
+    assert [one["passed"] for one in read_evaluation(path)["suites"]["sums"]["responses"]] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no evaluation.json"), ("{", "no JSON"), ("[]", "format 1"), ('{"format": 2}', "format 1, but of 2")],
+    [(None, "no evaluation.json"), ("{", "no JSON"), ("[]", "no JSON"), ('{"format": 2}', "format 1, but of 2")],
 )
 def test_what_is_no_evaluation_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

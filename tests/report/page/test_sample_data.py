@@ -1,4 +1,4 @@
-"""The samples of a page: an index that follows the files, and groups as many as fit, the same ones in each step."""
+"""The samples of a page: an index that follows the files, and as many groups of the last steps as fit."""
 
 import base64
 import gzip
@@ -77,41 +77,47 @@ def random_run(path: Path, *counts: int) -> RunFiles:
     return written(path, steps)
 
 
-def test_where_not_all_fits_the_same_queries_of_every_step_are_carried_and_counted(
+def test_where_not_all_fits_those_of_the_last_steps_are_carried_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = random_run(tmp_path, *[8] * 20)
-    total = sum(path.stat().st_size for path in run.rollout_files.values())
-    monkeypatch.setattr(sample_data, "_MAX_BYTES", total // 4 + 10)
+    run = random_run(tmp_path, 8, 8, 8, 8)
+    size = run.rollout_files[4].stat().st_size
+    monkeypatch.setattr(sample_data, "_MAX_BYTES", 2 * size + size // 2 + 10)
     (page,) = carried(run)
-    kept = {step: [group["query"] for group in groups] for step, groups in page["contents"].items()}
-    assert len({tuple(queries) for queries in kept.values()}) == 1 and len(kept[1]) == 2
-    assert page["coverage"].startswith("This page carries 40 of 160 groups, from 20 of 20 steps, chosen by a hash")
-    assert f"gspo view {run.path} shows all" in page["coverage"]
+    assert {step: len(groups) for step, groups in page["contents"].items()} == {1: 0, 2: 4, 3: 8, 4: 8}
+    assert page["coverage"].startswith("This page carries 20 of 32 groups, those of the last 3 of 4 steps;")
+    assert page["coverage"].endswith(f"gspo view {run.path} shows all.")
     for one in page["steps"]:  # each group says where in the page it is; the others that it is not there
+        kept = [group["query"] for group in page["contents"][one["step"]]]
         places = {page["queries"][group[0]][0]: group[4] for group in one["groups"]}
-        assert [query for query, place in sorted(places.items()) if place is not None] == sorted(kept[one["step"]])
-        assert all(kept[one["step"]][place] == query for query, place in places.items() if place is not None)
+        assert len(places) == 8
+        assert {query: place for query, place in places.items() if place is not None} == {
+            query: place for place, query in enumerate(kept)
+        }
 
 
-def test_with_room_for_less_than_a_group_a_step_the_steps_are_spread_evenly(
+def test_without_room_for_a_group_the_table_is_there_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = random_run(tmp_path, *[1] * 33)
-    monkeypatch.setattr(sample_data, "_MAX_BYTES", 9 * (max(p.stat().st_size for p in run.rollout_files.values()) + 2))
-    (page,) = carried(run)
-    assert sorted(step for step, groups in page["contents"].items() if groups) == [1, *range(5, 33, 4), 33]
+    monkeypatch.setattr(sample_data, "_MAX_BYTES", 10)
+    (page,) = carried(random_run(tmp_path, 3, 0, 3))
+    assert not any(page["contents"].values()) and [len(one["groups"]) for one in page["steps"]] == [3, 0, 3]
+    assert page["coverage"].startswith("This page carries 0 of 6 groups")
 
 
-def test_a_table_of_very_many_queries_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_data, "_MAX_QUERIES", 3)
-    run = random_run(tmp_path, 5, 5)
+def test_a_table_of_very_many_groups_has_the_last_steps_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_data, "_MAX_GROUPS", 7)
+    run = random_run(tmp_path, 5, 3, 4)
     (page,) = carried(run)
-    assert len(page["queries"]) == 3 and [len(one["groups"]) for one in page["steps"]] == [3, 3]
-    assert page["coverage"].endswith("The table leaves out 2 queries.")
+    assert len(page["queries"]) == 4 and [one["step"] for one in page["steps"]] == sorted(page["contents"]) == [2, 3]
+    assert page["coverage"].endswith("The table begins with step 2.") and page["rewards"]["steps"] == [1, 2, 3]
     (whole,) = sample_sets([run])
     whole.look()
     assert len(whole.index()["queries"]) == 5  # gspo view has all
+    monkeypatch.setattr(sample_data, "_MAX_GROUPS", 1)
+    assert [one["step"] for one in carried(run)[0]["steps"]] == [3]  # a step is never cut
 
 
 def test_the_samples_of_evaluations_are_a_set_of_their_own(tmp_path: Path) -> None:
@@ -163,12 +169,13 @@ def test_without_samples_it_is_said_why(tmp_path: Path) -> None:
         assert carried(written(tmp_path / "c", None, report=report))[0]["coverage"] == "There are no samples yet."
 
 
-def test_lines_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
     run = written(tmp_path, {1: rollouts(1), 2: []})
     path = run.rollout_files[1]
     path.write_text("{broken\n[1]\n" + path.read_text() + '{"query": "cut')
     (page,) = carried(run)
     assert [len(group["samples"]) for group in page["contents"][1]] == [4, 4] and page["contents"][2] == []
+    assert page["coverage"].endswith("2 line(s) could not be read.")
 
 
 def test_files_without_tokens_are_read_and_what_they_do_not_say_is_unknown(tmp_path: Path) -> None:
@@ -191,18 +198,14 @@ def test_the_numbers_of_tokens_have_three_significant_digits_however_small(tmp_p
     assert shown["token_advantages"] == [1.0, 0.0, -0.667]
 
 
-def test_what_a_line_should_not_have_is_left_out_and_named(tmp_path: Path) -> None:
-    odd = {"reward": True, "rewards": {}, "tokens": -1, "completion": None, "token_log_ratios": [0.1, "x", None]}
-    columns = {"answer": "5", "deep": [[[["x"]]]], "odd": float("inf")}
-    (page,) = carried(written(tmp_path, {1: [{**sample(columns=columns), **odd}]}))
-    (group,) = page["contents"][1]
-    (shown,) = group["samples"]
-    assert group["columns"] == "answer: 5"
-    assert shown["not_read"] == "reward, tokens, token_log_ratios, columns"
-    assert (shown["reward"], shown["tokens"], shown["texts"], shown["token_log_ratios"]) == (None, 0, [""], None)
+def test_a_line_that_gspo_cannot_have_written_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd: list[Line] = [{"tokens": -1}, {"completion": None}, {"token_log_ratios": ["x"]}, {"new": [float("nan")]}]
+    (page,) = carried(written(tmp_path, {1: [sample(), *({**sample(), **one} for one in odd)], 2: [sample()]}))
+    assert [len(group["samples"]) for groups in page["contents"].values() for group in groups] == [1, 1]
+    assert page["coverage"] == "All samples of all 2 steps. 4 line(s) could not be read."
 
 
-@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0], "4 3 0"])
+@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0]])
 def test_numbers_of_tokens_whose_places_are_not_known_are_left_out(lengths: Any, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"token_log_ratios": [0.1, 0.2, 0.3], "token_advantages": [1.0, 2.0, 3.0]}
     assert shown_of(sample(**numbers), tmp_path)["token_log_ratios"] == [0.1, 0.2, 0.3]

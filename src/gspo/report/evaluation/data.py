@@ -14,6 +14,7 @@ from gspo.metrics.numbers import is_number
 from gspo.report.evaluation.read import Evaluation
 from gspo.report.page.arms import leaves
 from gspo.report.page.data import rounded
+from gspo.report.samples import by_query
 from gspo.report.shapes import section
 
 Response = Mapping[str, Any]
@@ -44,7 +45,7 @@ def evaluation_data(evaluations: Sequence[Evaluation], labels: Sequence[str]) ->
 def suite_data(name: str, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """A suite; null stands for a model that was not evaluated on it."""
     suites = [evaluation["suites"].get(name) for evaluation in evaluations]
-    questions = [by_question(suite["responses"] if suite else ()) for suite in suites]
+    questions = [by_query(suite["responses"] if suite else ()) for suite in suites]
     return {
         "name": name,
         "numbers": [suite and _numbers(suite["numbers"]) for suite in suites],
@@ -57,14 +58,6 @@ def suite_data(name: str, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
             for query, beginning in _beginnings(questions).items()
         },
     }
-
-
-def by_question(responses: Sequence[Response]) -> Questions:
-    """The responses to each question."""
-    questions: dict[str, list[Response]] = {}
-    for response in responses:
-        questions.setdefault(response["query"], []).append(response)
-    return questions
 
 
 def rate(responses: Sequence[Response]) -> float | None:
@@ -85,14 +78,11 @@ def _rating(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     """In CodeForces' numbers, with a row for each run in each contest; None where there is none."""
     if not tree:
         return None
-    contests, left_out = tree.get("contests"), section(tree, "left_out")
     return {
         **{name: rounded(tree.get(name)) for name in ("rating", "low", "high", "confidence")},
         "note": printable(str(tree.get("note") or "")),
-        "contests": [_contest(contest) for contest in contests if isinstance(contest, Mapping)]
-        if isinstance(contests, list)
-        else [],
-        "left_out": [[printable(f"{contest}"), printable(f"{why}")] for contest, why in left_out.items()],
+        "contests": [*map(_contest, tree.get("contests", []))],
+        "left_out": [[printable(contest), printable(f"{why}")] for contest, why in section(tree, "left_out").items()],
     }
 
 

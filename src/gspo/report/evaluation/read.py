@@ -1,21 +1,19 @@
-"""What `gspo eval` has written, read back: anything in it that is not what it should be is left out."""
+"""What `gspo eval` has written, read back; a response that cannot be read is skipped and counted."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import UserError
-from gspo.report.shapes import sample, section
+from gspo.report.shapes import is_sample, section
 from gspo.run.journal import EVALUATION_FILE, FORMAT
-from gspo.run.plain_files import read_plain
+from gspo.run.plain_files import parsed, read_plain
 
 Evaluation = Mapping[str, Any]
 
 _RESPONSE: Mapping[str, Any] = {  # what a response has where the file does not say
-    **dict.fromkeys(("query", "prompt", "completion"), ""),
-    **dict.fromkeys(("sample", "reward", "failure", "tokens"), None),
-    **{"columns": {}, "rewards": {}, "extra": {}, "finish_reason": "unknown"},
+    **dict.fromkeys(("sample", "reward", "failure", "tokens", "passed")),
+    **{"prompt": "", "completion": "", "columns": {}, "rewards": {}, "extra": {}, "finish_reason": "unknown"},
 }
 
 
@@ -23,17 +21,16 @@ def read_evaluation(path: Path) -> Evaluation:
     """The evaluation in a directory, with every key that its format has; UserError where there is none."""
     file, fix = path / EVALUATION_FILE, "name the directory that gspo eval has written"
     try:
-        tree = json.loads(read_plain(file))
+        tree = parsed(read_plain(file))
     except FileNotFoundError:
         what = f"it has no {EVALUATION_FILE}" if path.is_dir() else "no such directory"
         raise UserError(f"there is no evaluation: {what}", where=str(path), fix=fix) from None
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or "it is no JSON"
-        raise UserError(f"this evaluation cannot be read: {why}", where=str(file), fix=fix) from None
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        shown = tree.get("format") if isinstance(tree, dict) else None
-        what = f"this is no evaluation of format {FORMAT}, but of {shown!r}"
-        raise UserError(what, where=str(file), fix="read it with the gspo that has written it, or evaluate again")
+    except OSError as error:
+        raise UserError(f"this evaluation cannot be read: {error.strerror}", where=str(file), fix=fix) from None
+    if tree is None or (number := tree.get("format")) != FORMAT:
+        what = "no JSON" if tree is None else f"no evaluation of format {FORMAT}, but of {number!r}"
+        fix = "read it with the gspo that has written it, or evaluate again"
+        raise UserError(f"this is {what}", where=str(file), fix=fix)
     model, suites = section(tree, "model"), section(tree, "suites")
     return {
         **{"gspo": tree.get("gspo"), "seed": tree.get("seed"), "engine": section(tree, "engine")},
@@ -43,12 +40,8 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def _suite(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    lines = tree.get("responses")
-    responses = [_response(line) for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
-    return {**{name: section(tree, name) for name in ("settings", "data", "numbers")}, "responses": responses}
-
-
-def _response(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    passed = line.get("passed")
-    there = {name: value for name, value in sample(line).items() if value is not None}
-    return {**_RESPONSE, **there, "passed": passed if isinstance(passed, bool) else None}
+    lines = tree.get("responses") or []
+    known = [{name: value for name, value in line.items() if value is not None} for line in lines]
+    responses = [{**_RESPONSE, **line} for line in known if is_sample(line)]
+    about = {name: section(tree, name) for name in ("settings", "data", "numbers")}
+    return {**about, "responses": responses, "num_not_read": len(lines) - len(responses)}

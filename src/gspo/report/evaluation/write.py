@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gspo.report.evaluation.data import by_question, evaluation_data
+from gspo.report.evaluation.data import evaluation_data
 from gspo.report.evaluation.read import Evaluation, read_evaluation
-from gspo.report.evaluation.responses import carried_responses
+from gspo.report.evaluation.responses import MAX_SIZE, carried_responses
 from gspo.report.page.write import asset, check_replaceable, filled, replace_page, script_json
+from gspo.report.samples import by_query
 
 
 def write_evaluation_page(directories: Sequence[Path], out: Path) -> Path:
@@ -18,10 +19,8 @@ def write_evaluation_page(directories: Sequence[Path], out: Path) -> Path:
     check_replaceable(out)
     evaluations = [read_evaluation(directory) for directory in directories]
     names = [evaluation["model"]["name"] for evaluation in evaluations]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({directory})"
-        for name, directory in zip(names, directories, strict=True)
-    ]
+    pairs = zip(names, directories, strict=True)
+    labels = [name if names.count(name) == 1 else f"{name} ({directory})" for name, directory in pairs]
     replace_page(out, evaluation_document(evaluations, labels))
     return out
 
@@ -29,25 +28,25 @@ def write_evaluation_page(directories: Sequence[Path], out: Path) -> Path:
 def evaluation_document(evaluations: Sequence[Evaluation], labels: Sequence[str]) -> str:
     """The whole page."""
     data = evaluation_data(evaluations, labels)
-    questions, changed = {}, {}
+    chunks = []
     for suite in data["suites"]:
         trees = [evaluation["suites"].get(suite["name"]) for evaluation in evaluations]
-        questions[suite["name"]] = [by_question(tree["responses"] if tree else ()) for tree in trees]
-        kinds = (
-            difference.get(kind, ()) for difference in suite["differences"] if difference for kind in ("won", "lost")
-        )
-        changed[suite["name"]] = {query for queries in kinds for query in queries}
-    carried = carried_responses(questions, changed)
-    for suite in data["suites"]:
-        places = carried[suite["name"]].places
-        suite["questions"] = [[*suite["questions"][query], place] for query, place in places.items()]
-        suite["coverage"] = carried[suite["name"]].coverage
+        questions = [by_query(tree["responses"] if tree else ()) for tree in trees]
+        changed = {
+            query for own in suite["differences"] if own for query in (*own.get("won", ()), *own.get("lost", ()))
+        }
+        carried = carried_responses(questions, changed, MAX_SIZE // len(data["suites"]))
+        suite["questions"] = [[*suite["questions"][query], place] for query, place in carried.places.items()]
+        num_not_read = sum(tree["num_not_read"] for tree in trees if tree)
+        skipped = f" {num_not_read:,} response(s) could not be read." if num_not_read else ""
+        suite["coverage"] = carried.coverage + skipped
+        chunks.append(carried.chunks)
     title = labels[0] if len(labels) == 1 else f"{len(labels)} models"
     parts = {
         "title": escape(f"evaluation of {title}"),
         "style": asset("style.css") + asset("samples.css") + asset("evaluation.css"),
         "script": "\n".join(map(asset, ("store.js", "theme.js", "evaluation.js"))),
         "data": script_json(data),
-        "responses": script_json([carried[suite["name"]].chunks for suite in data["suites"]]),
+        "responses": script_json(chunks),
     }
     return filled("evaluation.html", parts)

@@ -11,7 +11,7 @@ from gspo.metrics.words import first_and_last, measures
 from gspo.report.page.arms import arms_of, differences
 from gspo.report.page.overview import overview
 from gspo.report.run_files import RunFiles, labels_of
-from gspo.report.shapes import section
+from gspo.report.shapes import is_step, section
 from gspo.run.plain_files import content_of
 
 MOST_CURVES = 32  # of a list of numbers: its first ones
@@ -52,11 +52,12 @@ def _row(value: Any) -> list[float | None]:
 
 
 def _run(run: RunFiles, label: str) -> dict[str, Any]:
-    environment = run.last("begun", "resumed").get("environment") or {}
+    environment = section(run.last("begun", "resumed"), "environment")
     names = dict.fromkeys(name for line in run.lines for name in line if name != "step")
     columns = {name: [_shown(name, line.get(name)) for line in run.lines] for name in names}
     seconds = [line.get("time/elapsed_seconds") for line in run.lines]
     minutes = [rounded(number / 60) if is_number(number) else None for number in seconds]
+    resumed = [line.get("step") for line in run.history if line.get("event") == "resumed"]
     cold_start = [line for line in run.cold_start if is_number(line.get("step"))]
     return {
         "name": run.name,
@@ -68,7 +69,7 @@ def _run(run: RunFiles, label: str) -> dict[str, Any]:
         "means": {label: [*map(rounded, ends)] for label, ends in first_and_last(run.lines)[1].items()},
         "recipe": content_of(run.path / "recipe.yaml").decode(errors="replace"),
         "environment": {str(key): str(value) for key, value in environment.items()},
-        "resumed": [line["step"] for line in run.history if line.get("event") == "resumed" and line.get("step")],
+        "resumed": [step for step in resumed if is_step(step) and step],
         "clips_sequences": section(run.recipe, "actor").get("importance_sampling_level") != "token",
         "steps": [line["step"] for line in run.lines],
         "tokens": [*map(rounded, _tokens(run))],

@@ -1,63 +1,49 @@
-"""The samples that a page carries: as many groups as fit, and of very many queries some, chosen by a hash of the query.
-
-`gspo view` serves them all.
-"""
+"""The samples that a page carries: those of the last steps, as many as fit. `gspo view` serves them all."""
 
 import base64
 import gzip
-import hashlib
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from gspo.report.run_files import RunFiles
 from gspo.report.sample_index import Place, SampleSet, sample_sets
 
 _MAX_BYTES = 12_000_000  # of the files, in a page: packed a half of that at most, and mostly a twentieth
-_MAX_QUERIES = 5_000  # in its table
+_MAX_GROUPS = 100_000  # in the table of a set: it has the last steps of a longer run
 
 
 def samples_json(runs: Sequence[RunFiles]) -> str:
     """What a page carries of the runs' samples: the index of each set, and its groups by step, packed."""
     sets = sample_sets(runs)
-    num_of_folder = Counter(
-        samples.key[:2] for samples in sets
-    )  # of evaluated sets, however many, as much as of training
-    shares = [_MAX_BYTES // len(num_of_folder) // num_of_folder[samples.key[:2]] for samples in sets]
-    carried = [_carried(samples, share) for samples, share in zip(sets, shares, strict=True)]
+    sets_in = Counter(samples.key[:2] for samples in sets)  # evaluated sets share what training has alone
+    carried = [_carried(samples, _MAX_BYTES // len(sets_in) // sets_in[samples.key[:2]]) for samples in sets]
     indices, contents = zip(*carried, strict=True)
     return json.dumps({"live": False, "index": packed(indices), "contents": contents})
 
 
 def _carried(samples: SampleSet, max_bytes: int) -> tuple[dict[str, Any], dict[int, str]]:
-    """The index of a set, with each group's place in what its step carries, and that, packed."""
+    """The index of a set, and what each step carries, packed."""
     samples.look()
-    names = {place.query for places in samples.steps.values() for place in places}
-    by_hash = sorted(names, key=lambda query: hashlib.sha256(query.encode(errors="replace")).digest())[:_MAX_QUERIES]
-    chosen = _chosen(samples.steps, by_hash, max_bytes)
-    places, contents = {}, {}
-    for step in samples.steps:
-        step_places = sorted(place for at, place in chosen if at == step)
-        places.update({(step, place): number for number, place in enumerate(step_places)})
-        contents[step] = packed([samples.group(step, place) for place in step_places])
-    return samples.index(set(by_hash), places), contents
+    carried = _last_groups(samples.steps, max_bytes)
+    contents = {step: packed([samples.group(step, place) for place in range(num)]) for step, num in carried.items()}
+    return samples.index(carried), contents
 
 
-def _chosen(steps: Mapping[int, Sequence[Place]], queries: Sequence[str], max_bytes: int) -> set[tuple[int, int]]:
-    """Of every step as many groups as there is room for, the same queries in each as far as can be."""
-    ranks = {query: rank for rank, query in enumerate(queries)}
-    order = []
-    for number, (step, places) in enumerate(sorted(steps.items())):
-        spread = 0 if number == len(steps) - 1 else int(f"{number:032b}"[::-1], 2)  # the ends, the middle, quarters …
-        ranked = sorted((ranks[place.query], at) for at, place in enumerate(places) if place.query in ranks)
-        order += [(turn, spread, step, at) for turn, (_, at) in enumerate(ranked)]
-    chosen = set()
-    for _, _, step, at in sorted(order):
-        if (size := sum(size for _, size in steps[step][at].spans)) <= max_bytes:
-            chosen.add((step, at))
-            max_bytes -= size
-    return chosen
+def _last_groups(steps: Mapping[int, Sequence[Place]], max_bytes: int) -> dict[int, int]:
+    """Of the last steps, which the table has, how many of the first groups of each fit into the page."""
+    carried, num_groups = dict[int, int](), 0
+    for step, places in sorted(steps.items(), reverse=True):
+        num_groups += len(places)
+        if carried and num_groups > _MAX_GROUPS:
+            break
+        sizes = [sum(size for _, size in place.spans) for place in places]
+        carried[step] = bisect_right([*accumulate(sizes)], max_bytes)
+        max_bytes -= sum(sizes)
+    return carried
 
 
 def packed(content: Any) -> str:

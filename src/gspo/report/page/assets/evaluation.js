@@ -283,12 +283,11 @@ function answerCard([response, ...copies]) {
     ["reward", shortNumber(response.reward, 3)], ...(Object.keys(rewards).length > 1 ? [["functions", pairs(rewards).join(", ")]] : []),
     ["tokens", whole(response.tokens)], ["ended", { length: "cut off at the limit", stop: "by itself" }[end] || end],
   ];
-  const odd = response.not_read && `left out, not being what they should be: ${response.not_read}`;
   return element("article", `card ${kind}`,
     element("div", "verdicts", element("strong", `verdict ${kind}`, verdict),
       copies.length ? element("span", "note", `× ${copies.length + 1} equal responses`) : null),
     element("dl", "facts", facts.map(([name, value]) => element("div", "", element("dt", "", name), element("dd", "", value)))),
-    [response.failure, odd].filter(Boolean).map((text) => element("p", "failure", text)),
+    response.failure ? element("p", "failure", response.failure) : null,
     element("pre", { class: "completion", tabindex: 0 }, response.completion),
     Object.keys(extra).length ? folded("logged by the verifier", element("pre", "", pairs(extra).join("\n"))) : null);
 }

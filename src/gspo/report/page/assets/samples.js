@@ -205,10 +205,9 @@ function cardOf({ copies, lead, isTraining }) {
   const facts = FACTS.map(([name, of]) => [name, distinct(of)]).filter(([, values]) => values.length).map(([name, values]) =>
     element("div", "", element("dt", "", name),
       element("dd", "", values.slice(0, 4).join(", ") + (values.length > 4 ? ", …" : ""))));
-  const failures = [lead.failure, lead.not_read && `left out, not being what they should be: ${lead.not_read}`].filter(Boolean);
   return element("article", `card ${kind}`,
     element("div", "verdicts", element("strong", `verdict ${kind}`, verdict), notes.map((note) => element("span", "note", note))),
     element("dl", "facts", facts),
-    failures.map((text) => element("p", "failure", text)),
+    lead.failure ? element("p", "failure", lead.failure) : null,
     colouredText(lead, choice.colour.value, isTraining));
 }
