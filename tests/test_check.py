@@ -92,7 +92,7 @@ def test_check_says_what_of_the_rows_one_would_not_expect(capsys: pytest.Capture
     data = ["queries.procedural=null", "queries.path=rows.jsonl", "evaluation.num_queries=0", "cold_start.steps=0"]
     said = check(capsys, *data)
     for note in (
-        "48 rows that repeat one of 16 training rows are left out",
+        "48 rows are left out: each repeats one of the 16 training rows",
         "16 training rows have 8 different prompts; those with the same one differ in answer",
         "16 of 16 prompts: it has <image>, and the model reads texts alone",
     ):

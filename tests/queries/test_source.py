@@ -51,7 +51,9 @@ def test_rows_that_repeat_others_are_one_question(tmp_path: Path, change: Any, r
     rows = load_rows(recipe_of(queries={"path": path}, evaluation={"num_queries": 2}))
     assert (len(rows.train), len(rows.held_out)) == (28, 2)
     notes = " ".join(source_notes(rows, QuerySet(train=rows.train, held_out=rows.held_out)))  # type: ignore[arg-type]
-    assert "868 rows that repeat one of 28 training rows" in notes and "62 rows that repeat one of 2 held-out" in notes
+    assert (
+        "868 rows are left out: each repeats one of the 28 training rows" in notes and "one of the 2 held-out" in notes
+    )
     asked = load_rows(recipe_of(evaluation={"path": path, "num_queries": 64}), data(100))
     assert len(asked.held_out) == 30 and len(asked.train) == 70
     too_many = recipe_of(rollout={"queries_per_step": 29}, evaluation={"num_queries": 2})

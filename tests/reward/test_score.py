@@ -153,6 +153,7 @@ def test_a_function_gets_the_columns_it_names_and_no_others(groups: Any, functio
     of_run = {"trainer_state", "log_metric", "log_extra"}
     assert {name: value for name, value in seen["all"].items() if name not in of_run} == {
         "prompts": ["1+1=", "1+1="],
+        "prompt_texts": ["", ""],
         "completions": ["x", "y"],
         "completion_ids": [[7, 8], [7, 8]],
         "answer": ["2", "2"],

@@ -63,7 +63,7 @@ def disagreement(
         most = max(tolerance * size, min(2 * norm(rounding, order), _MOST_ROUNDING * size))
         return bool(norm(error, order) <= most)
 
-    return None if agrees(2) and agrees(torch.inf) else "it computes something else"  # NaN does not agree
+    return None if agrees(2.0) and agrees(torch.inf) else "it computes something else"  # NaN does not agree
 
 
 def check_noiseless(model: Any, states: Callable[[], Tensor]) -> None:
@@ -83,7 +83,7 @@ def check_noiseless(model: Any, states: Callable[[], Tensor]) -> None:
         raise UserError(problem, where="model.path", fix=fix)
 
 
-def _noise(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _noise(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
     """The keys of a configuration and those nested in it that sound like noise, where they are not 0."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
