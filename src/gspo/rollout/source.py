@@ -117,9 +117,7 @@ class Source:
         """
         while (num_ready := self._put_first(number, taken)) < number or len(self.ahead) < self._most_ahead(number):
             others = [drawn.query.id for drawn in self.ahead[num_ready:]]
-            if num_ready < number and len({*others}) < len(
-                others
-            ):  # an epoch lies between two that the step cannot take
+            if num_ready < number and len({*others}) < len(others):  # an epoch lies between two that it cannot take
                 break
             key_step, temperature = 1 + self.batches_drawn, self.sampling.temperature
             queries = self.queries_of(self.batches_drawn)
