@@ -57,7 +57,6 @@ _CLAUSE = re.compile(  # where a clause or what its verb says begins
 )
 _REFERENCE = re.compile(r"\\(?:tag|label|ref|eqref)\*?\s*\{[^{}]*\}")
 _DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\s+(?:be|equal(?:\s+to)?|in))?[\s$:*(]*$")
-
 _BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
 _ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers
 
