@@ -101,6 +101,9 @@ WORKED = [
     (r"It is $\boxed{41 \boxed{42}}$", r"41 \boxed{42}", "42"),
     ("He has 3 * 6 = <<3*6=18>>18.\n#### 18", "18", "3"),
     ("#### The way\nIt is long.\n####  -1,250  \n", "-1,250", "1"),
+    ("We add: 7.\n#### 7\nThe answer is: 7", "7", "27"),
+    ("We look.\n#### 1\nThe total is 12", "We look.\n#### 1\nThe total is 12", "1"),
+    ("<reasoning>\\boxed{3} is too little.</reasoning><answer>4</answer>", "4", "3"),
     (r"So it is $\boxed{\text{Evelyn}}$", r"\text{Evelyn}", "Ann"),
 ]
 
@@ -112,6 +115,19 @@ def test_the_answer_of_a_worked_solution_is_the_right_one(worked: str, gold: str
         assert exact_match(["q"] * 2, [gold, wrong], **columns) == [1.0, 0.0]
         assert math(["q"] * 2, [f"\\boxed{{{gold}}}", f"\\boxed{{{wrong}}}"], **columns) == [1.0, 0.0]
     assert exact_match(["q"], [worked], answer=[worked]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("worked", "gold", "wrong"),
+    [
+        ("<think>Is it \\boxed{3}?</think>\nIt is $\\boxed{7}$.", "7", "3"),
+        ("Is it 3?</think>7", "7", "3"),
+        ("<think>A third?\n#### 3</think>Ann", "Ann", "3"),
+    ],
+)
+def test_the_thoughts_of_a_right_answer_are_not_it(worked: str, gold: str, wrong: str) -> None:
+    for function in (exact_match, math):
+        assert function(["q"] * 2, [gold, wrong], answer=[worked] * 2) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("gold", [{"target": ["a"]}, [{"target": "a"}]])

@@ -164,7 +164,7 @@ PROSE = "We look at the number $\\alpha$ and see, after a while, that there is n
         ({"function": "math"}, {"answer": [r"so \boxed{\frac12}", "#### 18", "1,000", r"\text{Ann}", None, PROSE]}, 1),
         ({"function": "math"}, {"answer": [PROSE, "3", PROSE]}, 2),
         ({"function": "exact_match"}, {"answer": ["so \\boxed{B}", 42.0, ["a", "b"], PROSE]}, 0),
-        ({"function": "exact_match"}, {"answer": ["<answer>4", "<answer>4</answer>", "5"]}, 1),
+        ({"function": "exact_match"}, {"answer": ["<answer>4", "<think>4", "5"]}, 1),
         (
             {"function": "reasoning_gym"},
             {"task": ["chain_sum", "fraction_simplification"], "entry": [{"answer": "3"}, {"answer": "three"}]},

@@ -26,11 +26,13 @@ _NUMBER = re.compile(
     r"\s+(?:hundred|thousand|million|billion|dozen|percent|squared|cubed|factorial)\b)?(?![\w!^({\\+\-−]|\s*[-+*/×÷=<>≈±](?=\s*[\w(\\])|[.,:][0-9])"
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$(?!\s)([^$\n]*[^$\s\\])\$", re.DOTALL)
+_DISPLAY = re.compile(r"(\$\$|\\\[)\s{0,9}([^\n$]{1,200}?)\s{0,9}[.,]?\s{0,9}(\$\$|\\\])")  # in one line or three
 # A sentence with one of these commits itself to nothing.
 _DOUBTED = re.compile(
     r"(?i)\b(?:maybe|perhaps|possib(?:ly|ility)|possible(?=\s+(?:that|the|it|answer|value|solution|result)|\s*$)|probably|guess|"
     r"un(?:sure|certain|known)|impossible|(?<!without )(?<!without a )(?<!no )(?<!beyond )doubt|suspect|neither|"
-    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|false that)\b"
+    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|false that|"
+    r"(?:whether|if|suppos\w+|assum\w+)(?=\s+(?:that )?(?:the|my|our)(?: \w+)?\s*$))\b"
     r"|(?:\bnot|n't) (?:sure|certain|know|think|believe|true|the case|clear)\b|\?"
 )
 # What a sentence concedes before it commits itself: Perhaps there is a shorter way, but the answer is 6.
@@ -44,7 +46,8 @@ _HEDGED = re.compile(
     r"(?i)\b(?:not|never|nor|cannot|either|or|and|tried|fail(?:s|ed)?|wrong|incorrect|approx\w*|about|roughly|around|almost|"
     r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|to|"
     r"unlike|(?:more |less |un)likely|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
-    r"vs|versus|then|(?:over|under|above|below|up to|exceeds?)(?=\s+\$?[0-9])|"
+    r"vs|versus|then|(?:over|under|above|below|up to|exceeds?|minus|negative|twice|double|near|from|past|within|base|"
+    r"(?:half|third|square|cube|root|reciprocal|opposite|multiple|factor|divisor|factorial|short) of)(?=\s+\$?[0-9])|"
     r"steps?|questions?|problems?|pages?|lines?|"
     r"cases?|chapters?|equations?|figures?|tables?|parts?|examples?|options?|numbers?|no|attempts?|rooms?|items?|rows?|"
     r"rounds?|year|b?mod(?:ulo)?)\b|n't\b|≈|≠|#|\\(?:approx|neq?|sim|to)\b|[=-]>|→|[|<>&;≤≥(\[]"
@@ -54,7 +57,6 @@ _CLAUSE = re.compile(  # where a clause or what its verb says begins
 )
 _REFERENCE = re.compile(r"\\(?:tag|label|ref|eqref)\*?\s*\{[^{}]*\}")
 _DENIED = re.compile(r"(?i)(?:\b(?:not|never|neither|nor|or)|n't|\\neq?|≠)(?:\s+(?:be|equal(?:\s+to)?|in))?[\s$:*(]*$")
-
 _BOLD = re.compile(r"(?<![\w)}*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w*])")
 _ITEM = re.compile(r"\s*(?:[*•]|[A-Z0-9][.)])?\s*\$?([0-9][0-9.,]*)\$?\s*")  # a line of a list of numbers
 
@@ -88,7 +90,7 @@ def final_answer(completion: str) -> str | None:
     completion = _BOLD.sub(r"\1", completion)
     if announced := list(_ANNOUNCED.finditer(completion)):
         before = re.split(r"[.!?]\s|\n", completion[: announced[-1].start()])[-1]  # I doubt that the answer is 42
-        line, _, below = completion[announced[-1].end() :].partition("\n")
+        line, _, below = _DISPLAY.sub(r"\1\2\3", completion[announced[-1].end() :]).partition("\n")
         sentence, *further = re.split(r"(?<=\S)\.(?=\s)", line, maxsplit=1)
         answer = _statement(sentence)
         if answer[:1].isalpha() and read(answer).value is None:  # the answer is that she has 64 apples

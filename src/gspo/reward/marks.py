@@ -10,7 +10,7 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _BARE_END = re.compile(r"\$|\\[)\]]|\n|[.,;](?![0-9])|\s(?=[A-Za-z]{2})|$")  # of a box without braces: \boxed 5
-_LAST_LINE = re.compile(r"####[ \t]*([^\n]*\S)\s*$")
+_LAST_LINE = re.compile(r"####[ \t]*([^\n]*\S)[ \t]*(?:\n[^\n]*(?<!\w)\1(?!\w)[^\n]*)?\s*$")  # or said again behind it
 
 
 def opens_thoughts(prompt: Any, thinking: Sequence[str]) -> bool:
@@ -50,9 +50,9 @@ def last_box(text: str) -> tuple[int, int, str] | None:
 
 
 def gold_answer(text: str) -> str:
-    """The answer of a worked solution: in its last box, or behind the #### of its last line; else the whole text."""
+    """The answer of a worked solution, behind its thoughts: tagged, in its last box, behind its last ####; or all."""
+    text = behind_thoughts(text, (), THINKING) or text
+    text = (TAGGED.findall(text) or [text])[-1].strip()
     if BOX.search(text):
-        box = last_box(text)
-        return box[2].strip() or text if box else text
-    last_line = _LAST_LINE.search(text)
-    return last_line[1] if last_line else text
+        return ((box := last_box(text)) and box[2].strip()) or text
+    return last_line[1] if (last_line := _LAST_LINE.search(text)) else text
