@@ -305,6 +305,7 @@ def test_a_call_has_time_for_many_tests_unless_the_recipe_says_otherwise(loaded:
     assert from_python.time_limit_seconds == 3600 and from_python.settings == ""
 
 
+@needs("sandbox")
 def test_programs_within_thoughts_do_not_count() -> None:
     right, wrong = "```python\ndef f(x): return x + 1\n```", "```python\ndef f(x): return x\n```"
     completions = [
@@ -329,6 +330,7 @@ def test_programs_within_thoughts_do_not_count() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["all", "fraction"])
+@needs("sandbox")
 def test_a_response_that_sleeps_or_loops_in_each_test_has_a_number_soon(
     program: str, most_runs: int, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +360,7 @@ def add(numbers):
 
 
 @pytest.mark.parametrize("kind", ["function", "asserts"])
+@needs("sandbox")
 def test_a_hostile_program_costs_only_its_own_reward(groups: Any, loaded: Callable[..., Any], kind: str) -> None:
     row, (right, wrong, _) = LAYOUTS[kind]
     lines = (
