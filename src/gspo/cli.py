@@ -449,7 +449,7 @@ def _add_training(commands: Any) -> None:
     option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
-    text = "replace the run in the recipe's directory, which must have ended, once everything is loaded"
+    text = "rename the run in the recipe's directory, which must have ended, to NAME.old-1 once everything is loaded"
     option("--overwrite", action="store_true", help=text)
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
     option = add("resume", _resume, "continue a run that ended early", **_RUN)

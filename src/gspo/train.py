@@ -74,7 +74,8 @@ def train(
     `evaluation` has further rows to evaluate on, by the name of their set; the reward functions judge them.
     `on_step(step, metrics, samples)` is called after each step, after the recipe's hooks (docs/guides/hooks.md).
     With `resume`, the run in the recipe's directory goes on as if it had never ended. With `overwrite`, a run that has
-    ended there is replaced, once everything is loaded. With `new`, the run takes the next free name: `name-2`, …
+    ended there is renamed to `name.old-1` once everything is loaded. With `new`, the run takes the next free name:
+    `name-2`, …
 
     Raises UserError for input that cannot be used, and RunError if the run cannot go on. When a first signal ends the
     run, or an error that leaves its state whole, a checkpoint of the last safe point is saved.

@@ -21,7 +21,7 @@ from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
 from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place, sha256
 from gspo.run.lock import Lock
-from gspo.run.place import check_place, empty
+from gspo.run.place import check_place
 from gspo.run.plain_files import (
     FOLDERS,
     ROLLOUTS,
@@ -56,16 +56,14 @@ class RunDirectory:
         self.close, self.check_lock = (lock.release, lock.check) if lock else (lambda: None, lambda: None)
 
     @classmethod
-    def create(cls, recipe: Recipe, *, overwrite: bool = False) -> "RunDirectory":
-        """Make the recipe's directory; UserError where it exists, unless the run in it is to be replaced."""
-        check_place(recipe, overwrite=overwrite)
+    def create(cls, recipe: Recipe) -> "RunDirectory":
+        """Make the recipe's directory; UserError where it exists."""
+        check_place(recipe)
         path = recipe.run_dir
         directory: RunDirectory | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
-            if overwrite:
-                empty(path)
             directory.write_recipe(recipe)
             sync(path.parent)
         except OSError as error:

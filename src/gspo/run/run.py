@@ -25,7 +25,7 @@ from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
-from gspo.run.place import check_place, how_to_resume
+from gspo.run.place import check_place, how_to_resume, move_old_run
 from gspo.run.prepare import Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
@@ -230,7 +230,9 @@ def open_run(
             parts = prepare(recipe, **given, **stops, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
-        with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
+        if overwrite:  # now that all is loaded, and before an engine writes there
+            from_first(partial(move_old_run, recipe, display.note))
+        with interrupt, display.waiting("starting the engine") as say:
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
 
@@ -239,7 +241,7 @@ def open_run(
 
             engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make(parts.policy)
         stack.enter_context(closing(engine))
-        directory = reopened or stack.enter_context(closing(_created(recipe, overwrite=overwrite)))
+        directory = reopened or stack.enter_context(closing(_created(recipe)))
         directory.note = display.note
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
@@ -289,9 +291,9 @@ def _reopened(
     return directory or (RunDirectory(recipe.run_dir) if is_there else None), saved
 
 
-def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
+def _created(recipe: Recipe) -> RunDirectory:
     created: list[RunDirectory] = []
-    from_first(lambda: created.append(RunDirectory.create(recipe, overwrite=overwrite)))
+    from_first(lambda: created.append(RunDirectory.create(recipe)))
     return created[0] if created else RunDirectory(recipe.run_dir)
 
 
