@@ -30,7 +30,7 @@ from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
 from gspo.run.place import renamed
-from gspo.run.prepare import Functions, Rows
+from gspo.run.prepare import FromPython, Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction, summary
@@ -87,7 +87,7 @@ def train(
     if is_of_others():
         display = Display(quiet=True)
     recipe = _as_given(recipe, queries is not None, reward is not None, display)
-    given = {"queries": queries, "reward": reward, "on_step": on_step, "evaluation": evaluation}
+    given = FromPython(queries=queries, reward=reward, on_step=on_step, evaluation=evaluation)
     with ExitStack() as stack:
         stack.enter_context(joined(recipe.trainer.timeout_seconds, recipe.model.device))
         from_first(partial(check_trackers, recipe.report.trackers, where="report.trackers"))

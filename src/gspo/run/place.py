@@ -91,7 +91,7 @@ def _check_replaceable(recipe: Recipe) -> None:
     if not (path.is_dir() and all((path / name).is_file() for name in ("recipe.yaml", "lock"))):
         raise UserError("this is not a run's directory, so it is not overwritten", where=where, fix=fix)
     Lock(path).release()  # UserError where a process is writing to it
-    home, given = path.resolve(), [("the working directory", Path.cwd()), *files_of(recipe)]
+    home, given = path.resolve(), [("the working directory", str(Path.cwd())), *files_of(recipe)]
     if inside := [key for key, file in given if home in ((found := Path(file).resolve()), *found.parents)]:
         what = f"{listed(inside)} is in the run that is to be overwritten"
         raise UserError(what, where=where, fix="copy it elsewhere, or give this run another name: --new")

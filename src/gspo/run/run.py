@@ -26,7 +26,7 @@ from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
 from gspo.run.place import check_place, how_to_resume, move_old_run
-from gspo.run.prepare import Prepared, longest_sequence, prepare
+from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
     inexactness,
@@ -213,7 +213,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    recipe: Recipe, given: Mapping[str, Any], *, display: Display, resume: bool, overwrite: bool = False
+    recipe: Recipe, given: FromPython, *, display: Display, resume: bool, overwrite: bool = False
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
@@ -227,7 +227,7 @@ def open_run(
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
             stops: dict[str, Any] = {"check_stop": stop, "check_stop_of_all": interrupt.check_stop_of_all}
-            parts = prepare(recipe, **given, **stops, saved=saved, say=say, output=output)
+            parts = prepare(recipe, given, **stops, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         if overwrite:  # now that all is loaded, and before an engine writes there
