@@ -176,54 +176,6 @@ def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path,
     evaluated(out="other")
 
 
-def _nested(tree: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
-    *way, last = keys
-    place: Any = tree
-    for key in way:
-        place = place[key]
-    place[last] = value
-    return tree
-
-
-_SUITE = ("suites", "even")
-_LINE = (*_SUITE, "responses", 4)
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        ((*_LINE, "judge"), "another"),
-        ((*_LINE, "judge"), ["is_even"]),
-        ((*_LINE, "rewards"), {}),
-        ((*_LINE, "rewards"), 7),
-        ((*_LINE, "query"), {}),
-        ((*_LINE, "passed"), "yes"),
-        ((*_LINE, "reward"), float("nan")),
-        ((*_LINE, "tokens"), "many"),
-        ((*_LINE, "completion"), "\ud800"),
-        (_LINE, None),
-        ((*_SUITE, "responses"), {"a": 1}),
-        ((*_SUITE, "data"), []),
-        ((*_SUITE, "data", "num_rows"), {}),
-        ((*_SUITE, "settings"), "none"),
-        ((*_SUITE, "numbers", "seconds_judging"), "long"),
-        (("model",), []),
-        (("engine",), 5),
-    ],
-)
-def test_an_evaluation_of_odd_content_is_refused_in_one_message_or_makes_the_same_numbers(
-    place: Path, keys: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture
-) -> None:
-    evaluated()
-    file = place / "evaluations/model_a/evaluation.json"
-    file.write_text(json.dumps(_nested(json.loads(file.read_text()), *keys, value=value)))
-    before = file.read_text()
-    assert main(["eval", "model_a", "--suite", "even.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("error: ") == 1 and "Traceback" not in error
-    assert file.read_text() == before
-
-
 @pytest.mark.parametrize("file", ["evaluation.json", "unfinished.jsonl"])
 def test_an_evaluation_that_is_nested_too_deep_is_refused(place: Path, file: str) -> None:
     (place / "other").mkdir()

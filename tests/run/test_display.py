@@ -218,18 +218,6 @@ def test_only_new_diagnoses_are_lines() -> None:
         assert re.findall(r"diagnosis: \w+", text.getvalue()) == ["diagnosis: second"]
 
 
-def test_what_the_last_ten_lines_have_shown_need_not_be_repeated() -> None:
-    for display, _ in (plain(), terminal()):
-        display.start("GSPO", 2)
-        display.diagnoses({"a": "first: 65% of -0.01"}, new=["a"])
-        display.stop()
-        for _ in range(9):
-            assert display.has_just_shown("first: 66% of 0.5")  # its numbers move from step to step
-            display.note("a line")
-        display.note("another\nand another")
-        assert not display.has_just_shown("first: 65% of -0.01") and not display.has_just_shown("never")
-
-
 def test_the_cold_start_is_shown_in_both_kinds_of_console() -> None:
     for display, text in (plain(), terminal()):
         display.start("cold start", 2)

@@ -5,11 +5,9 @@ It loads nothing heavy, so that it can name what a command waits for from the st
 
 import math
 import os
-import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -35,7 +33,6 @@ _LINES = 40  # that a phase of quick steps prints
 _LINE_SECONDS = 60.0  # after which any step is printed, and where there is no terminal what is waited for, too
 _PATIENCE_SECONDS = 2.0  # what takes less is over before anybody has read a word of it
 _PLAIN_PATIENCE_SECONDS = 10.0
-_NUMBER = re.compile(r"-?\d[\d.,]*")
 _STAGES = {  # of a clock; the others take no time
     "publish": "handing new weights to the engine",
     "rollout": "sampling responses",
@@ -117,11 +114,9 @@ class Display:
         self._activity: Activity | None = None
         self._timer: threading.Timer | None = None
         self._printed: set[str] = set()  # names of activities that have a line in this phase
-        self._recent: deque[str] = deque(maxlen=10)  # lines
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line; it stays."""
-        self._recent.extend(text.splitlines())
         self.console.print(printable(text), style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
@@ -133,11 +128,6 @@ class Display:
         """Print those of the diagnoses that are new."""
         for name in new:
             self.note(f"diagnosis: {sentences[name]}", style="yellow")
-
-    def has_just_shown(self, text: str) -> bool:
-        """Whether the text, with these or other numbers, is in one of the last ten lines."""
-        words = _NUMBER.sub("", text)
-        return any(words in _NUMBER.sub("", line) for line in self._recent)
 
     def start(self, phase: str, total: int, *, done: int = 0) -> None:
         """Begin a phase of `total` steps, or go on with it after `done` of them."""

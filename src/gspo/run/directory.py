@@ -26,7 +26,6 @@ from gspo.run.plain_files import (
     FOLDERS,
     ROLLOUTS,
     clear,
-    for_writing,
     read_json_lines,
     replace_text,
     rollout_files,
@@ -86,7 +85,7 @@ class RunDirectory:
         if rank() > 0:
             return
         self.log_bytes()
-        with self._writing(path), open(path, "ab+", opener=for_writing) as file:
+        with self._writing(path), path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
             file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + _json(line).encode())
@@ -97,7 +96,7 @@ class RunDirectory:
         path = self.path / folder / f"step_{step:06d}.jsonl"
         with self._writing(path):
             path.parent.mkdir(exist_ok=True)
-            with open(path, "w", encoding="utf-8", opener=for_writing) as file:
+            with path.open("w", encoding="utf-8") as file:
                 file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 

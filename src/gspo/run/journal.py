@@ -13,7 +13,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.evaluation.held_out import SAMPLING_KEY, held_out_score
 from gspo.run.lock import Lock
-from gspo.run.plain_files import for_writing, read_plain, replace_text
+from gspo.run.plain_files import replace_text
 
 EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
@@ -42,13 +42,6 @@ class Judged:
     def is_whole(self) -> bool:
         """Whether all questions are judged."""
         return len(self.questions) == self.about["data"]["num_rows"]
-
-    def check(self) -> None:
-        """Do what is done with it later: any error says that gspo has not written it."""
-        _ = self.about["data"].get("path"), self.about["settings"]["samples"], _sums(self.seconds, (0.0, 0.0))
-        json.dumps([self.about, self.lines, self.rating], ensure_ascii=False, allow_nan=False).encode()
-        if self.is_whole or self.lines:
-            numbers_of(self.lines)
 
 
 class Journal:
@@ -117,7 +110,7 @@ class Journal:
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._lock.check()
-        with self._writing(self._unfinished), open(self._unfinished, "ab", opener=for_writing) as file:
+        with self._writing(self._unfinished), self._unfinished.open("ab") as file:
             header = [{"model": self._model}] if file.tell() == 0 else []
             file.write(_text([*header, *lines]).encode(errors="replace"))
             file.flush()
@@ -145,11 +138,9 @@ class Journal:
 
     def _read(self, path: Path, read: Callable[[bytes], None]) -> None:
         try:
-            if path.exists() and (content := read_plain(path)):
+            if path.exists() and (content := path.read_bytes()):
                 read(content)
-                for judged in self.suites.values():
-                    judged.check()
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
             raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 
