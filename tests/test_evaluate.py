@@ -116,7 +116,8 @@ def test_an_evaluation_killed_twice_goes_on_and_judges_nothing_twice(place: Path
     for pairs in (1, 2):
         killed_at(place, 4)
         records = [json.loads(line) for line in journal.read_text().splitlines()]
-        kept = {record["line"]["query"] for record in records if "line" in record}
+        counts = Counter(record["line"]["query"] for record in records if "line" in record)
+        kept = counts.keys() - {"even:5"}  # of which the first kill leaves a part
         assert kept == {f"even:{number}" for number in range(1, 2 * pairs + 1)}
         torn = json.dumps({"suite": "even", "line": records[-2]["line"] | {"query": "even:5"}}) + '\n{"suite": "ev'
         journal.write_text(journal.read_text() + torn)  # as a kill in the midst of writing a further question

@@ -103,16 +103,9 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     queries = recipe.rollout.queries_per_step
     each = f"{sequences / num_ranks:.3g} sequences of a mini-batch and {queries / num_ranks:.3g} queries for each"
     yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
-    if sequences < num_ranks:
-        yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
-    elif sequences % num_ranks:
-        what = f"{sequences} sequences of a mini-batch are no multiple of {num_ranks} processes"
-        yield f"note        {what}: some train on fewer"
     gpus = torch.cuda.device_count()
     if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"
-    if recipe.rollout.is_in_trainer and queries % num_ranks:
-        yield f"note        {queries} queries a step are no multiple of {num_ranks} processes: some sample one more"
 
 
 def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]]) -> Iterator[str]:

@@ -467,12 +467,8 @@ def _add_launchers(commands: Any) -> None:
     option("--max-failures", type=_at_least(0), default=3, metavar="N", help=failures)
     option = add("ray", _launch_ray, "on the nodes of a Ray cluster", **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
-    option(
-        "--gpus-per-process",
-        type=_at_least(0),
-        metavar="N",
-        help="GPUs of each rank: 1, where there are any; by default 0",
-    )
+    text = "GPUs of each rank: 1, where there are any; by default 0"
+    option("--gpus-per-process", type=_at_least(0), metavar="N", help=text)
     option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank; by default 1")
     text = "the cluster, such as auto or HOST:6379; by default a new one of this machine alone"
     option("--address", metavar="ADDRESS", help=text)
@@ -481,12 +477,8 @@ def _add_launchers(commands: Any) -> None:
     text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
     option = add("slurm", _launch_slurm, text, **_RECIPE)
     option("--nodes", type=_at_least(1), metavar="N", help="hosts; by default 1")
-    option(
-        "--processes-per-node",
-        type=_at_least(1),
-        metavar="N",
-        help="ranks on each host: one for each GPU; by default 1",
-    )
+    text = "ranks on each host: one for each GPU; by default 1"
+    option("--processes-per-node", type=_at_least(1), metavar="N", help=text)
     option("--gpus-per-node", type=_at_least(0), metavar="N", help="GPUs of each host")
     option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank")
     option("--time", metavar="LIMIT", help="such as 24:00:00; by default the partition's")
@@ -503,13 +495,8 @@ def _add_judging(commands: Any) -> None:
     add = partial(_add_command, commands)
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
-    target: dict[str, Any] = {
-        "type": str,
-        "nargs": "+",
-        "metavar": "MODEL|RUN_DIR|key=value",
-        "help": "models, hub ids or runs; keys",
-    }
-    option = add("eval", _eval, text, more, **target)
+    target: dict[str, Any] = {"metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
+    option = add("eval", _eval, text, more, type=str, nargs="+", **target)
     option.__self__.set_defaults(overrides=[])
     named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))
     text = f"suites, separated by commas: FILE.yaml or {', '.join(named)}"

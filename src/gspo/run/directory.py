@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from gspo.ranks import from_first, rank
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
-from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place, sha256
+from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place
 from gspo.run.lock import Lock
 from gspo.run.place import check_place
 from gspo.run.plain_files import (
@@ -186,12 +186,6 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
         return [numbers(line) for line in read_json_lines(self.path / LOGS[0])[0]]
-
-    def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
-        """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
-        paths = {name: self.rollouts / name for name in files}
-        present = {name: (path.stat().st_size, sha256(path)) for name, path in paths.items() if path.is_file()}
-        return [name for name in files if present.get(name) != tuple(files[name])]
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

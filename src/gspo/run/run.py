@@ -303,20 +303,6 @@ def _of_ranks(
     return EngineOfRanks(policy, make, is_embedded=recipe.rollout.is_in_trainer, check_stop=check_stop)
 
 
-def _consequence(line: str) -> str:
-    """Of a change that is not refused."""
-    if line.startswith(("rollout.engine", "engine ")):
-        return "Other responses are drawn from here on, from the same distribution"
-    if line.startswith("code of reward"):  # a digest of its whole file
-        return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
-    if line.startswith(("rollout.max_staleness", "rollout.too_old")):
-        return "Groups that were sampled ahead and are too old now are dropped, or sampled again (rollout.too_old)"
-    if line.startswith("code of hook"):
-        missing = "It is not called: from Python, give on_step= again. " if line.endswith("is None") else ""
-        return f"{missing}What it logs, stops and sets differs from here on if it acts otherwise"
-    return "The numbers may differ from here on, in their last bits at first"
-
-
 def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
@@ -340,14 +326,11 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
 
 
 def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
-    """Say from where the run goes on, what is damaged, and what is not as it was."""
-    note, directory, recipe = run.display.note, run.directory, run.recipe
-    for name in directory.damaged_rollouts(progress.rollout_files):
-        note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
+    """Say from where the run goes on, and what is not as it was."""
+    note, recipe = run.display.note, run.recipe
     inexact = inexactness(saved, recipe, run.about["environment"])
-    for consequence in dict.fromkeys(map(_consequence, inexact)):
-        changes = "; ".join(line for line in inexact if _consequence(line) == consequence)
-        note(f"NOT an exact resume: {changes}. {consequence}")
+    for line in inexact:
+        note(f"NOT an exact resume: {line}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:
