@@ -152,7 +152,7 @@ def test_an_option_of_another_program_says_how_it_is_written_here(
         ("check TINY reward=absent.py:f", "reward.0.function: absent.py: no such file"),
         ("train TINY model.path=./absent model.architecture=null model.tokenizer=null", "no such directory"),
         ("train TINY", "runs/tiny: this output directory exists"),
-        ("train TINY --overwrite", "runs/tiny: it holds what no run has written, so it is not overwritten: notes"),
+        ("train TINY --overwrite output_dir=runs", "runs: this is not a run's directory, so it is not overwritten"),
         ("resume absent", "absent: no such directory"),
         ("resume TINY", "this is a file, not a run's directory"),
         ("resume runs/tiny/cold_start", "this is a checkpoint, not a run\n  fix: name the run: runs/tiny"),
@@ -208,11 +208,11 @@ def test_a_new_run_gets_a_number_or_takes_the_place_of_the_one_there_is(capsys: 
     for options in ([], ["--new"], ["--overwrite", "seed=5"]):
         assert cli.main(["train", *short, *options]) == 0
     assert "new: this run is tiny-2, in runs/tiny-2\n" in capsys.readouterr().out
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["tiny", "tiny-2"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["tiny", "tiny-2", "tiny.old-1"]
     assert load_recipe("runs/tiny/recipe.yaml").seed == 5
     assert Path("runs/tiny-2/report.html").is_file() and Path("runs/tiny/report.html").is_file()
     assert cli.main(["report", "runs"]) == 0
-    assert "2 runs" in Path("compared.html").read_text(encoding="utf-8").partition("</title>")[0]
+    assert "3 runs" in Path("compared.html").read_text(encoding="utf-8").partition("</title>")[0]
 
 
 def test_overrides_are_taken_with_or_without_a_plus_and_the_last_one_holds() -> None:

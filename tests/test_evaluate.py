@@ -116,7 +116,8 @@ def test_an_evaluation_killed_twice_goes_on_and_judges_nothing_twice(place: Path
     for pairs in (1, 2):
         killed_at(place, 4)
         records = [json.loads(line) for line in journal.read_text().splitlines()]
-        kept = {record["line"]["query"] for record in records if "line" in record}
+        counts = Counter(record["line"]["query"] for record in records if "line" in record)
+        kept = counts.keys() - {"even:5"}  # of which the first kill leaves a part
         assert kept == {f"even:{number}" for number in range(1, 2 * pairs + 1)}
         torn = json.dumps({"suite": "even", "line": records[-2]["line"] | {"query": "even:5"}}) + '\n{"suite": "ev'
         journal.write_text(journal.read_text() + torn)  # as a kill in the midst of writing a further question
@@ -174,54 +175,6 @@ def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path,
     assert (place / "other" / file).read_text() == content.replace("SHA", sha256)
     (place / "other" / file).write_text("")  # a first write that a full disk ended; and the lock is free again
     evaluated(out="other")
-
-
-def _nested(tree: dict[str, Any], *keys: Any, value: Any) -> dict[str, Any]:
-    *way, last = keys
-    place: Any = tree
-    for key in way:
-        place = place[key]
-    place[last] = value
-    return tree
-
-
-_SUITE = ("suites", "even")
-_LINE = (*_SUITE, "responses", 4)
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        ((*_LINE, "judge"), "another"),
-        ((*_LINE, "judge"), ["is_even"]),
-        ((*_LINE, "rewards"), {}),
-        ((*_LINE, "rewards"), 7),
-        ((*_LINE, "query"), {}),
-        ((*_LINE, "passed"), "yes"),
-        ((*_LINE, "reward"), float("nan")),
-        ((*_LINE, "tokens"), "many"),
-        ((*_LINE, "completion"), "\ud800"),
-        (_LINE, None),
-        ((*_SUITE, "responses"), {"a": 1}),
-        ((*_SUITE, "data"), []),
-        ((*_SUITE, "data", "num_rows"), {}),
-        ((*_SUITE, "settings"), "none"),
-        ((*_SUITE, "numbers", "seconds_judging"), "long"),
-        (("model",), []),
-        (("engine",), 5),
-    ],
-)
-def test_an_evaluation_of_odd_content_is_refused_in_one_message_or_makes_the_same_numbers(
-    place: Path, keys: tuple[Any, ...], value: Any, capsys: pytest.CaptureFixture
-) -> None:
-    evaluated()
-    file = place / "evaluations/model_a/evaluation.json"
-    file.write_text(json.dumps(_nested(json.loads(file.read_text()), *keys, value=value)))
-    before = file.read_text()
-    assert main(["eval", "model_a", "--suite", "even.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("error: ") == 1 and "Traceback" not in error
-    assert file.read_text() == before
 
 
 @pytest.mark.parametrize("file", ["evaluation.json", "unfinished.jsonl"])

@@ -19,7 +19,7 @@ from gspo.reward.functions import JUNK
 from gspo.rollout.engine import engine_summary
 from gspo.run.memory import memory_lines
 from gspo.run.place import check_place
-from gspo.run.prepare import load_inputs
+from gspo.run.prepare import Inputs, load_inputs
 from gspo.run.summary import arithmetic, objective, shown_tokens
 from gspo.trackers.tracker import check_trackers
 from gspo.types import Score
@@ -37,46 +37,22 @@ def check(
     """
     recipe = as_recipe(recipe, where="check")
     check_trackers(recipe.report.trackers, where="report.trackers")
-    actor, rollout, model = recipe.actor, recipe.rollout, recipe.model
     inputs = load_inputs(recipe, say=say, num_ranks=num_ranks)
-    queries, pairs, tokenizer, query = inputs.queries, inputs.pairs, inputs.tokenizer, inputs.queries.train[0]
-    end, num_embeddings = turn_end(tokenizer, recipe.queries), len(tokenizer)
-    if model.path is not None:
-        num_embeddings = inputs.config.get_text_config().vocab_size
-        check_vocabulary(tokenizer, num_embeddings, where=model.path)
-        try_save(empty_model(model, deepcopy(inputs.config)), tokenizer, where=model.path)
-    declared = declared_ends(model, inputs.config, tokenizer)
-    stop_ids = find_stop_ids(declared, tokenizer, (*rollout.stop_tokens, *end), num_embeddings)
-    yield f"recipe      {recipe.name}, into {recipe.run_dir}"
-    yield f"model       {inputs.config.model_type}: {model.path or 'new, untrained'}"
-    yield f"engine      {engine_summary(recipe)}"
-    if actor.routing_replay != "none" or actor.router_aux_loss:
-        yield f"experts     replay: {actor.routing_replay}"
-        yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
-    yield f"tokenizer   {len(tokenizer):,} tokens"
-    of_template = f"; {end[0]} is what the chat template ends an answer with" if end else ""
-    yield f"stop tokens {shown_tokens(tokenizer, stop_ids)}{of_template}"
-    yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
-    is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
-    is_put = is_text and is_default and getattr(tokenizer, "chat_template", None)
-    how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
-    yield f"one prompt  {len(query.prompt_ids)} tokens{how}: {json.dumps(query.text, ensure_ascii=False)}"
-    yield f"columns     {', '.join(query.columns) or 'none'}"
-    if pairs:
-        yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
+    yield from _model_lines(recipe, inputs)
+    yield from _query_lines(recipe, inputs)
     yield from _reward_lines(inputs.functions, inputs.probed)
     for eval_set in inputs.evaluation_sets:
-        sampling = eval_set.sampling
         if eval_set.probed:
-            drawn = f"{sampling.group_size} sampled at temperature {sampling.temperature:g}"
+            drawn = f"{eval_set.sampling.group_size} sampled at temperature {eval_set.sampling.temperature:g}"
             yield f"evaluation  {eval_set.name}: {len(eval_set.queries):,} questions, {drawn}"
             yield from _reward_lines(eval_set.functions, eval_set.probed)
     if inputs.hooks:
         yield f"hooks       {', '.join(inputs.hooks)}"
     yield f"objective   {objective(recipe)}"
     yield f"arithmetic  {arithmetic(recipe)}"
-    num_asked = recipe.steps * rollout.queries_per_step
-    yield f"            {num_asked:,} queries in all: the training data {num_asked / len(queries.train):.2f} times"
+    num_asked = recipe.steps * recipe.rollout.queries_per_step
+    times = num_asked / len(inputs.queries.train)
+    yield f"            {num_asked:,} queries in all: the training data {times:.2f} times"
     if num_ranks > 1:
         yield from _rank_lines(recipe, num_ranks)
     yield from memory_lines(recipe, inputs, num_ranks)
@@ -88,22 +64,48 @@ def check(
         yield f"note        {error}"
 
 
+def _model_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
+    """The model, once it fits its tokenizer, with what samples from it and what ends a response."""
+    model, config, tokenizer = recipe.model, inputs.config, inputs.tokenizer
+    end, num_embeddings = turn_end(tokenizer, recipe.queries), len(tokenizer)
+    if model.path is not None:
+        num_embeddings = config.get_text_config().vocab_size
+        check_vocabulary(tokenizer, num_embeddings, where=model.path)
+        try_save(empty_model(model, deepcopy(config)), tokenizer, where=model.path)
+    declared = declared_ends(model, config, tokenizer)
+    stop_ids = find_stop_ids(declared, tokenizer, (*recipe.rollout.stop_tokens, *end), num_embeddings)
+    yield f"recipe      {recipe.name}, into {recipe.run_dir}"
+    yield f"model       {config.model_type}: {model.path or 'new, untrained'}"
+    yield f"engine      {engine_summary(recipe)}"
+    if recipe.actor.routing_replay != "none" or recipe.actor.router_aux_loss:
+        yield f"experts     replay: {recipe.actor.routing_replay}"
+        yield "            its routers prove at load that they can be watched and overruled (docs/concepts/experts.md)"
+    yield f"tokenizer   {len(tokenizer):,} tokens"
+    of_template = f"; {end[0]} is what the chat template ends an answer with" if end else ""
+    yield f"stop tokens {shown_tokens(tokenizer, stop_ids)}{of_template}"
+
+
+def _query_lines(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
+    queries, query, pairs = inputs.queries, inputs.queries.train[0], inputs.pairs
+    yield f"queries     {len(queries.train):,} to train on, {len(queries.held_out):,} held out"
+    is_text, is_default = isinstance(query.prompt, str), recipe.queries.chat is None
+    is_put = is_text and is_default and getattr(inputs.tokenizer, "chat_template", None)
+    how = ", a text put through the chat template (queries.chat: false leaves it as it is)" if is_put else ""
+    yield f"one prompt  {len(query.prompt_ids)} tokens{how}: {json.dumps(query.text, ensure_ascii=False)}"
+    yield f"columns     {', '.join(query.columns) or 'none'}"
+    if pairs:
+        yield f"cold start  {len(pairs):,} demonstrations, such as {json.dumps(pairs[0][1], ensure_ascii=False)}"
+
+
 def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     """How the work is divided."""
     sequences = recipe.rollout.queries_per_step * recipe.rollout.group_size // recipe.actor.mini_batches
     queries = recipe.rollout.queries_per_step
     each = f"{sequences / num_ranks:.3g} sequences of a mini-batch and {queries / num_ranks:.3g} queries for each"
     yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
-    if sequences < num_ranks:
-        yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
-    elif sequences % num_ranks:
-        what = f"{sequences} sequences of a mini-batch are no multiple of {num_ranks} processes"
-        yield f"note        {what}: some train on fewer"
     gpus = torch.cuda.device_count()
     if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"
-    if recipe.rollout.is_in_trainer and queries % num_ranks:
-        yield f"note        {queries} queries a step are no multiple of {num_ranks} processes: some sample one more"
 
 
 def _reward_lines(functions: Sequence[RewardFunction], probed: Sequence[tuple[str, Score]]) -> Iterator[str]:

@@ -236,8 +236,7 @@ def _run(recipe: "Recipe", *, resume: bool, overwrite: bool = False) -> int:
         return 0
     with display.waiting("writing the report"):
         report = _write_report(recipe.run_dir, display.note)
-    diagnoses = {name: text for name, text in outcome.diagnoses.items() if not display.has_just_shown(text)}
-    results = outcome.metrics, diagnoses, outcome.model, outcome.seconds
+    results = outcome.metrics, outcome.diagnoses, outcome.model, outcome.seconds
     display.note(summary(*results, signal=outcome.signal, reason=outcome.reason, report=report))
     return 0 if outcome.signal is None else _SIGNALLED + outcome.signal
 
@@ -444,12 +443,12 @@ def _add_training(commands: Any) -> None:
     option("--answer", metavar="COLUMN", help="the column with the right answers, where it is not recognised")
     option("--config", metavar="NAME", help="the configuration of a hub id's data set")
     option("--split", metavar="NAME", help="the split of a hub id's data set; by default train")
-    shown = ". In a terminal you see a live view; elsewhere a phase prints about 40 lines, and at least one a minute"
+    shown = ". A phase prints about 40 lines; in a terminal, one for each step of reinforcement learning, above a bar"
     option = add("train", _train, "run a recipe: cold start, reinforcement learning, evaluation", shown, **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
     option = option.__self__.add_mutually_exclusive_group().add_argument  # of the same parser
     option("--resume", action="store_true", help="continue the run in the recipe's directory if there is one")
-    text = "replace the run in the recipe's directory, which must have ended, once everything is loaded"
+    text = "rename the run in the recipe's directory, which must have ended, to NAME.old-1 once everything is loaded"
     option("--overwrite", action="store_true", help=text)
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
     option = add("resume", _resume, "continue a run that ended early", **_RUN)
@@ -468,12 +467,8 @@ def _add_launchers(commands: Any) -> None:
     option("--max-failures", type=_at_least(0), default=3, metavar="N", help=failures)
     option = add("ray", _launch_ray, "on the nodes of a Ray cluster", **_RECIPE)
     option("--processes", type=_num_processes, metavar="N", help="ranks; by default 1")
-    option(
-        "--gpus-per-process",
-        type=_at_least(0),
-        metavar="N",
-        help="GPUs of each rank: 1, where there are any; by default 0",
-    )
+    text = "GPUs of each rank: 1, where there are any; by default 0"
+    option("--gpus-per-process", type=_at_least(0), metavar="N", help=text)
     option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank; by default 1")
     text = "the cluster, such as auto or HOST:6379; by default a new one of this machine alone"
     option("--address", metavar="ADDRESS", help=text)
@@ -482,12 +477,8 @@ def _add_launchers(commands: Any) -> None:
     text = "put it into Slurm's queue; before its time is over it is saved, and goes to the queue again"
     option = add("slurm", _launch_slurm, text, **_RECIPE)
     option("--nodes", type=_at_least(1), metavar="N", help="hosts; by default 1")
-    option(
-        "--processes-per-node",
-        type=_at_least(1),
-        metavar="N",
-        help="ranks on each host: one for each GPU; by default 1",
-    )
+    text = "ranks on each host: one for each GPU; by default 1"
+    option("--processes-per-node", type=_at_least(1), metavar="N", help=text)
     option("--gpus-per-node", type=_at_least(0), metavar="N", help="GPUs of each host")
     option("--cpus-per-process", type=_at_least(1), metavar="N", help="cores of each rank")
     option("--time", metavar="LIMIT", help="such as 24:00:00; by default the partition's")
@@ -504,13 +495,8 @@ def _add_judging(commands: Any) -> None:
     add = partial(_add_command, commands)
     text = "judge models or runs by suites: tables, evaluation.json with every response, and a page"
     more = ". key=value are keys of the suites (samples=4, gsm8k.samples=4), of model (model.dtype=…) and of rollout"
-    target: dict[str, Any] = {
-        "type": str,
-        "nargs": "+",
-        "metavar": "MODEL|RUN_DIR|key=value",
-        "help": "models, hub ids or runs; keys",
-    }
-    option = add("eval", _eval, text, more, **target)
+    target: dict[str, Any] = {"metavar": "MODEL|RUN_DIR|key=value", "help": "models, hub ids or runs; keys"}
+    option = add("eval", _eval, text, more, type=str, nargs="+", **target)
     option.__self__.set_defaults(overrides=[])
     named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))
     text = f"suites, separated by commas: FILE.yaml or {', '.join(named)}"

@@ -30,7 +30,7 @@ from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
 from gspo.run.place import renamed
-from gspo.run.prepare import Functions, Rows
+from gspo.run.prepare import FromPython, Functions, Rows
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction, summary
@@ -74,7 +74,8 @@ def train(
     `evaluation` has further rows to evaluate on, by the name of their set; the reward functions judge them.
     `on_step(step, metrics, samples)` is called after each step, after the recipe's hooks (docs/guides/hooks.md).
     With `resume`, the run in the recipe's directory goes on as if it had never ended. With `overwrite`, a run that has
-    ended there is replaced, once everything is loaded. With `new`, the run takes the next free name: `name-2`, …
+    ended there is renamed to `name.old-1` once everything is loaded. With `new`, the run takes the next free name:
+    `name-2`, …
 
     Raises UserError for input that cannot be used, and RunError if the run cannot go on. When a first signal ends the
     run, or an error that leaves its state whole, a checkpoint of the last safe point is saved.
@@ -86,7 +87,7 @@ def train(
     if is_of_others():
         display = Display(quiet=True)
     recipe = _as_given(recipe, queries is not None, reward is not None, display)
-    given = {"queries": queries, "reward": reward, "on_step": on_step, "evaluation": evaluation}
+    given = FromPython(queries=queries, reward=reward, on_step=on_step, evaluation=evaluation)
     with ExitStack() as stack:
         stack.enter_context(joined(recipe.trainer.timeout_seconds, recipe.model.device))
         from_first(partial(check_trackers, recipe.report.trackers, where="report.trackers"))

@@ -182,13 +182,11 @@ def test_a_directory_that_cannot_be_written_is_said_before_any_work_and_nothing_
     assert not differing(laboratory.result(), unbroken())
 
 
-def test_a_damaged_record_of_rollouts_is_named_and_the_training_goes_on_bit_by_bit(
+def test_a_damaged_record_of_rollouts_does_no_harm_and_the_training_goes_on_bit_by_bit(
     broken_off: Laboratory, unbroken: Unbroken
 ) -> None:
     broken_off.flip("rollouts/step_000001.jsonl")
     (broken_off.run / "rollouts" / "step_000002.jsonl").unlink()
     assert broken_off.resume() == 0, broken_off.said
-    for step in (1, 2):
-        assert f"rollouts/step_00000{step}.jsonl is missing, or not as it was written" in broken_off.said
     different = differing(broken_off.result(), unbroken())
     assert different == ["rollouts/step_000001.jsonl", "rollouts/step_000002.jsonl"]

@@ -1,9 +1,10 @@
-"""What the person sees: live in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What the person sees: lines, below them a bar in a terminal, nothing when quiet."""
 
 import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO, StringIO, TextIOWrapper
@@ -15,8 +16,7 @@ from rich.console import Console
 
 from gspo.recipe.load import load_recipe
 from gspo.run import console as module
-from gspo.run.console import Display
-from gspo.run.live import Activity
+from gspo.run.console import Activity, Display
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
@@ -44,25 +44,31 @@ SHOWN = [
     "cut off 10%",
     "sequence ratio 0.9987…1.0012",
 ]
-STAGES = {"sampling": "30%", "rewards": "5%", "likelihoods": "10%", "update": "40%", "other": "15%"}
+
+
+def now() -> float:
+    """The time in seconds, which a test may replace after rich is imported."""
+    return time.monotonic()
 
 
 def plain() -> tuple[Display, StringIO]:
     text = StringIO()
-    return Display(Console(file=text, width=200)), text
+    return Display(Console(file=text, width=200, get_time=now)), text
 
 
 def terminal(width: int = 140, **options: Any) -> tuple[Display, StringIO]:
     text = StringIO()
     options = {"force_terminal": True, "width": width, "height": 40, "highlight": False, **options}
-    return Display(Console(file=text, **options)), text
+    return Display(Console(file=text, get_time=now, **options)), text
 
 
-def frame(display: Display) -> list[str]:
-    """The lines of the live view as they would be drawn now."""
+def frame(display: Display) -> str:
+    """The bar as it would be drawn now: one line."""
+    assert display._bar is not None
     console = Console(file=StringIO(), width=display.console.width, height=40)
-    console.print(display._view())
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    console.print(display._bar)
+    (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return str(line)
 
 
 @pytest.fixture
@@ -109,62 +115,52 @@ def test_a_plain_step_is_one_line_with_every_number_and_no_control_characters() 
     assert "\x1b" not in line
 
 
-def test_the_live_view_has_curves_over_the_steps_and_the_time_by_stage_of_the_last_ten() -> None:
+def test_in_a_terminal_each_step_has_a_line_above_one_bar(clock: list[float]) -> None:
     display, text = terminal()
-    display.start("GSPO", 40)
-    display.step(1, {**LINE, "time/total_seconds": 1e9})
-    for step in range(2, 21):
-        display.step(step, {**LINE, "reward/mean": step / 10, "response/mean_tokens": 100 - step})
-    lines = frame(display)
-    assert lines[0].startswith("GSPO   ━━━━") and "20/40" in lines[0] and "left" in lines[0]
-    assert lines[0].count("━") == lines[0].count("─")  # half of the steps
-    assert "2.000" in lines[2] and lines[2].split()[-1].startswith("▂▁▁") and lines[2].endswith("▇▇██")
-    assert "80.0" in lines[3] and lines[3].endswith("▁")
-    shown = " ".join(lines)
-    assert [fact for fact in SHOWN[2:] if fact not in shown] == []
-    assert [name for name, share in STAGES.items() if not re.search(rf"{name} ━* ?{share}", shown)] == []
-    assert "other ━━ 15%" in shown  # without the first step, whose other time is 10⁹ seconds
+    display.start("GSPO", 400)
+    for step in range(1, 201):
+        clock[0] += 2.0
+        display.step(step, LINE)
+    bar = frame(display)
+    assert bar.startswith("GSPO ━━━━") and " 200/400 0:06:40 0:06:40 " in bar
+    assert re.findall(r"step (\d+)/400  reward 0\.457 ", text.getvalue()) == [str(step) for step in range(1, 201)]
     display.stop()
-    assert "20/40" in text.getvalue() and "\x1b" in text.getvalue()
+    assert "200/400" in text.getvalue() and "\x1b" in text.getvalue()
     display.note("afterwards")
     assert text.getvalue().rstrip().endswith("afterwards")
 
 
 @pytest.mark.parametrize("width", [1, 10, 40, 60, 300])
-def test_the_live_view_fits_any_width_and_keeps_each_fact_whole(width: int) -> None:
-    display, _ = terminal(width)
+def test_the_bar_is_one_line_of_any_width_and_a_step_keeps_each_number_whole(width: int, clock: list[float]) -> None:
+    display, text = terminal(width)
     display.start("GSPO", 2000)
-    for step in range(1, 300):
-        display.step(step, LINE)
-    display.diagnoses(
-        {"no_signal": "92% of groups have equal rewards: no signal; change the queries"}, new=["no_signal"]
-    )
-    lines = frame(display)
-    assert max(map(len, lines)) <= width
-    if width >= 40:
-        assert [fact for fact in SHOWN if fact not in "\n".join(lines)] == []
-        assert "92% of groups" in "\n".join(lines)
+    with display.stage("evaluation"):
+        clock[0] += 3.0
+        display.progress(128, 512, "responses, 12,345 tokens (1,234 a second)")
+        display.step(1, LINE)
+        assert len(frame(display)) <= width
+        assert width < 40 or "1/2000" in frame(display)
     display.stop()
+    assert [number for number in SHOWN if number not in text.getvalue()] == []
 
 
 def test_a_terminal_that_is_resized_is_filled_from_the_next_frame_on(monkeypatch: pytest.MonkeyPatch) -> None:
     display, _ = terminal()
     display.start("GSPO", 2)
     display.step(1, LINE)
-    wide = len(frame(display)[0])
+    wide = len(frame(display))
     display.console.width = 50
-    assert max(map(len, frame(display))) <= 50 < wide
+    assert len(frame(display)) <= 50 < wide
     display.stop()
 
 
 def test_a_number_that_is_not_finite_can_be_shown() -> None:
-    numbers = (math.nan, math.inf, -math.inf, 1e308, 1e308, -1e308, 0.5) * 40  # more than a curve has columns
+    numbers = (math.nan, math.inf, -math.inf, 1e308, 1e308, -1e308, 0.5)
     for display, text in (plain(), terminal()):
         display.start("GSPO", len(numbers))
         for step, number in enumerate(numbers, start=1):
             changed = {"reward/mean": number, "response/mean_tokens": number, "ratio/sequence_max": number}
             display.step(step, {**LINE, **changed})
-        assert [line for line in frame(display) if line.startswith("reward")]
         display.stop()
         assert "0.500" in text.getvalue()
 
@@ -184,7 +180,7 @@ def test_a_note_during_a_live_phase_stays_readable() -> None:
     assert "note: [75%] of groups" in text.getvalue()
 
 
-def test_what_a_reward_function_prints_stays_readable_above_the_live_view(capsys: Any) -> None:
+def test_what_a_reward_function_prints_stays_readable_above_the_bar(capsys: Any) -> None:
     display = Display(Console(file=None, force_terminal=True, width=80, height=40))
     display.start("GSPO", 2)
     print("printed by a reward")
@@ -193,7 +189,7 @@ def test_what_a_reward_function_prints_stays_readable_above_the_live_view(capsys
     assert sys.stdout.write is not None and not hasattr(sys.stdout, "rich_proxied_file")
 
 
-def test_what_processes_print_is_shown_above_the_live_view_and_else_on_standard_error(
+def test_what_processes_print_is_shown_above_the_bar_and_else_on_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 2)
@@ -213,30 +209,13 @@ def test_what_processes_print_is_shown_above_the_live_view_and_else_on_standard_
         assert descriptor == 2
 
 
-def test_diagnoses_that_hold_now_are_in_the_live_view_and_new_ones_are_plain_lines() -> None:
-    display, _ = terminal()
-    display.start("GSPO", 2)
-    display.diagnoses({"a": "first", "b": "second"}, new=["b"])
-    assert [line.strip() for line in frame(display) if "diagnosis" in line] == ["diagnosis: first", "diagnosis: second"]
-    display.diagnoses({"b": "second"}, new=[])
-    assert [line.strip() for line in frame(display) if "diagnosis" in line] == ["diagnosis: second"]
-    display.stop()
-    display, text = plain()
-    display.start("GSPO", 2)
-    display.diagnoses({"a": "first", "b": "second"}, new=["b"])
-    assert text.getvalue() == "diagnosis: second\n"
-
-
-def test_what_the_last_ten_lines_have_shown_need_not_be_repeated() -> None:
-    for display, _ in (plain(), terminal()):
+def test_only_new_diagnoses_are_lines() -> None:
+    for display, text in (plain(), terminal()):
         display.start("GSPO", 2)
-        display.diagnoses({"a": "first: 65% of -0.01"}, new=["a"])
+        display.diagnoses({"a": "first", "b": "second"}, new=["b"])
+        display.diagnoses({"b": "second"}, new=[])
         display.stop()
-        for _ in range(9):
-            assert display.has_just_shown("first: 66% of 0.5")  # its numbers move from step to step
-            display.note("a line")
-        display.note("another\nand another")
-        assert not display.has_just_shown("first: 65% of -0.01") and not display.has_just_shown("never")
+        assert re.findall(r"diagnosis: \w+", text.getvalue()) == ["diagnosis: second"]
 
 
 def test_the_cold_start_is_shown_in_both_kinds_of_console() -> None:
@@ -246,6 +225,15 @@ def test_the_cold_start_is_shown_in_both_kinds_of_console() -> None:
         display.cold_step(2, 1.25)
         display.stop()
         assert "cold start" in text.getvalue() and "1.250" in text.getvalue()
+
+
+def test_quick_steps_of_a_cold_start_do_not_flood_a_terminal_either() -> None:
+    display, text = terminal()
+    display.start("cold start", 1400)
+    for step in range(1, 1401):
+        display.cold_step(step, 1.0)
+    display.stop()
+    assert len(re.findall(r"cold start \d+/1400  loss", text.getvalue())) == 41
 
 
 def test_a_long_phase_prints_few_plain_lines_with_the_first_and_the_last_among_them_and_says_the_rule() -> None:
@@ -281,11 +269,11 @@ def test_a_phase_taken_up_shows_its_first_step_and_reckons_with_its_own_time_alo
     assert "602/1000" in line and "left 19:54" in line  # 3 s for the step that has been shown, 398 to go
     display, _ = terminal()
     display.start("GSPO", 9, done=4)
-    assert "4/9" in frame(display)[0] and "left" not in frame(display)[0]
+    assert " 4/9 0:00:00 -:--:-- " in frame(display)
     clock[0] += 6.0
     display.step(5, LINE)
     clock[0] += 2.0
-    assert "0:08 so far   about 0:22 left" in frame(display)[0]  # 4 steps of 6 s, of which 2 s are over
+    assert " 5/9 0:00:08 0:00:24 " in frame(display)  # 4 steps of 6 s
     display.stop()
 
 
@@ -298,9 +286,8 @@ def test_an_activity_of_seconds_is_named_in_a_terminal_and_is_gone_when_it_ends(
         timer.fire()
         assert "loading the model" in text.getvalue()
         display.progress(3, 12, "files")
-        (line,) = frame(display)
-        assert "loading the model: 0 s so far, 3 of 12 files  ━━━" in line and line.count("─") == 3 * line.count("━")
-    assert timers == [] and text.getvalue().endswith("\r\x1b[2K\x1b[?25h\r")  # the line is erased
+        assert frame(display).rstrip() == "loading the model: 0 s so far, 3 of 12 files"
+    assert timers == [] and text.getvalue().endswith("\n\x1b[?25h\r\x1b[1A\x1b[2K")  # the line is erased
 
 
 def test_without_a_terminal_an_activity_of_ten_seconds_has_one_line_a_phase(
@@ -339,25 +326,20 @@ def test_without_a_terminal_what_takes_minutes_has_a_line_a_minute_with_the_time
     ]
 
 
-def test_in_a_phase_an_activity_is_shown_once_it_takes_seconds_and_the_view_keeps_its_height(
-    timers: list[Any], clock: list[float]
-) -> None:
+def test_in_a_phase_an_activity_is_beside_the_bar_once_it_takes_seconds(timers: list[Any], clock: list[float]) -> None:
     display, _ = terminal()
     display.start("GSPO", 3)
     display.step(1, LINE)
-    heights = {len(frame(display))}
     with display.stage("evaluation"):
         display.progress(128, 512, "responses")
-        heights.add(len(frame(display)))
-        assert "evaluating" not in "".join(frame(display))
+        assert "evaluating" not in frame(display)
         clock[0] += 2.0
-        heights.add(len(frame(display)))
-        assert "evaluating: 2 s so far, 128 of 512 responses  ━━━" in frame(display)[-1]
-        with display.waiting("saving a checkpoint"):
+        assert frame(display).rstrip().endswith(" evaluating: 2 s so far, 128 of 512 responses")
+        with display.waiting("saving [red] {a} \x1b[2J checkpoint"):
             clock[0] += 2.0
-            assert "saving a checkpoint: 2 s so far" in frame(display)[-1]
-        assert "evaluating: 4 s so far" in frame(display)[-1]
-    assert len(heights) == 1 and timers == []  # the view is drawn again and again in any case
+            assert frame(display).rstrip().endswith(" saving [red] {a} ␛[2J checkpoint: 2 s so far")
+        assert "evaluating: 4 s so far" in frame(display)
+    assert "so far" not in frame(display) and timers == []  # the bar is drawn again and again in any case
     display.stop()
 
 
@@ -375,15 +357,22 @@ def test_a_timer_that_fires_as_its_activity_ends_shows_nothing(timers: list[Any]
         assert text.getvalue() == ""
 
 
-def test_an_alert_is_in_the_live_view_and_else_on_standard_error(capfd: Any) -> None:
-    display, text = terminal()
-    display.alert("ending, and saving what is done")
-    assert capfd.readouterr().err == "\nending, and saving what is done\n"
-    display.start("GSPO", 2)
-    display.alert("again: end at once")
-    assert frame(display)[-1].strip() == "again: end at once"
-    display.stop()
-    assert capfd.readouterr().err == "" and "again: end at once" in text.getvalue()
+def test_a_timer_that_fires_as_a_phase_begins_draws_no_second_bar(timers: list[Any]) -> None:
+    display, _ = terminal()
+    with display.waiting("loading"):
+        (timer,) = timers
+        display.start("GSPO", 2)
+        timer.fire()
+        assert frame(display).startswith("GSPO ")
+        display.stop()
+
+
+def test_an_alert_is_on_standard_error_at_once(capfd: Any) -> None:
+    for display, _ in (plain(), terminal()):
+        display.start("GSPO", 2)
+        display.alert("ending, and saving what is done")
+        assert capfd.readouterr().err == "\nending, and saving what is done\n"
+        display.stop()
 
 
 def test_a_dumb_terminal_and_one_without_colour_get_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +385,7 @@ def test_a_dumb_terminal_and_one_without_colour_get_no_colour(monkeypatch: pytes
     display.start("GSPO", 1)
     display.step(1, LINE)
     display.stop()
-    assert "\x1b[3" not in text.getvalue() and "▅" in text.getvalue()
+    assert "\x1b[3" not in text.getvalue() and "1/1" in text.getvalue()
 
 
 @contextmanager

@@ -224,7 +224,7 @@ def test_the_disk_that_a_run_needs_is_that_of_its_checkpoints_and_models(
     assert not disk_line(recipe, config)[1]
 
 
-def test_check_of_several_processes_says_what_does_not_divide_and_what_does_not_fit_all_of_them(
+def test_check_of_several_processes_says_what_does_not_fit_all_of_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = __file__.replace("run/test_memory.py", "tiny.yaml")
@@ -236,10 +236,7 @@ def test_check_of_several_processes_says_what_does_not_divide_and_what_does_not_
         assert cli.main(["check", tiny, "--processes", "3"]) == 0
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
 
-    assert [line.partition(":")[0].split(maxsplit=1)[1] for line in notes(331.0)] == [
-        "8 sequences of a mini-batch are no multiple of 3 processes",
-        "8 queries a step are no multiple of 3 processes",
-    ]
+    assert notes(331.0) == []
     assert "too much while sampling" in notes(329.0)[-1]
 
 

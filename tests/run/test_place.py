@@ -13,7 +13,7 @@ from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.place import check_place, renamed
+from gspo.run.place import check_place, move_old_run, renamed
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 SHORT = ["steps=1", "evaluation.num_queries=0", "cold_start.steps=0"]
@@ -46,7 +46,7 @@ def files_in(path: Path) -> list[Path]:
 def refused(recipe: Recipe) -> str:
     before = files_in(recipe.run_dir)
     with pytest.raises(UserError) as error:
-        RunDirectory.create(recipe, overwrite=True)
+        move_old_run(recipe, print)
     assert files_in(recipe.run_dir) == before
     return str(error.value)
 
@@ -57,44 +57,35 @@ def test_what_is_there_is_refused_with_the_three_ways_on() -> None:
         check_place(recipe_of())
 
 
-def test_a_run_that_has_ended_is_replaced_whole() -> None:
-    path = made()
-    RunDirectory.create(recipe_of(seed=7), overwrite=True).close()
-    assert [entry.name for entry in files_in(path)] == ["lock", "recipe.yaml"]
-    assert load_recipe(path / "recipe.yaml").seed == 7
-
-
-def test_a_run_that_is_cut_off_as_it_is_replaced_leaves_what_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gspo.run import place
-
-    path = made()
-    removed: list[Path] = []
-
-    def killed(entry: Path) -> None:
-        if len(removed) == 3:
-            raise KeyboardInterrupt
-        removed.append(entry)
-        clear(entry)
-
-    clear = place.clear
-    monkeypatch.setattr(place, "clear", killed)
-    with pytest.raises(KeyboardInterrupt):
-        place.empty(path)
-    assert (path / "recipe.yaml").is_file() and len(removed) == 3
-    check_place(recipe_of(), overwrite=True)
-
-
-def test_what_is_no_run_or_holds_more_than_a_run_or_goes_on_is_not_replaced() -> None:
-    path = made()
+def test_a_run_that_has_ended_is_kept_under_another_name(tmp_path: Path) -> None:
+    path, notes = made(), list[str]()
     (path / "notes.txt").touch()
-    assert "it holds what no run has written, so it is not overwritten: notes.txt" in refused(recipe_of())
-    (path / "notes.txt").unlink()
-    (path / "model").mkdir(exist_ok=True)
-    (path / "model/README.md").touch()
-    assert "it is not overwritten: model/README.md" in refused(recipe_of())
-    (path / "model/README.md").unlink()
+    files = [file.relative_to(path) for file in files_in(path)]
+    for number in (1, 2):
+        move_old_run(recipe_of(), notes.append)
+        assert notes.pop() == f"overwrite: the run that was there is now in {tmp_path}/runs/a.old-{number}"
+        move_old_run(recipe_of(), notes.append)  # nothing is there: nothing to do
+        assert notes == [] and files_in(path) == []
+        RunDirectory.create(recipe_of(seed=7)).close()
+        assert [entry.name for entry in files_in(path)] == ["lock", "recipe.yaml"]
+    old = Path("runs/a.old-1")
+    assert [file.relative_to(old) for file in files_in(old)] == files
+    assert load_recipe("runs/a.old-2/recipe.yaml").seed == 7
+
+
+def test_a_directory_that_is_a_link_stays_one() -> None:
+    made()
+    Path("runs/a").rename("elsewhere")
+    Path("runs/a").symlink_to(Path("elsewhere").absolute())
+    move_old_run(recipe_of(), print)
+    assert Path("runs/a").is_symlink() and files_in(Path("elsewhere")) == []
+    assert Path("elsewhere.old-1/recipe.yaml").is_file()
+
+
+def test_what_is_no_run_or_goes_on_is_not_replaced() -> None:
+    path = made()
     holder = RunDirectory(path)
-    assert "a process is writing to this directory" in refused(recipe_of())
+    assert "is writing to this directory" in refused(recipe_of())
     holder.close()
     check_place(recipe_of(), overwrite=True)
     for name in ("recipe.yaml", "lock"):
@@ -105,10 +96,22 @@ def test_what_is_no_run_or_holds_more_than_a_run_or_goes_on_is_not_replaced() ->
     assert "this is not a run's directory" in refused(recipe_of(output_dir="file"))
 
 
-def test_a_run_that_the_recipe_starts_from_is_not_replaced() -> None:
+def test_an_old_run_that_cannot_be_renamed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made()
+
+    def busy(*_: Any) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", busy)
+    assert "runs/a: the old run cannot be renamed: Device or resource busy" in refused(recipe_of())
+
+
+def test_a_run_that_the_recipe_starts_from_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     made()
     assert "model.path is in the run that is to be overwritten" in refused(recipe_of(model={"path": "runs/a/model"}))
     assert "reward.0.function is in" in refused(recipe_of(reward="runs/a/rollouts/f.py:f"))
+    monkeypatch.chdir("runs/a/rollouts")
+    assert "the working directory" in refused(recipe_of(output_dir=".."))
 
 
 @pytest.mark.parametrize("output", [None, "out/of/it"])
@@ -142,6 +145,7 @@ def test_from_python_a_run_is_replaced_or_gets_a_number_once_the_new_recipe_is_p
         call({**tree, "reward": "mine.py:f"}, overwrite=True)
     assert files_in(Path("runs/tiny")) == before
     again = call({**tree, "seed": 3}, overwrite=True)
+    assert load_recipe("runs/tiny.old-1/recipe.yaml").seed != 3
     assert again.model == first.model and load_recipe("runs/tiny/recipe.yaml").seed == 3
     (line,) = Path("runs/tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["reward/mean"] == again.metrics[0]["reward/mean"]

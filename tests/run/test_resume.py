@@ -24,7 +24,6 @@ from gspo.recipe.schema import Recipe
 from gspo.run import run as run_module
 from gspo.run.checkpoint.store import MANIFEST, seal, verified
 from gspo.run.console import Display
-from gspo.run.directory import RunDirectory
 from gspo.run.lock import Lock
 from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
@@ -286,8 +285,8 @@ def test_other_versions_are_said_to_make_it_no_exact_resume_and_the_run_goes_on(
     assert "NOT an exact resume" not in train(recipe_of("steps=3"), resume=True)
     reseal(newest(), environment={**environment, "torch": "1.0", "threads": "64"})
     said = train(recipe_of("steps=4"), resume=True)
-    changes = f"threads was 64, is {environment['threads']}; torch was 1.0, is {environment['torch']}"
-    assert f"NOT an exact resume: {changes}. The numbers may differ" in said
+    assert f"NOT an exact resume: threads was 64, is {environment['threads']}\n" in said
+    assert f"NOT an exact resume: torch was 1.0, is {environment['torch']}\n" in said
     assert len((RUN / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -409,24 +408,12 @@ def test_of_two_runs_that_a_removed_lock_has_let_in_the_first_ends_and_no_step_i
     before: dict[str, Any] = {}
     step = Recorder.step
     monkeypatch.setattr(Recorder, "step", let_in_another)
-    with pytest.raises(gspo.RunError, match="the lock of this run was removed, and another process is writing"):
+    with pytest.raises(gspo.RunError, match="the lock of this run was removed"):
         train(recipe_of("steps=3", "checkpoint.every=0"))
     assert entries() == before
     others[0].release()
     train(recipe_of("steps=3", "checkpoint.every=0"), resume=True)
     assert [json.loads(line)["step"] for line in (RUN / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
-
-
-def test_rollouts_that_were_changed_are_said_and_do_no_harm() -> None:
-    train(recipe_of())
-    path = RUN / "rollouts" / "step_000001.jsonl"
-    changed = path.read_text().replace("0", "1", 1)
-    path.write_text(changed)
-    said = train(recipe_of("steps=3"), resume=True)
-    assert (
-        "rollouts/step_000001.jsonl is missing, or not as it was written" in said and "step_000002.jsonl is" not in said
-    )
-    assert path.read_text() == changed
 
 
 def test_ranks_wait_for_what_the_first_does_with_data_of_any_size_without_a_limit(
@@ -451,8 +438,8 @@ def test_ranks_wait_for_what_the_first_does_with_data_of_any_size_without_a_limi
         monkeypatch.setattr(owner, name, watched)
 
     monkeypatch.setattr("gspo.run.run.from_first", from_first)
-    for owner, name in ((run_module, "rows_digest"), (run_module, "tokens_digest"), (RunDirectory, "damaged_rollouts")):
-        watch(owner, name)
+    for name in ("rows_digest", "tokens_digest"):
+        watch(run_module, name)
     train(recipe_of("steps=1"))
     train(recipe_of("steps=2"), resume=True)
-    assert waited_for == {"rows_digest": True, "tokens_digest": True, "damaged_rollouts": True}
+    assert waited_for == {"rows_digest": True, "tokens_digest": True}

@@ -1,28 +1,38 @@
-"""What a person sees of a run while it goes on: a live view in a terminal, plain lines elsewhere.
+"""What a person sees of a run while it goes on: lines and, in a terminal, a bar below them.
 
 It loads nothing heavy, so that it can name what a command waits for from the start.
 """
 
+import math
 import os
-import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.live import Live
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from gspo.errors import printable
-from gspo.run.live import PATIENCE_SECONDS, Activity, Phase, duration, view
+from gspo.run.step_line import step_line
 
-_PLAIN_LINES = 40  # that a phase of quick steps prints where there is no terminal
-_LINE_SECONDS = 60.0  # after which any step is printed there
+_LINES = 40  # that a phase of quick steps prints
+_LINE_SECONDS = 60.0  # after which any step is printed, and where there is no terminal what is waited for, too
+_PATIENCE_SECONDS = 2.0  # what takes less is over before anybody has read a word of it
 _PLAIN_PATIENCE_SECONDS = 10.0
-_NUMBER = re.compile(r"-?\d[\d.,]*")
 _STAGES = {  # of a clock; the others take no time
     "publish": "handing new weights to the engine",
     "rollout": "sampling responses",
@@ -34,6 +44,29 @@ _STAGES = {  # of a clock; the others take no time
     "evaluation": "evaluating",
     "hooks": "calling hooks",
 }
+
+
+@dataclass(kw_only=True)
+class Activity:
+    """What is waited for.
+
+    Example: Activity(name="evaluating", count=(312, 512, "responses"))
+    """
+
+    name: str
+    count: tuple[int, int, str] | None = None  # done, of how many, of what
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+
+    @property
+    def text(self) -> str:
+        """The name, the seconds so far and the count, where there is one; of what takes long the time that is left."""
+        seconds, (done, total, what) = time.monotonic() - self.started, self.count or (0, 0, "")
+        count = f", {done:,} of {total:,} {what}" if total else ""
+        left = f", about {_duration(seconds * (total - done) / done)} left" if 0 < done < total and seconds > 30 else ""
+        return f"{self.name}: {seconds:.0f} s so far{count}{left}"
 
 
 class _Output:
@@ -68,83 +101,67 @@ def drop_output() -> None:
 class Display:
     """Shows a run on a rich console: its notes, its phases with their steps, and what is being waited for.
 
-    In a terminal a live view is drawn four times a second. Elsewhere a phase prints its first and its last step, about
-    40 steps in between, and a step whenever none has been printed for a minute.
+    A phase prints its first and its last step, about 40 steps in between, and a step whenever none has been printed for
+    a minute. In a terminal it prints every step of reinforcement learning, and a bar is drawn four times a second.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         self.console = console or _console(quiet)
         self._lock = threading.RLock()  # of what the timer changes, too
-        self._live: Live | None = None
-        self._phase: Phase | None = None
+        self._bar: Progress | None = None
+        self._has_phase = False
+        self._every, self._printed_at = 1, 0.0  # steps to a line, and when the last one was printed
         self._activity: Activity | None = None
         self._timer: threading.Timer | None = None
-        self._alert = ""
         self._printed: set[str] = set()  # names of activities that have a line in this phase
-        self._recent: deque[str] = deque(maxlen=10)  # lines
 
     def note(self, text: str, style: str = "") -> None:
         """Print a line; it stays."""
-        self._recent.extend(text.splitlines())
         self.console.print(printable(text), style=style, markup=False, soft_wrap=True)
 
     def alert(self, text: str) -> None:
         """Show a line at once; from a signal handler too, and where nobody reads it."""
-        self._alert = text
-        if self._live is None:
-            with suppress(OSError):
-                os.write(2, f"\n{text}\n".encode())  # not print: a handler may run in the middle of another one
+        with suppress(OSError):
+            os.write(2, f"\n{text}\n".encode())  # not print: a handler may run in the middle of another one
 
     def diagnoses(self, sentences: Mapping[str, str], new: Collection[str]) -> None:
-        """Show the diagnoses that hold now; where there is no live view, print those that are new."""
-        if self._phase is not None and self._live is not None:
-            self._phase.diagnoses = tuple(sentences.values())
-            return
+        """Print those of the diagnoses that are new."""
         for name in new:
             self.note(f"diagnosis: {sentences[name]}", style="yellow")
-
-    def has_just_shown(self, text: str) -> bool:
-        """Whether the text, with these or other numbers, is in one of the last ten lines."""
-        words = _NUMBER.sub("", text)
-        return any(words in _NUMBER.sub("", line) for line in self._recent)
 
     def start(self, phase: str, total: int, *, done: int = 0) -> None:
         """Begin a phase of `total` steps, or go on with it after `done` of them."""
         self.stop()
-        self._phase = Phase(title=phase, total=total, step=done)
-        self._printed, self._printed_at = set(), self._phase.started
-        if self.console.is_interactive:
-            self._start_live(transient=False)
-        elif (every := _every(total)) > 1:
-            log = "cold_start.jsonl" if phase == "cold start" else "metrics.jsonl"
-            self.note(f"{phase}: a line every {every} steps, and at least once a minute; {log} has every step")
+        is_cold = phase == "cold start"  # its steps are quick
+        self._every = 1 if self.console.is_interactive and not is_cold else max(1, -(-total // _LINES))
+        self._has_phase, self._printed, self._printed_at = True, set(), time.monotonic()
+        if self._every > 1:
+            log = "cold_start.jsonl" if is_cold else "metrics.jsonl"
+            self.note(f"{phase}: a line every {self._every} steps, and at least once a minute; {log} has every step")
+        self._start_bar(phase, total, done)
 
     def cold_step(self, step: int, loss: float) -> None:
         """Show one supervised step."""
-        self._step(step, {"loss": loss})
+        self._step(step, "cold start", f"loss {loss:.3f}")
 
     def step(self, step: int, line: Mapping[str, Any]) -> None:
         """Show one step of reinforcement learning."""
-        self._step(step, {"reward": line["reward/mean"], "response tokens": line["response/mean_tokens"]}, line)
+        self._step(step, "step", step_line(line))
 
-    def _step(self, step: int, numbers: Mapping[str, float], line: Mapping[str, Any] | None = None) -> None:
-        """A line is printed where there is no live view and one is due."""
-        phase, now = self._phase, time.monotonic()
-        assert phase is not None
-        phase.add(step, numbers, line)
-        is_due = step in (phase.first + 1, phase.total) or step % _every(phase.total) == 0
-        if self._live is None and (is_due or now - self._printed_at >= _LINE_SECONDS):
+    def _step(self, step: int, name: str, text: str) -> None:
+        assert self._bar is not None
+        (task,), now = self._bar.tasks, time.monotonic()
+        self._bar.update(task.id, completed=step)
+        is_due = step in (task.fields["first"], task.total) or step % self._every == 0
+        if is_due or now - self._printed_at >= _LINE_SECONDS:
             self._printed_at = now
-            title = phase.title if line is None else "step"
-            self.note(f"{title} {step}/{phase.total}  {phase.text}  left {duration(phase.seconds_left)}")
+            self.note(f"{name} {step}/{task.total}  {text}  left {_duration(task.time_remaining or 0.0)}")
 
     def stop(self) -> None:
         """End the phase; what it showed stays on the screen."""
         with self._lock:
-            if self._phase is not None and self._live is not None:
-                self._recent.extend(self._phase.diagnoses)
-            self._end_live()
-            self._phase = None
+            self._end_bar()
+            self._has_phase = False
 
     def stage(self, name: str) -> AbstractContextManager[object]:
         """Name what a stage of a step is waiting for."""
@@ -167,7 +184,7 @@ class Display:
 
     @contextmanager
     def output_of_processes(self) -> Iterator[int]:
-        """A file descriptor for other processes to print to; in a terminal the lines are shown above the live view."""
+        """A file descriptor for other processes to print to; in a terminal the lines are shown above the bar."""
         if not self.console.is_interactive or not os.isatty(2):
             yield 2
             return
@@ -191,11 +208,11 @@ class Display:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if activity is None and self._phase is None:
-                self._end_live()
-            is_shown = self._live is not None or self.console.quiet
+            if activity is None and not self._has_phase:
+                self._end_bar()
+            is_shown = self._is_drawn or self.console.quiet
             if activity is not None and not is_shown and activity.name not in self._printed:
-                patience = PATIENCE_SECONDS if self.console.is_interactive else _PLAIN_PATIENCE_SECONDS
+                patience = _PATIENCE_SECONDS if self.console.is_interactive else _PLAIN_PATIENCE_SECONDS
                 self._show_after(patience, activity)
 
     def _show_after(self, seconds: float, activity: Activity) -> None:
@@ -206,27 +223,47 @@ class Display:
     def _show(self, activity: Activity) -> None:
         """It takes long: called by the timer."""
         with self._lock:
-            if activity is not self._activity or self._live is not None:
+            if activity is not self._activity or self._is_drawn:
                 return
             if self.console.is_interactive:
-                self._start_live(transient=True)
+                self._start_bar()
             else:
                 self._printed.add(activity.name)
                 self.note(activity.text)
                 self._show_after(_LINE_SECONDS, activity)  # how far it is then
 
-    def _start_live(self, *, transient: bool) -> None:
-        self._live = Live(console=self.console, get_renderable=self._view, transient=transient, refresh_per_second=4)
-        self._live.start(refresh=True)
-        self.console.show_cursor(True)  # a process that is killed could not bring it back
+    def _start_bar(self, phase: str = "", total: int | None = None, done: int = 0) -> None:
+        """Show a phase and what is waited for or, where there is no phase, the latter alone until it ends."""
+        column = Column(ratio=3, no_wrap=True)
+        columns: list[ProgressColumn] = [TextColumn("{task.fields[display].waited_for}", "cyan", table_column=column)]
+        if phase:
+            bar, times = BarColumn(None, table_column=Column(ratio=1)), (TimeElapsedColumn(), TimeRemainingColumn())
+            columns = [TextColumn("{task.description}", "bold"), bar, MofNCompleteColumn(), *times, *columns]
+        self._bar = Progress(
+            *columns, console=self.console, transient=not phase, expand=True, speed_estimate_period=math.inf
+        )
+        task = self._bar.add_task(phase, total=total, completed=done, display=self, first=done + 1)
+        self._bar.advance(task, 0)  # the time from which the first step is reckoned
+        if self._is_drawn:
+            self._bar.start()
+            self.console.show_cursor(True)  # a process that is killed could not bring it back
 
-    def _end_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _end_bar(self) -> None:
+        if self._bar is not None and self._is_drawn:
+            self._bar.stop()
+        self._bar = None
 
-    def _view(self) -> Any:
-        return view(self._phase, self._activity, self._alert, self.console.width)
+    @property
+    def _is_drawn(self) -> bool:
+        return self._bar is not None and self.console.is_interactive
+
+    @property
+    def waited_for(self) -> str:
+        """What a bar says of it: in a phase nothing before it has taken seconds."""
+        activity = self._activity
+        if activity is None or (self._has_phase and time.monotonic() - activity.started < _PATIENCE_SECONDS):
+            return ""
+        return escape(printable(activity.text))
 
 
 def _console(quiet: bool) -> Console:
@@ -236,6 +273,8 @@ def _console(quiet: bool) -> Console:
     return Console(file=output, quiet=quiet, highlight=False, force_interactive=is_interactive)
 
 
-def _every(total: int) -> int:
-    """How many steps there are to a plain line."""
-    return max(1, -(-total // _PLAIN_LINES))
+def _duration(seconds: float) -> str:
+    """Such as `0:31` or `2:05:09`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,13 @@ from gspo.ranks import from_first, rank
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
-from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place, sha256
+from gspo.run.checkpoint.store import CHECKPOINTS, COLD_CHECKPOINTS, COLD_START, RECIPE, move_into_place
 from gspo.run.lock import Lock
-from gspo.run.place import check_place, empty
+from gspo.run.place import check_place
 from gspo.run.plain_files import (
     FOLDERS,
     ROLLOUTS,
     clear,
-    for_writing,
     read_json_lines,
     replace_text,
     rollout_files,
@@ -56,16 +55,14 @@ class RunDirectory:
         self.close, self.check_lock = (lock.release, lock.check) if lock else (lambda: None, lambda: None)
 
     @classmethod
-    def create(cls, recipe: Recipe, *, overwrite: bool = False) -> "RunDirectory":
-        """Make the recipe's directory; UserError where it exists, unless the run in it is to be replaced."""
-        check_place(recipe, overwrite=overwrite)
+    def create(cls, recipe: Recipe) -> "RunDirectory":
+        """Make the recipe's directory; UserError where it exists."""
+        check_place(recipe)
         path = recipe.run_dir
         directory: RunDirectory | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
-            if overwrite:
-                empty(path)
             directory.write_recipe(recipe)
             sync(path.parent)
         except OSError as error:
@@ -88,7 +85,7 @@ class RunDirectory:
         if rank() > 0:
             return
         self.log_bytes()
-        with self._writing(path), open(path, "ab+", opener=for_writing) as file:
+        with self._writing(path), path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
             file.write(b"\n" * (file.read(1) not in (b"", b"\n")) + _json(line).encode())
@@ -99,7 +96,7 @@ class RunDirectory:
         path = self.path / folder / f"step_{step:06d}.jsonl"
         with self._writing(path):
             path.parent.mkdir(exist_ok=True)
-            with open(path, "w", encoding="utf-8", opener=for_writing) as file:
+            with path.open("w", encoding="utf-8") as file:
                 file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 
@@ -189,12 +186,6 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, null read as NaN."""
         return [numbers(line) for line in read_json_lines(self.path / LOGS[0])[0]]
-
-    def damaged_rollouts(self, files: Mapping[str, Sequence[Any]]) -> list[str]:
-        """The names of those rollout files that are missing, or not of the size and SHA-256 they had."""
-        paths = {name: self.rollouts / name for name in files}
-        present = {name: (path.stat().st_size, sha256(path)) for name, path in paths.items() if path.is_file()}
-        return [name for name in files if present.get(name) != tuple(files[name])]
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:

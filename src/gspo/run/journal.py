@@ -13,7 +13,7 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.evaluation.held_out import SAMPLING_KEY, held_out_score
 from gspo.run.lock import Lock
-from gspo.run.plain_files import for_writing, read_plain, replace_text
+from gspo.run.plain_files import replace_text
 
 EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
@@ -42,13 +42,6 @@ class Judged:
     def is_whole(self) -> bool:
         """Whether all questions are judged."""
         return len(self.questions) == self.about["data"]["num_rows"]
-
-    def check(self) -> None:
-        """Do what is done with it later: any error says that gspo has not written it."""
-        _ = self.about["data"].get("path"), self.about["settings"]["samples"], _sums(self.seconds, (0.0, 0.0))
-        json.dumps([self.about, self.lines, self.rating], ensure_ascii=False, allow_nan=False).encode()
-        if self.is_whole or self.lines:
-            numbers_of(self.lines)
 
 
 class Journal:
@@ -112,14 +105,16 @@ class Journal:
         self._lock.check()
         with self._writing(self.path / EVALUATION_FILE):
             replace_text(self.path / EVALUATION_FILE, json.dumps(tree, ensure_ascii=False, allow_nan=False))
-            self._rewrite()
+            if all(judged.is_whole for judged in self.suites.values()):
+                self._unfinished.unlink(missing_ok=True)
         return tree
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._lock.check()
-        with self._writing(self._unfinished), open(self._unfinished, "ab", opener=for_writing) as file:
+        with self._writing(self._unfinished), self._unfinished.open("ab") as file:
             header = [{"model": self._model}] if file.tell() == 0 else []
-            file.write(_text([*header, *lines]).encode(errors="replace"))
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [*header, *lines])
+            file.write(text.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
 
@@ -131,25 +126,11 @@ class Journal:
             fix = "make room, then run the same command again: it goes on"
             raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix=fix) from None
 
-    def _rewrite(self) -> None:
-        """Keep in the unfinished file what evaluation.json does not have; no file where that is nothing."""
-        unfinished = {name: judged for name, judged in self.suites.items() if not judged.is_whole}
-        records: list[Mapping[str, Any]] = [{"model": self._model}]
-        for name, judged in unfinished.items():
-            records += [{"suite": name, "about": judged.about}, {"suite": name, "seconds": judged.seconds}]
-            records += [{"suite": name, "line": line} for line in judged.lines]
-        if unfinished:
-            replace_text(self._unfinished, _text(records))
-        else:
-            self._unfinished.unlink(missing_ok=True)
-
     def _read(self, path: Path, read: Callable[[bytes], None]) -> None:
         try:
-            if path.exists() and (content := read_plain(path)):
+            if path.exists() and (content := path.read_bytes()):
                 read(content)
-                for judged in self.suites.values():
-                    judged.check()
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
             raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 
@@ -169,33 +150,30 @@ class Journal:
             )
 
     def _read_unfinished(self, content: bytes) -> None:
-        """What a killed process has left: whole questions only; without a torn last line, and all that is known."""
-        model, *records = [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()] or [None]
-        if model is None:  # killed in its first write
-            return self._unfinished.unlink()
-        self._check_model(model["model"])
+        """What a killed process has left: whole questions only; the torn last line is cut off."""
+        whole = content[: content.rfind(b"\n") + 1]
+        model, *records = [json.loads(line) for line in whole.splitlines()] or [None]
+        if model is not None:  # else it was killed in its first write
+            self._check_model(model["model"])
         known = {name: judged.questions for name, judged in self.suites.items()}
-        read: dict[tuple[str, str], list[Line]] = {}
+        read: dict[tuple[str, str], dict[int, Line]] = {}  # by suite and question, then by sample
         for record in records:
             name = record["suite"]
             judged = self.suites.setdefault(name, Judged(about=record.get("about", {})))
             if "seconds" in record and name not in known:
                 judged.seconds = _sums(judged.seconds, record["seconds"])
             if "line" in record:
-                read.setdefault((name, record["line"]["query"]), []).append(record["line"])
+                line = record["line"]
+                read.setdefault((name, line["query"]), {})[line["sample"]] = line
         for (name, query), lines in read.items():
             if len(lines) == self.suites[name].about["settings"]["samples"] and query not in known.get(name, ()):
-                self.suites[name].lines += lines
-        return self._rewrite()
+                self.suites[name].lines += lines.values()
+        os.truncate(self._unfinished, len(whole))
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
         if model["sha256"] != self._model["sha256"]:
             what = f"it holds the evaluation of another model, {model['path']}; this is {self._model['path']}"
             raise UserError(what, where=str(self.path), fix="give another --out")
-
-
-def _text(records: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _sums(first: Sequence[float], second: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gspo.errors import RunError, UserError
-from gspo.run.plain_files import for_reading, for_writing
+from gspo.run.plain_files import for_reading
 
 _PATIENCE_SECONDS = 0.02  # between two attempts to take a lock
 _ATTEMPTS = 25
@@ -25,9 +25,9 @@ class Lock:
         os.register_at_fork(after_in_child=self.release)
 
     def check(self) -> None:
-        """To be asked before every write: RunError where another process has the directory, or it is not there.
+        """To be asked before every write: RunError where another process may have the directory, or it is not there.
 
-        Takes microseconds. Where the file was removed and nobody has come since, it is made again.
+        Takes microseconds.
         """
         if self._descriptor is None:
             return
@@ -35,17 +35,10 @@ class Lock:
             what = "this directory was moved, removed or replaced while it was written to: nothing more is written"
             fix = "put it back, or name it where it is now, and go on from the newest that was saved in it"
             raise RunError(f"{self._path.parent}: {what}\n  fix: {fix}")
-        if _is_at(self._descriptor, self._path):
-            return
-        try:
-            if os.path.lexists(self._path):
-                raise UserError("another process is writing to this directory")
-            removed, self._descriptor = self._descriptor, _locked(self._path)
-            os.close(removed)
-        except UserError as error:
-            what = f"the lock of this run was removed, and {error.what}: nothing more is written"
-            fix = "leave the file alone while a run goes on; once the other one has ended: gspo resume"
-            raise RunError(f"{self._path}: {what}\n  fix: {fix}") from None
+        if not _is_at(self._descriptor, self._path):
+            what = "the lock of this run was removed, so that another process may write here: nothing more is written"
+            fix = "leave the file alone while a run goes on; then: gspo resume"
+            raise RunError(f"{self._path}: {what}\n  fix: {fix}")
 
     def release(self) -> None:
         """Let another process have the directory."""
@@ -70,7 +63,7 @@ def is_locked(directory: Path) -> bool:
 def _locked(path: Path) -> int:
     """A descriptor of the file, locked and with this process named in it."""
     try:
-        descriptor = for_writing(str(path), os.O_RDWR | os.O_CREAT)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         fix = "make the directory writable, or set output_dir"
         raise UserError(f"cannot be written: {error.strerror}", where=str(path.parent), fix=fix) from None

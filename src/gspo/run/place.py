@@ -1,6 +1,7 @@
 """Where a new run may go: a directory that is free, the next numbered name, or the place of a run that it replaces."""
 
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -10,16 +11,10 @@ from gspo.errors import UserError, listed
 from gspo.rank_environment import world_size
 from gspo.recipe.files import files_of
 from gspo.recipe.schema import Recipe
-from gspo.run.lock import is_locked
-from gspo.run.plain_files import clear, is_unfinished
+from gspo.run.lock import Lock
+from gspo.run.plain_files import is_unfinished
 
-# What a run, its report, its trackers and its resumption write; anything else in the directory is not ours to remove.
-_OF_A_RUN = re.compile(
-    r"lock|recipe\.yaml|(metrics|cold_start|history)\.jsonl|report\.html|rollouts|evaluation|cold_start|model|trackers"
-    r"|(cold_start_)?checkpoints|(set_aside|damaged|unfinished|replaced)_.*|best_model|events\.out\.tfevents\..*"
-)
 _OF_AN_ENGINE = re.compile(r"(embedded|vllm|sglang)_(\d+\.log|model)")  # which it writes before there is anything else
-_SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".jinja", ".py")  # of models, and of responses
 
 
 def check_place(recipe: Recipe, *, overwrite: bool = False) -> None:
@@ -46,14 +41,24 @@ def renamed(recipe: Recipe, note: Callable[[str], object]) -> Recipe:
     return recipe.model_copy(update={"name": name, "output_dir": recipe.output_dir and str(path)})
 
 
-def empty(path: Path) -> None:
-    """Remove the run in a directory whose lock is held; the recipe last, for a kill in between leaves a run.
-
-    What an engine has written stays: that of the new run writes there, too.
-    """
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name == "recipe.yaml"):
-        if entry.name != "lock" and not _OF_AN_ENGINE.fullmatch(entry.name):
-            clear(entry)
+def move_old_run(recipe: Recipe, note: Callable[[str], object]) -> None:
+    """Where the run's directory is taken by one that has ended, rename that to `NAME.old-1`, or the next number."""
+    if is_free(recipe.run_dir):
+        return
+    _check_replaceable(recipe)
+    home = recipe.run_dir.resolve()  # a directory that is a link stays one
+    numbered = (home.with_name(f"{home.name}.old-{number}") for number in itertools.count(1))
+    old = next(path for path in numbered if not os.path.lexists(path))
+    lock = Lock(home)
+    try:
+        home.rename(old)
+        home.mkdir()
+    except OSError as error:
+        fix = "give this run another name=… or output_dir=…"
+        raise UserError(f"the old run cannot be renamed: {error.strerror}", where=str(home), fix=fix) from None
+    finally:
+        lock.release()
+    note(f"overwrite: the run that was there is now in {old}")
 
 
 def is_free(path: Path) -> bool:
@@ -85,18 +90,8 @@ def _check_replaceable(recipe: Recipe) -> None:
     where, fix = str(path), "give this run another name=… or output_dir=…"
     if not (path.is_dir() and all((path / name).is_file() for name in ("recipe.yaml", "lock"))):
         raise UserError("this is not a run's directory, so it is not overwritten", where=where, fix=fix)
-    if is_locked(path):
-        fix = "wait for it or end it, or give this run another name: --new"
-        raise UserError("a process is writing to this directory: it is not overwritten", where=where, fix=fix)
-    names = [entry.name for entry in path.iterdir()]
-    others = [name for name in names if not (_OF_A_RUN.fullmatch(name) or _OF_AN_ENGINE.fullmatch(name))]
-    inner = (
-        file for folder in ("model", "best_model", "rollouts", "evaluation") for file in (path / folder).rglob("*")
-    )
-    others += [str(file.relative_to(path)) for file in inner if file.is_file() and file.suffix not in _SUFFIXES]
-    if others := sorted(others):
-        what = f"it holds what no run has written, so it is not overwritten: {listed(others)}"
-        raise UserError(what, where=where, fix=f"move that elsewhere; or {fix}")
-    if inside := [key for key, file in files_of(recipe) if path.resolve() in Path(file).resolve().parents]:
+    Lock(path).release()  # UserError where a process is writing to it
+    home, given = path.resolve(), [("the working directory", str(Path.cwd())), *files_of(recipe)]
+    if inside := [key for key, file in given if home in ((found := Path(file).resolve()), *found.parents)]:
         what = f"{listed(inside)} is in the run that is to be overwritten"
         raise UserError(what, where=where, fix="copy it elsewhere, or give this run another name: --new")

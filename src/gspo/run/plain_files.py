@@ -1,4 +1,4 @@
-"""Files of a run's directory, opened as what they should be: nothing is written through a link, no device is read.
+"""Files of a run's directory: replaced whole or not at all, and read where they have an end.
 
 Logs of a line a step, and files of a line a rollout, are read while a run may still be writing them.
 """
@@ -26,18 +26,6 @@ def for_reading(path: str, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise OSError(0, "it is a pipe or a device, not a file", path)
-
-
-def for_writing(path: str, flags: int) -> int:
-    """An opener for `open`: UserError for a link, a pipe or a device in the file's place, which may be anybody's."""
-    try:
-        return for_reading(path, flags | os.O_NOFOLLOW)
-    except OSError:
-        if not os.path.lexists(path) or _is_plain(os.lstat(path)):
-            raise
-    what = "a link" if Path(path).is_symlink() else "a pipe or a device"
-    fix = "remove it, or put a file in its place (a directory may be a link)"
-    raise UserError(f"this is {what}, and a run writes to its own files alone", where=path, fix=fix)
 
 
 def read_plain(path: Path) -> bytes:
@@ -113,7 +101,7 @@ def replace_text(path: Path, text: str, *, is_only_writer: bool = True) -> None:
                 entry.unlink()
     unfinished = path.with_name(f"unfinished_{secrets.token_hex(8)}_{path.name}")
     try:
-        with open(unfinished, "x", encoding="utf-8", opener=for_writing) as file:
+        with unfinished.open("x", encoding="utf-8") as file:
             file.write(text)
         sync(unfinished)
         unfinished.replace(path)

@@ -1,7 +1,7 @@
 """Everything a run needs, loaded and checked before the first token is sampled."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
@@ -58,22 +58,47 @@ Functions = Given | Sequence[Given]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
+class FromPython:
+    """What `gspo.train` is given beside the recipe, or instead of its own.
 
-    Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
+    Example: FromPython(queries=[{"prompt": "2 + 3 =", "answer": "5"}])
+    """
+
+    queries: Rows | None = None
+    reward: Functions | None = None
+    on_step: Hook | None = None
+    evaluation: GivenRows | None = None
+
+
+NOTHING = FromPython()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a recipe names to train and to be judged on, before a model reads it.
+
+    Example: load_inputs(recipe).rows.train[0].columns == {"answer": "5"}
     """
 
     functions: Sequence[RewardFunction]
     rows: RowSet
     set_rows: Sequence[SetRows]  # of the sets to evaluate on beside the held-out rows
     pairs: Sequence[tuple[Row, str]]  # demonstrations of the cold start: a row and its completion
+    hooks: Mapping[str, Hook]  # by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Data):
+    """What a recipe names, but for the weights, found to fit together: `gspo check` needs no more.
+
+    Example: load_inputs(recipe).probed == [("5", Score(reward=1.0, …)), ("I do not know.", Score(…))]
+    """
+
     config: Any  # of the model, as transformers has it
     tokenizer: Any
     queries: QuerySet  # the rows as the model reads them
     evaluation_sets: Sequence[EvaluationSet]  # the held-out queries, where there are any, and the suites
     probed: Sequence[tuple[str, Score]]  # the scores of the first row's answer, where it has one, and of junk, by text
-    hooks: Mapping[str, Hook]  # by name
     notes: Sequence[str]  # what one would not expect: of the evaluation, of settings without effect
 
 
@@ -92,11 +117,8 @@ class Prepared(Inputs):
 
 def load_inputs(
     recipe: Recipe,
+    given: FromPython = NOTHING,
     *,
-    queries: Rows | None = None,
-    reward: Functions | None = None,
-    on_step: Hook | None = None,
-    evaluation: GivenRows | None = None,
     saved: Checkpoint | None = None,
     say: Callable[[str], object] = lambda _: None,
     check_stop: Callable[[], None] = lambda: None,
@@ -110,63 +132,86 @@ def load_inputs(
     `check_stop` while a function is; what a function's process prints goes to the file descriptor `output`.
     """
     quiet_transformers()
-    device_of(recipe.model.device)
-    hooks = load_hooks(recipe.hooks, on_step)
+    device = device_of(recipe.model.device)
+    recipe, data = _load_data(recipe, given, saved, say, output)
+    say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
+    config, tokenizer = _load_tokenizer(recipe, data)
+    notes = [*weights_left_out(config), *_try_training(recipe, config, num_ranks)]
+    queries = render_rows(data.rows, tokenizer, recipe=recipe, max_positions=max_positions(config))
+    notes += _notes_on_queries(recipe, data.rows, queries, config, tokenizer)
+    say("starting and trying the reward functions")
+    options: dict[str, Any] = {"max_positions": max_positions(config), "output": output, "check_stop": check_stop}
+    sets = make_sets(recipe, data.set_rows, queries.held_out, data.functions, tokenizer, **options)
+    check_lengths(recipe, config, queries, sets)
+    check_engine(recipe, device=device, longest_sequence=longest_sequence(recipe, queries, sets))
+    options = {"segment_separator": recipe.rollout.segment_separator, "check_stop": check_stop}
+    options["state"] = TrainerState(max_steps=recipe.steps)
+    probed = probe(queries.train, queries.held_out, data.functions, tokenizer, **options)
+    notes += _notes_on_answers(recipe, data, queries, sets, tokenizer)
+    notes += [*evaluation_notes(recipe, len(data.rows.held_out), probed), *ineffective_settings(recipe)]
+    made: dict[str, Any] = {"queries": queries, "evaluation_sets": sets, "probed": probed, "notes": notes}
+    return Inputs(**vars(data), config=config, tokenizer=tokenizer, **made)
+
+
+def _load_data(
+    recipe: Recipe, given: FromPython, saved: Checkpoint | None, say: Callable[[str], object], output: int
+) -> tuple[Recipe, Data]:
+    """Rows and demonstrations, which must be those of the run that is resumed, functions and hooks.
+
+    The recipe has the rewards that Python gives, for the rules hold of them, too.
+    """
+    hooks = load_hooks(recipe.hooks, given.on_step)
     separator = recipe.rollout.segment_separator
-    functions = load_functions(recipe.reward, reward, segment_separator=separator, output=output)
-    if reward is not None:  # the rules hold of what Python gives, too
+    functions = load_functions(recipe.reward, given.reward, segment_separator=separator, output=output)
+    if given.reward is not None:
         rewards = tuple(RewardConfig(function=f.name, weight=f.weight, per=f.per) for f in functions)
         recipe = recipe.model_copy(update={"reward": rewards})
         if sentences := refusals(recipe):
             raise UserError("\n  ".join(sentences), where="reward, from Python")
     say("reading what to evaluate on")
-    set_rows = read_sets(recipe, evaluation)
+    sets = read_sets(recipe, given.evaluation)
     say(f"reading {recipe.queries.path or 'the queries'}")
-    check_watched(recipe, [rows_of_set.name for rows_of_set in set_rows])
-    rows, pairs = _load_data(recipe, queries, set_rows, saved)
+    check_watched(recipe, [set_rows.name for set_rows in sets])
+    num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
+    rows = load_rows(recipe, given.queries, num_streamed=num_streamed)
+    # A resumed run that reads more of a stream draws its demonstrations where it drew them before.
+    pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
+    if saved is not None:
+        check_rows(saved, recipe, rows, pairs, sets)
     functions = check_origin([*rows.train, *rows.held_out], functions)
     check_tests([*rows.train, *rows.held_out], functions)
-    say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
+    return recipe, Data(functions=functions, rows=rows, set_rows=sets, pairs=pairs, hooks=hooks)
+
+
+def _load_tokenizer(recipe: Recipe, data: Data) -> tuple[Any, Any]:
+    """The model's configuration, and the tokenizer."""
     config = load_config(recipe.model)
     check_declared(recipe.actor, config)
-    tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, rows, pairs, set_rows))
+    tokenizer = make_tokenizer(recipe.model, _fitting_texts(recipe, data))
     check_reference(recipe.actor.kl, tokenizer, trust_remote_code=recipe.model.trust_remote_code)
-    notes = [*weights_left_out(config), *_try_training(recipe, config, num_ranks)]
-    positions = max_positions(config)
-    rendered = render_rows(rows, tokenizer, recipe=recipe, max_positions=positions)
+    return config, tokenizer
+
+
+def _notes_on_queries(recipe: Recipe, rows: RowSet, queries: QuerySet, config: Any, tokenizer: Any) -> Iterator[str]:
+    """Sentences on what is trained on, and how responses to it are drawn."""
+    yield from source_notes(rows, queries)
     sizes = recipe.model.architecture or vars(config.get_text_config())
-    notes += source_notes(rows, rendered)
-    notes += sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
-    asked = [*rendered.train, *rendered.held_out]
-    notes += [*variable_notes(asked, tokenizer, recipe.queries), *remark_notes(asked, "prompts")]
-    say("starting and trying the reward functions")
-    options: dict[str, Any] = {"max_positions": positions, "output": output, "check_stop": check_stop}
-    sets = make_sets(recipe, set_rows, rendered.held_out, functions, tokenizer, **options)
-    check_lengths(recipe, config, rendered, sets)
-    for eval_set, of_set in zip(sets[bool(rendered.held_out) :], set_rows, strict=True):
-        notes += repetition_notes(of_set.rows, f"rows of {of_set.name}")
-        notes += remark_notes(eval_set.queries, f"prompts of {of_set.name}")
-    check_engine(
-        recipe, device=device_of(recipe.model.device), longest_sequence=longest_sequence(recipe, rendered, sets)
-    )
-    options = {"segment_separator": separator, "state": TrainerState(max_steps=recipe.steps), "check_stop": check_stop}
-    probed = probe(rendered.train, rendered.held_out, functions, tokenizer, **options)
-    judged = [([*rendered.train, *rendered.held_out], functions), *((s.queries, s.functions) for s in sets if s.probed)]
-    for queries_asked, judging in judged:
-        notes += own_answer_notes(queries_asked, judging, tokenizer, segment_separator=separator)
-    return Inputs(
-        functions=functions,
-        rows=rows,
-        pairs=pairs,
-        set_rows=set_rows,
-        config=config,
-        tokenizer=tokenizer,
-        queries=rendered,
-        evaluation_sets=sets,
-        probed=probed,
-        hooks=hooks,
-        notes=[*notes, *evaluation_notes(recipe, len(rows.held_out), probed), *ineffective_settings(recipe)],
-    )
+    yield from sampling_notes(recipe, tokenizer, sizes.get("vocab_size", len(tokenizer)))
+    asked = [*queries.train, *queries.held_out]
+    yield from variable_notes(asked, tokenizer, recipe.queries)
+    yield from remark_notes(asked, "prompts")
+
+
+def _notes_on_answers(
+    recipe: Recipe, data: Data, queries: QuerySet, sets: Sequence[EvaluationSet], tokenizer: Any
+) -> Iterator[str]:
+    """Sentences on the sets to evaluate on, and on rows whose own answers the functions do not take."""
+    for eval_set, of_set in zip(sets[bool(queries.held_out) :], data.set_rows, strict=True):
+        yield from repetition_notes(of_set.rows, f"rows of {of_set.name}")
+        yield from remark_notes(eval_set.queries, f"prompts of {of_set.name}")
+    judged = [(eval_set.queries, eval_set.functions) for eval_set in sets if eval_set.probed]
+    for asked, functions in [([*queries.train, *queries.held_out], data.functions), *judged]:
+        yield from own_answer_notes(asked, functions, tokenizer, segment_separator=recipe.rollout.segment_separator)
 
 
 def _try_training(recipe: Recipe, config: Any, num_ranks: int) -> list[str]:
@@ -217,21 +262,9 @@ def check_lengths(recipe: Recipe, config: Any, queries: QuerySet, sets: Sequence
         check_positions(empty_model(model, load_config(model)), **limits, where=f"actor.kl.reference: {named}")
 
 
-def _load_data(
-    recipe: Recipe, queries: Rows | None, sets: Sequence[SetRows], saved: Checkpoint | None
-) -> tuple[RowSet, Sequence[tuple[Row, str]]]:
-    """Rows and demonstrations, which must be those of the run that is resumed."""
-    num_streamed = 0 if saved is None else saved.manifest.get("num_streamed", 0)
-    rows = load_rows(recipe, queries, num_streamed=num_streamed)
-    # A resumed run that reads more of a stream draws its demonstrations where it drew them before.
-    pairs = load_demonstrations(recipe, rows.of_first(num_streamed)) if recipe.cold_start.steps else []
-    if saved is not None:
-        check_rows(saved, recipe, rows, pairs, sets)
-    return rows, pairs
-
-
 def prepare(
     recipe: Recipe,
+    given: FromPython = NOTHING,
     *,
     saved: Checkpoint | None = None,
     check_stop: Callable[[], None] = lambda: None,
@@ -245,7 +278,7 @@ def prepare(
     of one rank or of all.
     """
     quiet_transformers()
-    inputs = _inputs_of_first(recipe, saved=saved, say=say, check_stop=check_stop, **options)
+    inputs = _inputs_of_first(recipe, given, saved=saved, say=say, check_stop=check_stop, **options)
     check_stop_of_all()
     say(f"loading {recipe.model.path or 'a new model'}")
     policy, reference, value_trunk = on_all(partial(_load_models, recipe, inputs.tokenizer, saved), UserError)
@@ -259,12 +292,12 @@ def prepare(
     )
 
 
-def _inputs_of_first(recipe: Recipe, **options: Any) -> Inputs:
+def _inputs_of_first(recipe: Recipe, given: FromPython, **options: Any) -> Inputs:
     """Rank 0 loads them, for it alone samples, scores and writes; the others get what models are made of."""
     loaded: list[Inputs] = []
 
     def load() -> Inputs:
-        loaded.append(inputs := load_inputs(recipe, num_ranks=num_ranks(), **options))
+        loaded.append(inputs := load_inputs(recipe, given, num_ranks=num_ranks(), **options))
         nothing: dict[str, Any] = dict.fromkeys(("functions", "set_rows", "pairs", "evaluation_sets", "probed"), ())
         nothing |= {"rows": RowSet(train=(), held_out=()), "queries": QuerySet(train=(), held_out=()), "hooks": {}}
         # Python code of a model directory has no name that another rank could unpickle it by.
@@ -341,13 +374,12 @@ def quiet_transformers() -> None:
     getLogger("huggingface_hub").setLevel("ERROR")  # it reports each of its retries
 
 
-def _fitting_texts(
-    recipe: Recipe, rows: RowSet, pairs: Sequence[tuple[Row, str]], sets: Sequence[SetRows]
-) -> Iterable[str]:
+def _fitting_texts(recipe: Recipe, data: Data) -> Iterable[str]:
     """What a fitted tokenizer must be able to write."""
     for queries in (recipe.queries, *(suite.queries for suite in recipe.evaluation.suites)):
         yield from filter(None, (queries.template, queries.system))
-    for row in (*rows.train, *rows.held_out, *(row for set_rows in sets for row in set_rows.rows)):
+    rows = data.rows
+    for row in (*rows.train, *rows.held_out, *(row for set_rows in data.set_rows for row in set_rows.rows)):
         yield row.prompt if isinstance(row.prompt, str) else " ".join(str(m.get("content")) for m in row.prompt)
-    for _, completion in pairs:
+    for _, completion in data.pairs:
         yield completion

@@ -22,7 +22,6 @@ from gspo.metrics.step import evaluation_metrics, step_metrics
 from gspo.metrics.words import WINDOW, diagnoses, early_diagnoses
 from gspo.model.load import turn_marks
 from gspo.run.best import next_best, reason_to_stop
-from gspo.run.checkpoint.store import sha256
 from gspo.run.hooks import call_hooks, fault_of
 from gspo.run.plain_files import EVALUATION
 from gspo.run.progress import Progress
@@ -114,7 +113,7 @@ class Recorder:
         has_diverged = max(counts) >= MAX_SKIPPED_IN_A_ROW
         if recipe.report.rollouts or has_diverged:
             path = run.directory.write_rollouts(step, rollout_lines(batch.samples, self._token_text))
-            files = {**files, path.name: (path.stat().st_size, sha256(path))}
+            files = {**files, path.name: path.stat().st_size}
         named = self._diagnose(progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")

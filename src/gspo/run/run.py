@@ -25,8 +25,8 @@ from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
-from gspo.run.place import check_place, how_to_resume
-from gspo.run.prepare import Prepared, longest_sequence, prepare
+from gspo.run.place import check_place, how_to_resume, move_old_run
+from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
     inexactness,
@@ -213,7 +213,7 @@ class Run:
 
 @contextmanager
 def open_run(
-    recipe: Recipe, given: Mapping[str, Any], *, display: Display, resume: bool, overwrite: bool = False
+    recipe: Recipe, given: FromPython, *, display: Display, resume: bool, overwrite: bool = False
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
@@ -227,10 +227,12 @@ def open_run(
         with interrupt, display.waiting("loading the recipe's parts") as say:
             stop = interrupt.check_stop
             stops: dict[str, Any] = {"check_stop": stop, "check_stop_of_all": interrupt.check_stop_of_all}
-            parts = prepare(recipe, **given, **stops, saved=saved, say=say, output=output)
+            parts = prepare(recipe, given, **stops, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
-        with interrupt, display.waiting("starting the engine") as say:  # before a run is replaced by this one
+        if overwrite:  # now that all is loaded, and before an engine writes there
+            from_first(partial(move_old_run, recipe, display.note))
+        with interrupt, display.waiting("starting the engine") as say:
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
 
@@ -239,7 +241,7 @@ def open_run(
 
             engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make(parts.policy)
         stack.enter_context(closing(engine))
-        directory = reopened or stack.enter_context(closing(_created(recipe, overwrite=overwrite)))
+        directory = reopened or stack.enter_context(closing(_created(recipe)))
         directory.note = display.note
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
@@ -289,9 +291,9 @@ def _reopened(
     return directory or (RunDirectory(recipe.run_dir) if is_there else None), saved
 
 
-def _created(recipe: Recipe, *, overwrite: bool) -> RunDirectory:
+def _created(recipe: Recipe) -> RunDirectory:
     created: list[RunDirectory] = []
-    from_first(lambda: created.append(RunDirectory.create(recipe, overwrite=overwrite)))
+    from_first(lambda: created.append(RunDirectory.create(recipe)))
     return created[0] if created else RunDirectory(recipe.run_dir)
 
 
@@ -299,20 +301,6 @@ def _of_ranks(
     recipe: Recipe, policy: Policy, make: Callable[[Policy], Engine], check_stop: Callable[[], None]
 ) -> EngineOfRanks:
     return EngineOfRanks(policy, make, is_embedded=recipe.rollout.is_in_trainer, check_stop=check_stop)
-
-
-def _consequence(line: str) -> str:
-    """Of a change that is not refused."""
-    if line.startswith(("rollout.engine", "engine ")):
-        return "Other responses are drawn from here on, from the same distribution"
-    if line.startswith("code of reward"):  # a digest of its whole file
-        return "Rewards differ from here on if it scores otherwise; no number changes if another part of the file did"
-    if line.startswith(("rollout.max_staleness", "rollout.too_old")):
-        return "Groups that were sampled ahead and are too old now are dropped, or sampled again (rollout.too_old)"
-    if line.startswith("code of hook"):
-        missing = "It is not called: from Python, give on_step= again. " if line.endswith("is None") else ""
-        return f"{missing}What it logs, stops and sets differs from here on if it acts otherwise"
-    return "The numbers may differ from here on, in their last bits at first"
 
 
 def _restore(run: Run, saved: Checkpoint | None) -> None:
@@ -338,14 +326,11 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
 
 
 def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
-    """Say from where the run goes on, what is damaged, and what is not as it was."""
-    note, directory, recipe = run.display.note, run.directory, run.recipe
-    for name in directory.damaged_rollouts(progress.rollout_files):
-        note(f"rollouts/{name} is missing, or not as it was written; training does not need it")
+    """Say from where the run goes on, and what is not as it was."""
+    note, recipe = run.display.note, run.recipe
     inexact = inexactness(saved, recipe, run.about["environment"])
-    for consequence in dict.fromkeys(map(_consequence, inexact)):
-        changes = "; ".join(line for line in inexact if _consequence(line) == consequence)
-        note(f"NOT an exact resume: {changes}. {consequence}")
+    for line in inexact:
+        note(f"NOT an exact resume: {line}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:

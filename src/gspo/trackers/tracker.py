@@ -12,7 +12,6 @@ import yaml
 from gspo.errors import UserError
 from gspo.report.run_files import RunFiles
 from gspo.report.steps import Table
-from gspo.run.plain_files import for_writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ def open_tensorboard(run: RunFiles, run_id: str | None, seconds: float) -> Track
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     path = run.path / f"events.out.tfevents.{time.time():.6f}"  # the files of a directory are read as one run
-    records = RecordWriter(open(path, "xb", opener=for_writing))  # noqa: SIM115
+    records = RecordWriter(path.open("xb"))
 
     def write(**content: Any) -> None:
         records.write(Event(wall_time=time.time(), **content).SerializeToString())
