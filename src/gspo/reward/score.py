@@ -28,25 +28,9 @@ def score(
     groups: Sequence[Group],
     functions: Sequence[RewardFunction],
     state: TrainerState | None = None,
-    *,
-    strict: bool = False,
-    max_masked_fraction: float = MAX_MASKED_FRACTION,
-    before: Sequence[Sample] = (),
-    check_stop: Callable[[], None] = lambda: None,
-    show_progress: ShowProgress = lambda *_: None,
-    warn: Callable[[str, str], object] = lambda *_: None,
+    **options: Any,
 ) -> Batch:
-    """The groups with what the functions say of every sample; a function is called once a group.
-
-    A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
-    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
-    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
-    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
-    `warn` gets a name and a sentence.
-    """
-    options: dict[str, Any] = {"strict": strict, "max_masked_fraction": max_masked_fraction, "before": before}
-    options |= {"check_stop": check_stop, "show_progress": show_progress, "warn": warn}
+    """The groups with what the functions say of every sample, in one batch; the options are those of `score_each`."""
     return together(score_each(groups, functions, lambda: state, **options), functions)
 
 
@@ -74,8 +58,14 @@ def score_each(
     warn: Callable[[str, str], object] = lambda *_: None,
     put: Callable[[Group, Batch], object] = lambda *_: None,
 ) -> list[Batch]:
-    """The same, a batch for each group; `put` gets a group and its batch as soon as its own calls are answered.
+    """A batch for each group, with what the functions say of every sample; a function is called once a group.
 
+    A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
+    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
+    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
+    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
+    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
+    `warn` gets a name and a sentence, and `put` a group and its batch as soon as its own calls are answered.
     What `more` returns, called again and again while any call is under way, is scored as well, and put alone.
     """
     scores = Scores(functions, before, strict, max_masked_fraction)
@@ -179,7 +169,7 @@ class Scores:
             if isinstance(part, str):
                 name, kind = f"reward function {function.name}", reply.kind or "invalid"
                 if function.weight != 0 or self._strict:
-                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
+                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, function.per)
                     self._first_masked = self._first_masked or UserError(part, where=where, fix=fix)
                     self._num_masked += sample not in self._masked
                     self._masked.add(sample)
@@ -277,7 +267,7 @@ def _masked_error(sample: Sample) -> UserError:
     """Why a sample that was scored before has no reward."""
     assert sample.score is not None and sample.score.failure is not None
     failure = sample.score.failure
-    fix = _fix(failure.kind, failure.message, "response")
+    fix = _fix(failure.kind, "response")
     return UserError(failure.message, where=f"row {sample.query.id}", fix=fix)
 
 
@@ -286,11 +276,7 @@ def _total(part: float | Tensor) -> float:
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
-def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
-    if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
-        return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
-    if "TypeError: string indices must be integers" in what:  # completion[0]["content"]
-        return "a completion is text where the prompt is text, and messages where the prompt is: use it as it comes"
+def _fix(kind: FailureKind, per: Per) -> str | None:
     values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
     fixes: Mapping[FailureKind, str] = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
