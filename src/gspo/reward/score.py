@@ -139,13 +139,14 @@ class Scores:
 
         So many others are made in the call's stead.
         """
-        group = (found := self._open[call.samples[0]]).group
+        found = self._open[call.samples[0]]
         found.num_missing += num_others - 1
         if found.num_missing:
             return None
-        samples = [replace(sample, score=self._score(sample, self._open.pop(sample))) for sample in group.samples]
-        batch = Group(samples=tuple(samples))
-        return group, Batch(groups=(batch,), reward_seconds=dict(found.seconds), logged=added_up(found.logged))
+        samples = found.group.samples
+        scored = Group(samples=tuple(replace(s, score=self._score(s, self._open.pop(s))) for s in samples))
+        logged = added_up(found.logged)
+        return found.group, Batch(groups=(scored,), reward_seconds=dict(found.seconds), logged=logged)
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
