@@ -29,6 +29,7 @@ def test_rows_are_distinct_reproducible_and_carry_what_the_verifier_needs(
     assert len(set(prompts(rows))) == len(rows) == 300
     assert rows == load_rows(recipe).train
     assert [row.id for row in rows] == [f"chain_sum:{number}" for number in range(1, 301)]
+    assert all(row.is_procedural for row in rows)
     assert all(row.columns["entry"]["question"] == row.prompt for row in rows)
     assert rows[0].columns["task_options"] == {k: v for k, v in chain_sum.items() if k not in ("task", "size")}
     assert pickle.loads(pickle.dumps(rows)) == rows

@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS, create_dataset
-from reasoning_gym.games import countdown
-from sympy.parsing.sympy_parser import parse_expr
 
 from gspo.reward import gym
+from gspo.reward.builtin import EVALUATING_TASKS
 from gspo.reward.builtin import reasoning_gym as reward
 from gspo.reward.gym import integer_value, parse_expression
 
 TASKS = sorted(set(DATASETS) - {"composite"})  # which needs others
-# By what their verifiers evaluate as Python, but for our readers: the answer, or something in the entry.
-EVALUATING = (
-    *("binary_matrix", "bitwise_arithmetic", "countdown", "intermediate_integration", "n_queens", "number_sorting"),
-    *("polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
-)
 # Smaller than they come, for they take seconds to make.
 SMALL: dict[str, dict[str, Any]] = {
     "futoshiki": {"min_board_size": 4, "max_board_size": 4},
@@ -104,7 +98,7 @@ def test_what_theirs_pay_for_is_worth_nothing(task: str, junk: str) -> None:
         assert is_right or "Integral" in entry["answer"] or scores(task, entry, text)[0] < 0.1
 
 
-@pytest.mark.parametrize("task", EVALUATING)
+@pytest.mark.parametrize("task", sorted(EVALUATING_TASKS - {"composite"}))
 def test_no_text_is_evaluated(task: str, tmp_path: Path) -> None:
     here = tmp_path / "evaluated"
     code = f"__import__('pathlib').Path({str(here)!r}).touch()"
@@ -121,20 +115,6 @@ def test_no_text_is_evaluated(task: str, tmp_path: Path) -> None:
     ):
         assert max(scores(task, entry, text)) < 0.1
         scores(task, hostile, text, str(entry["answer"]))
-    assert not here.exists()
-
-
-@pytest.mark.parametrize("evaluate", [eval, exec, parse_expr])
-def test_a_verifier_that_evaluates_text_after_all_is_stopped(
-    evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a new release may."""
-    monkeypatch.setitem(vars(countdown), "parse_expr", evaluate)
-    (entry,) = rows("countdown", 1)[1]
-    here = tmp_path / "evaluated"
-    assert (
-        scores("countdown", entry, f"__import__('pathlib').Path({str(here)!r}).touch() or {entry['answer']}")[0] < 0.1
-    )
     assert not here.exists()
 
 
@@ -180,7 +160,7 @@ def test_every_file_of_reasoning_gym_that_evaluates_text_is_known() -> None:
         "games/n_queens.py",
         "games/puzzle24.py",
     }
-    assert {Path(file).stem for file in verifies} == set(EVALUATING)
+    assert {Path(file).stem for file in verifies} == EVALUATING_TASKS - {"composite"}
     assert found - makes_questions_only == verifies
 
 

@@ -14,7 +14,7 @@ from gspo.queries.source import RowSet, procedural_rows, render_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import DatesConfig, SuiteConfig
 from gspo.reward.calls import RewardFunction
-from gspo.reward.functions import check_tests, load_functions, probe
+from gspo.reward.functions import check_origin, check_tests, load_functions, probe
 from gspo.reward.log import TrainerState
 from gspo.types import Query
 
@@ -144,11 +144,12 @@ def _make_set(
             judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
         sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
         template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
-    check_tests(set_rows.rows, template.functions)
+    judging = check_origin(set_rows.rows, template.functions)
+    check_tests(set_rows.rows, judging)
     changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
     rows = RowSet(train=(), held_out=tuple(set_rows.rows))
     key = "rollout.max_new_tokens" if set_rows.suite is None else "the suite's max_new_tokens"
     rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
     options: dict[str, Any] = {"segment_separator": separator, "state": TrainerState(), "check_stop": check_stop}
-    probed = probe(rendered, (), template.functions, tokenizer, **options)
-    return replace(template, name=set_rows.name, queries=rendered, probed=probed)
+    probed = probe(rendered, (), judging, tokenizer, **options)
+    return replace(template, name=set_rows.name, queries=rendered, functions=judging, probed=probed)

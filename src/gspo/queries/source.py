@@ -134,7 +134,7 @@ def procedural_rows(
         if question not in excluded and question not in rows:
             columns = {"answer": entry["answer"], **shared, "entry": entry}
             row_id = f"{source}:{len(rows) + 1}"
-            rows[question] = Row(id=row_id, prompt=question, columns=columns)
+            rows[question] = Row(id=row_id, prompt=question, columns=columns, is_procedural=True)
             if len(rows) == size:
                 break
     return list(rows.values())

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from gspo.errors import UserError, did_you_mean
@@ -11,6 +11,13 @@ from gspo.recipe.callables import load_callable
 from gspo.reward.code_tests import is_blank
 from gspo.reward.limits import within_cpu_limit
 from gspo.reward.marks import TAGGED, THINKING, behind_thoughts, gold_answer
+from gspo.sandbox.sandbox import Limits, Sandbox
+
+SANDBOX_BYTES = 2 * 2**30
+# By what their verifiers evaluate as Python: the answer, something in the entry, or whatever another task's does.
+_EVALUATING = """binary_matrix bitwise_arithmetic composite countdown intermediate_integration n_queens number_sorting
+    polynomial_multiplication puzzle24 simple_integration spiral_matrix string_insertion"""
+EVALUATING_TASKS = frozenset(_EVALUATING.split())
 
 
 def _behind_thoughts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,17 +106,40 @@ def reasoning_gym(
     entry: Sequence[dict[str, Any]],
     task_options: Sequence[dict[str, Any] | None] | None = None,
     seconds_per_answer: float = 10.0,
+    in_sandbox: bool = False,
     **columns: Any,
 ) -> list[float]:
     """The score the task's own verifier gives the answer (last <answer> tag, else the completion), mostly 0.0 to 1.0.
 
-    0.0 for one that takes more than the seconds of CPU time.
+    0.0 for one that takes more than the seconds of CPU time. Verifiers that evaluate text run in the sandbox if told.
     """
     from gspo.reward.gym import score
 
     options = [json.dumps(option or {}, sort_keys=True) for option in task_options or [None] * len(task)]
     rows = zip(task, options, entry, map(_answer, completions), strict=True)
-    return [within_cpu_limit(seconds_per_answer, score, *row) for row in rows]
+    return [
+        _score_in_sandbox(seconds_per_answer, row)
+        if in_sandbox and row[0] in EVALUATING_TASKS
+        else within_cpu_limit(seconds_per_answer, score, *row)
+        for row in rows
+    ]
+
+
+@cache
+def _sandbox() -> Sandbox:
+    """The sandbox of this process, which has imported the verifiers before it is asked."""
+    return Sandbox(packages=("*",), warm=("gspo.reward.gym",))
+
+
+def _score_in_sandbox(seconds: float, row: Sequence[Any]) -> float:
+    """What gym.score says of the row; RuntimeError where it is no fault of the answer that it says nothing."""
+    limits = Limits(cpu_seconds=seconds, memory_bytes=SANDBOX_BYTES)
+    ran = _sandbox().call("from gspo.reward.gym import score", "score", row, limits)
+    if ran.ending in ("cpu_time", "memory", "output", "files"):
+        return 0.0
+    if ran.ending != "finished" or not isinstance(ran.value, float):
+        raise RuntimeError(f"the verifier in the sandbox: {ran.ending}: {ran.error[-300:]}")
+    return ran.value
 
 
 @_behind_thoughts
@@ -214,7 +244,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "exact_match": ("answer_column", "thinking"),
     "format": ("pattern", "full_match"),
     "math": ("answer_column", "seconds_per_answer", "thinking"),
-    "reasoning_gym": ("seconds_per_answer", "thinking"),
+    "reasoning_gym": ("seconds_per_answer", "in_sandbox", "thinking"),
     "code": ("tests_column", "score", "seconds_per_test", "language", "max_tests", "thinking"),
 }
 

@@ -13,7 +13,7 @@ from gspo.queries.row import Row
 from gspo.recipe.faults import described
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
-from gspo.reward.builtin import BUILT_IN, OPTIONS, VERIFIERS, find_function, own_response
+from gspo.reward.builtin import BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
 from gspo.reward.calls import NAMED, Function, Host, RewardFunction, Threads, is_async, parameters_of
 from gspo.reward.code_tests import read_tests
 from gspo.reward.log import TrainerState
@@ -21,6 +21,7 @@ from gspo.reward.marks import THINKING, gold_answer, opens_thoughts
 from gspo.reward.processes import Processes
 from gspo.reward.score import score
 from gspo.rollout.segments import split_segments
+from gspo.sandbox.sandbox import check_available
 from gspo.types import Group, Query, Sample, Score
 
 JUNK = "I do not know."
@@ -128,6 +129,36 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
         if option not in accepted and not (takes_any and option not in named):
             what = f"reward function {reward.function} has no option {option!r}"
             raise UserError(what, where="reward.options", fix=f"it takes: {', '.join(accepted) or 'none'}")
+
+
+def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
+    """The functions; with the sandbox where a row of data has a task whose verifier evaluates text: the data's.
+
+    Calls none of them. Raises UserError where there is such a row and this machine has no sandbox.
+    """
+    verifying = [function for function in functions if function.call is BUILT_IN["reasoning_gym"]]
+    row = next((row for row in rows if not row.is_procedural and _evaluating(row)), None) if verifying else None
+    if row is None:
+        return tuple(functions)
+    try:
+        check_available()
+    except UserError as error:
+        what = (
+            f"task {min(_evaluating(row))}: reasoning-gym's verifier of it evaluates text as Python or sympy, in data "
+            f"that text could be any program, and it cannot run in the sandbox: {error.what}"
+        )
+        fix = f"{error.fix}; or give queries.procedural.task instead of data, or a task whose verifier only reads"
+        raise UserError(what, where=f"reward function {verifying[0].name}, row {row.id}", fix=fix) from None
+    return tuple(
+        replace(function, options={**function.options, "in_sandbox": True}) if function in verifying else function
+        for function in functions
+    )
+
+
+def _evaluating(row: Row) -> frozenset[str]:
+    task = row.columns.get("task")
+    tasks = task if isinstance(task, list | tuple) else [task]
+    return EVALUATING_TASKS.intersection(name for name in tasks if isinstance(name, str))
 
 
 def check_tests(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> None:

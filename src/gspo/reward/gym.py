@@ -1,24 +1,17 @@
-"""reasoning-gym's verifiers without their holes: no text is evaluated, and what theirs pay for junk is not paid.
-
-Readers of our own stand in the place of what evaluates text in theirs. Where a release evaluates text anywhere else,
-the interpreter itself refuses that, so that rows of data may hold any text.
-"""
+"""reasoning-gym's verifiers without their holes: no text is evaluated, and what theirs pay for junk is not paid."""
 
 import ast
 import json
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from traceback import walk_stack
 from types import ModuleType
 from typing import Any
 
 import sympy
-import sympy.physics.units  # sympy parses texts of its own when it first needs this: that would be refused
 from reasoning_gym.algebra import intermediate_integration, polynomial_multiplication, simple_integration
 from reasoning_gym.algorithmic import binary_matrix, number_sorting, spiral_matrix, string_insertion
 from reasoning_gym.arithmetic import bitwise_arithmetic
@@ -48,19 +41,6 @@ def score(task: str, options: str, entry: Mapping[str, Any], answer: str) -> flo
     except Exception:  # some verifiers raise on text they cannot read; such an answer is wrong
         return 0.0
     return number if math.isfinite(number) else 0.0
-
-
-def _refuse_to_evaluate(event: str, arguments: tuple[Any, ...]) -> None:
-    """What a verifier gives to eval, exec or sympy's parser is not run; to make questions, some tasks need them."""
-    if event != "exec" or arguments[0].co_filename != "<string>":
-        return
-    caller = sys._getframe(1)
-    is_theirs = caller.f_globals.get("__name__", "").startswith(("reasoning_gym", "sympy.parsing"))
-    if is_theirs and any(frame.f_code.co_name == "score_answer" for frame, _ in walk_stack(caller)):
-        raise PermissionError("a verifier evaluates a text as Python")
-
-
-sys.addaudithook(_refuse_to_evaluate)
 
 
 @lru_cache(maxsize=32)
@@ -128,6 +108,7 @@ _FUNCTION_NAMES = (
 _FUNCTIONS = {"abs": sympy.Abs, **{name: getattr(sympy, name) for name in re.findall(r"\w+", _FUNCTION_NAMES)}}
 _CONSTANTS = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I}
 
+# Readers of our own stand in the place of what evaluates text in the verifiers, and nowhere else.
 _SYMPY = ModuleType("sympy")
 vars(_SYMPY).update(vars(sympy), parse_expr=parse_expression)
 for module in (binary_matrix, n_queens, number_sorting, spiral_matrix, string_insertion):

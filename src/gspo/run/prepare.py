@@ -43,7 +43,7 @@ from gspo.recipe.rules import ineffective_settings, refusals
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import ModelConfig, RewardConfig
 from gspo.reward.calls import RewardFunction
-from gspo.reward.functions import Given, check_tests, load_functions, own_answer_notes, probe
+from gspo.reward.functions import Given, check_origin, check_tests, load_functions, own_answer_notes, probe
 from gspo.reward.log import TrainerState
 from gspo.rollout.engine import check_engine
 from gspo.rollout.shaping import sampling_notes
@@ -124,6 +124,7 @@ def load_inputs(
     say(f"reading {recipe.queries.path or 'the queries'}")
     check_watched(recipe, [rows_of_set.name for rows_of_set in set_rows])
     rows, pairs = _load_data(recipe, queries, set_rows, saved)
+    functions = check_origin([*rows.train, *rows.held_out], functions)
     check_tests([*rows.train, *rows.held_out], functions)
     say(f"loading the tokenizer of {recipe.model.path or 'a new model'}, and reading the queries with it")
     config = load_config(recipe.model)
