@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from math import isnan
 from typing import Any
 
 from gspo.errors import UserError, did_you_mean
 from gspo.recipe.callables import load_callable
+from gspo.reward.code_tests import is_blank
 from gspo.reward.limits import within_cpu_limit
 from gspo.reward.marks import TAGGED, THINKING, behind_thoughts, gold_answer
 from gspo.sandbox.sandbox import Limits, Sandbox
@@ -183,13 +183,6 @@ def _answer(text: str) -> str:
     return (TAGGED.findall(text) or [text])[-1].strip()
 
 
-def _is_blank(gold: Any) -> bool:
-    """Whether a column's cell holds no answer: nothing, white space, NaN (an empty cell of Parquet), an empty list."""
-    if isinstance(gold, float):
-        return isnan(gold)
-    return gold is None or (isinstance(gold, str) and not gold.strip()) or gold in ([], ())
-
-
 def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]:
     """The column of right answers; UserError where there is none, or it holds what no response can be equal to."""
     if name not in columns:
@@ -210,11 +203,11 @@ def _golds(columns: Mapping[str, Any], name: str, *, function: str) -> list[Any]
 def _right_answers(gold: Any) -> list[str]:
     """The texts that are right for math; several numbers are one answer."""
     is_any = isinstance(gold, list | tuple) and (len(gold) == 1 or all(isinstance(entry, str) for entry in gold))
-    return [gold_answer(str(entry)) for entry in (gold if is_any else [gold]) if not _is_blank(entry)]
+    return [gold_answer(str(entry)) for entry in (gold if is_any else [gold]) if not is_blank(entry)]
 
 
 def _right_texts(gold: Any) -> set[str]:
-    if _is_blank(gold):
+    if is_blank(gold):
         return set()
     if isinstance(gold, list | tuple):
         return {text for entry in gold for text in _right_texts(entry)}

@@ -89,16 +89,14 @@ def tests_of_rows(
 ) -> list[ProgramTests | None]:
     """The tests of each row of columns, read once for a group, whose rows are one; UserError as `read_tests` has it."""
     names = [name for name in (*COLUMNS, *([tests_column] if tests_column else [])) if name in columns]
-    read: dict[tuple[int, ...], ProgramTests | None] = {}
-    keys = []
+    rows, read = list[dict[str, Any]](), list[ProgramTests | None]()
     for place, prompt in enumerate(prompts):
-        row = {name: columns[name][place] for name in names}
-        keys.append((id(prompt), *map(id, row.values())))
-        if keys[-1] not in read:
-            if isinstance(prompt, str):  # HumanEval's, where the data has not been laid out
-                row.setdefault("code_prompt", prompt)
-            read[keys[-1]] = read_tests(row, column=tests_column, where="reward function code")
-    return [read[key] for key in keys]
+        # HumanEval's prompt, where the data has not been laid out
+        row = {"code_prompt": prompt} if isinstance(prompt, str) else {}
+        rows.append(row | {name: columns[name][place] for name in names})
+        is_same = place > 0 and rows[place] == rows[place - 1]
+        read.append(read[-1] if is_same else read_tests(rows[-1], column=tests_column, where="reward function code"))
+    return read
 
 
 def judge(response: str, tests: ProgramTests, options: JudgeOptions = JudgeOptions()) -> Judgement:

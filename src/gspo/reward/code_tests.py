@@ -75,7 +75,7 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, where: str)
         what = f"it needs a column {column!r}" if column else "the row has no column with tests in a known layout"
         what += f"; the columns there are: {', '.join(row) or 'none'}"
         raise UserError(what, where=where, fix="name the column: options: {tests_column: …}")
-    name = next((name for name in names if not _is_empty(row[name])), None)
+    name = next((name for name in names if not is_blank(row[name])), None)
     if name is None:
         return None
     try:
@@ -89,8 +89,10 @@ def read_tests(row: Mapping[str, Any], *, column: str | None = None, where: str)
         raise UserError(f"column {name!r} holds no usable tests: {reason}", where=where, fix=fix) from None
 
 
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value) or value in ("", [], ())
+def is_blank(value: Any) -> bool:
+    """Whether a cell holds nothing: null, white space, NaN (an empty cell of Parquet), an empty list."""
+    is_nan, is_space = isinstance(value, float) and value != value, isinstance(value, str) and not value.strip()
+    return value is None or is_nan or is_space or value in ([], ())
 
 
 def _read_layout(name: str, row: Mapping[str, Any]) -> ProgramTests:

@@ -7,7 +7,6 @@ import zlib
 MAX_BYTES = 2**29  # unpacked; a worker may take 4 GiB
 
 _TEXT = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
-_BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8"}
 # A version, a length, a place to remember the text at, the end: none of them makes or calls an object.
 _HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
@@ -24,13 +23,12 @@ def unpack(packed: str, max_bytes: int = MAX_BYTES) -> str:
     except (ValueError, zlib.error) as error:
         raise ValueError(f"neither JSON nor base64 of zlib's format: {error}") from None
     if not stream.eof:
-        is_longer = len(pickled) == max_bytes
-        raise ValueError(f"more than {max_bytes:,} bytes when it is unpacked" if is_longer else "it is cut off")
+        raise ValueError(f"it is cut off, or more than {max_bytes:,} bytes when it is unpacked")
     return unpickle_text(pickled)
 
 
 def unpickle_text(pickled: bytes) -> str:
-    """The one text (or UTF-8 bytes) that a pickle holds, read by its instructions, of which none is carried out.
+    """The one text that a pickle holds, read by its instructions, of which none is carried out.
 
     Raises ValueError for a pickle of anything else, and for a damaged one.
     """
@@ -38,8 +36,6 @@ def unpickle_text(pickled: bytes) -> str:
     for instruction, argument, _ in pickletools.genops(pickled):
         if instruction.name in _TEXT:
             texts.append(str(argument))
-        elif instruction.name in _BYTES:
-            texts.append(bytes(argument or b"").decode())
         elif instruction.name not in _HARMLESS:
             raise ValueError(f"a pickle of more than a text: it has the instruction {instruction.name}")
     if len(texts) != 1:

@@ -31,21 +31,21 @@ _DISPLAY = re.compile(r"(\$\$|\\\[)\s{0,9}([^\n$]{1,200}?)\s{0,9}[.,]?\s{0,9}(\$
 _DOUBTED = re.compile(
     r"(?i)\b(?:maybe|perhaps|possib(?:ly|ility)|possible(?=\s+(?:that|the|it|answer|value|solution|result)|\s*$)|probably|guess|"
     r"un(?:sure|certain|known)|impossible|(?<!without )(?<!without a )(?<!no )(?<!beyond )doubt|suspect|neither|"
-    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|false that|"
-    r"(?:whether|if|suppos\w+|assum\w+)(?=\s+(?:that )?(?:the|my|our)(?: \w+)?\s*$))\b"
+    r"(?:could|might|may) be|so sure|(?:any|every)thing (?:but|except)|(?:false|wrong|unlikely|can(?:'t|not) be) that|"
+    r"(?:whether|if|suppos\w+|assum\w+|claims|thinks|believes)(?=\s+(?:that )?(?:the|my|our)(?: \w+)?\s*$))\b"
     r"|(?:\bnot|n't) (?:sure|certain|know|think|believe|true|the case|clear)\b|\?"
 )
 # What a sentence concedes before it commits itself: Perhaps there is a shorter way, but the answer is 6.
 _CONCEDED = re.compile(
     r"(?is)^(?:.*(?:[,;–—]\s*(?:but|so|thus|hence|therefore|yet|still|nevertheless|and|however(?!,))\b|;"
     r"|(?<!thing)(?<!help)(?<!none)(?<!all)\sbut\b))?"
-    r"(?:\W*(?:since|because|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*,)?"
+    r"(?:\W*(?:since|because|as|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*,)?"
 )
 # A value with one of these shortly before or anywhere behind it is denied, inexact or one of several.
 _HEDGED = re.compile(
     r"(?i)\b(?:not|never|nor|cannot|either|or|and|tried|fail(?:s|ed)?|wrong|incorrect|approx\w*|about|roughly|around|almost|"
-    r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|to|"
-    r"unlike|(?:more |less |un)likely|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
+    r"nearly|close to|between|at (?:least|most)|(?:more|less|fewer|greater) than|(?:instead|rather) (?:of|than)|"
+    r"(?<!equal )to|unlike|(?:more |less |un)likely|except|exclud\w+|reject\w*|rule[sd]? out|differs? from|"
     r"vs|versus|then|(?:over|under|above|below|up to|exceeds?|minus|negative|twice|double|near|from|past|within|base|"
     r"(?:half|third|square|cube|root|reciprocal|opposite|multiple|factor|divisor|factorial|short) of)(?=\s+\$?[0-9])|"
     r"steps?|questions?|problems?|pages?|lines?|"

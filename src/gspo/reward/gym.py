@@ -134,25 +134,10 @@ def _is_close(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
     return abs(float(Fraction(answer.replace(",", ""))) - float(Fraction(right))) <= 1e-4
 
 
-def _is_no_longer(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
-    """Theirs looks no further than the right answer is long."""
-    return len(answer) <= len(right)
-
-
-def _is_integrated(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
-    """Theirs takes the integral sign before the question; a few of their own answers do hold one."""
-    return "Integral" not in answer or answer == right
-
-
 def _is_of_its_numbers(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
     """Theirs takes any four numbers, and 24.9 for 24."""
     numbers = sorted(int(number) for number in re.findall(r"\d+", answer))
     return numbers == sorted(entry["metadata"]["numbers"]) and "." not in answer and parse_expression(answer) == 24
-
-
-def _is_same_truth(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
-    """Theirs takes any text for true."""
-    return answer.rstrip(".").lower() == right.lower()
 
 
 def _is_assignment(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
@@ -165,13 +150,16 @@ def _is_assignment(answer: str, right: str, entry: Mapping[str, Any]) -> bool:
 
 _GATES: Mapping[str, Callable[[str, str, Mapping[str, Any]], bool]] = {
     "coin_flip": _is_close,
-    "game_of_life_halting": _is_same_truth,
-    "intermediate_integration": _is_integrated,
+    # Theirs takes any text for true.
+    "game_of_life_halting": lambda answer, right, _: answer.rstrip(".").lower() == right.lower(),
+    # Theirs takes the integral sign before the question; a few of their own answers do hold one.
+    "intermediate_integration": lambda answer, right, _: "Integral" not in answer or answer == right,
+    "simple_integration": lambda answer, right, _: "Integral" not in answer or answer == right,
     "knights_knaves": _is_assignment,
-    "letter_jumble": _is_no_longer,
+    # Theirs looks no further than the right answer is long.
+    "letter_jumble": lambda answer, right, _: len(answer) <= len(right),
+    "spell_backward": lambda answer, right, _: len(answer) <= len(right),
     "puzzle24": _is_of_its_numbers,
-    "simple_integration": _is_integrated,
-    "spell_backward": _is_no_longer,
 }
 # Answers are nothing but what the task asks for: theirs drop everything else and score the rest.
 _FORMS = {

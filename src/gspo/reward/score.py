@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import fsum
 from typing import Any
@@ -28,25 +28,9 @@ def score(
     groups: Sequence[Group],
     functions: Sequence[RewardFunction],
     state: TrainerState | None = None,
-    *,
-    strict: bool = False,
-    max_masked_fraction: float = MAX_MASKED_FRACTION,
-    before: Sequence[Sample] = (),
-    check_stop: Callable[[], None] = lambda: None,
-    show_progress: ShowProgress = lambda *_: None,
-    warn: Callable[[str, str], object] = lambda *_: None,
+    **options: Any,
 ) -> Batch:
-    """The groups with what the functions say of every sample; a function is called once a group.
-
-    A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
-    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
-    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
-    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
-    `warn` gets a name and a sentence.
-    """
-    options: dict[str, Any] = {"strict": strict, "max_masked_fraction": max_masked_fraction, "before": before}
-    options |= {"check_stop": check_stop, "show_progress": show_progress, "warn": warn}
+    """The groups with what the functions say of every sample, in one batch; the options are those of `score_each`."""
     return together(score_each(groups, functions, lambda: state, **options), functions)
 
 
@@ -74,8 +58,14 @@ def score_each(
     warn: Callable[[str, str], object] = lambda *_: None,
     put: Callable[[Group, Batch], object] = lambda *_: None,
 ) -> list[Batch]:
-    """The same, a batch for each group; `put` gets a group and its batch as soon as its own calls are answered.
+    """A batch for each group, with what the functions say of every sample; a function is called once a group.
 
+    A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
+    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
+    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
+    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
+    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
+    `warn` gets a name and a sentence, and `put` a group and its batch as soon as its own calls are answered.
     What `more` returns, called again and again while any call is under way, is scored as well, and put alone.
     """
     scores = Scores(functions, before, strict, max_masked_fraction)
@@ -102,6 +92,19 @@ def score_each(
     return [batch for batch in batches.values() if batch is not None]
 
 
+@dataclass(kw_only=True, eq=False)
+class _Open:
+    """A group whose calls are not all answered yet, and what they have said."""
+
+    group: Group
+    num_missing: int  # calls
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
+    logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
+    parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
+    extra: dict[Sample, dict[str, Cell]] = field(default_factory=dict)  # by function and column
+    masked: set[Sample] = field(default_factory=set)
+
+
 class Scores:
     """The parts and failures of samples, and the scores that they add up to.
 
@@ -120,28 +123,15 @@ class Scores:
         self._num_samples, self.num_calls = len(before), 0
         errors = [_masked_error(sample) for sample in before if sample.score and sample.score.failure]
         self._num_masked, self._first_masked = len(errors), next(iter(errors), None)
-        # Of groups that are not whole yet:
-        self._masked: set[Sample] = set()
-        self._group_of: dict[Sample, Group] = {}
-        self._num_missing: dict[Group, int] = {}  # calls
-        self._seconds: dict[Group, dict[str, float]] = {}  # of all calls, by function
-        self._logged: dict[Group, list[Mapping[str, tuple[float, int]]]] = {}
-        self._parts: dict[tuple[Sample, str], Part] = {}  # by sample and function name
-        self._extra: dict[Sample, dict[str, Cell]] = defaultdict(dict)  # by function and column
+        self._open: dict[Sample, _Open] = {}
         self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
 
     def enter(self, groups: Sequence[Group]) -> None:
         """Each function is called for these from now on."""
-        names = [function.name for function in self._functions]
         for group in groups:
-            self._group_of |= dict.fromkeys(group.samples, group)
-            self._num_missing[group], self._seconds[group], self._logged[group] = (
-                len(names),
-                dict.fromkeys(names, 0.0),
-                [],
-            )
+            self._open |= dict.fromkeys(group.samples, _Open(group=group, num_missing=len(self._functions)))
             self._num_samples += len(group.samples)
-        self.num_calls += len(groups) * len(names)
+        self.num_calls += len(groups) * len(self._functions)
         self._check_masked()
 
     def take(self, call: Call, *, num_others: int) -> tuple[Group, Batch] | None:
@@ -149,22 +139,22 @@ class Scores:
 
         So many others are made in the call's stead.
         """
-        group = self._group_of[call.samples[0]]
-        self._num_missing[group] += num_others - 1
-        if self._num_missing[group]:
+        found = self._open[call.samples[0]]
+        found.num_missing += num_others - 1
+        if found.num_missing:
             return None
-        del self._num_missing[group]
-        scored = Group(samples=tuple(replace(sample, score=self._score(sample)) for sample in group.samples))
-        seconds, logged = self._seconds.pop(group), added_up(self._logged.pop(group))
-        return group, Batch(groups=(scored,), reward_seconds=seconds, logged=logged)
+        samples = found.group.samples
+        scored = Group(samples=tuple(replace(s, score=self._score(s, self._open.pop(s))) for s in samples))
+        logged = added_up(found.logged)
+        return found.group, Batch(groups=(scored,), reward_seconds=dict(found.seconds), logged=logged)
 
     def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
         """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
 
         Raises UserError where the recipe is at fault, or too much has failed.
         """
-        function = call.function
-        self._seconds[self._group_of[call.samples[0]]][function.name] += seconds
+        function, found = call.function, self._open[call.samples[0]]
+        found.seconds[function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
             where = f"{where or f'reward function {function.name}'}, row {call.samples[0].query.id}"
@@ -172,30 +162,28 @@ class Scores:
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
         if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
             return [_call((sample,), function, call.state) for sample in call.samples]
-        self._note_logged(call, reply)
+        self._note_logged(call, reply, found)
         values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
         for sample, value in zip(call.samples, values, strict=True):
             part: Part | str = to_token_rewards(value, function.per, sample)
             if isinstance(part, str):
                 name, kind = f"reward function {function.name}", reply.kind or "invalid"
                 if function.weight != 0 or self._strict:
-                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
+                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, function.per)
                     self._first_masked = self._first_masked or UserError(part, where=where, fix=fix)
-                    self._num_masked += sample not in self._masked
-                    self._masked.add(sample)
+                    self._num_masked += sample not in found.masked
+                    found.masked.add(sample)
                 part = Failure(kind=kind, message=f"{name}: {part}")
-            self._parts[sample, function.name] = part
+            found.parts[sample, function.name] = part
         self._check_masked()
         return ()
 
-    def _note_logged(self, call: Call, reply: Reply) -> None:
+    def _note_logged(self, call: Call, reply: Reply, found: _Open) -> None:
         name = call.function.name
-        self._logged[self._group_of[call.samples[0]]].append(
-            {f"{name}/{metric}": pair for metric, pair in reply.metrics.items()}
-        )
+        found.logged.append({f"{name}/{metric}": pair for metric, pair in reply.metrics.items()})
         for column, cells in reply.columns.items():
             for sample, cell in zip(call.samples, cells, strict=True):
-                self._extra[sample][f"{name}/{column}"] = cell
+                found.extra.setdefault(sample, {})[f"{name}/{column}"] = cell
         if reply.refused and self._strict:
             fix = "docs/guides/rewards.md says what it takes"
             raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
@@ -212,18 +200,16 @@ class Scores:
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
 
-    def _score(self, sample: Sample) -> Score:
-        """The sample's score, once everything is in; nothing of it is kept here."""
-        del self._group_of[sample]
-        self._masked.discard(sample)
-        pairs = [(function, self._parts.pop((sample, function.name))) for function in self._functions]
+    def _score(self, sample: Sample, found: _Open) -> Score:
+        """The sample's score, once everything is in."""
+        pairs = [(function, found.parts[sample, function.name]) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
         failures = {function.name: part for function, part in pairs if isinstance(part, Failure)}
         weighed = [(function, part) for function, part in pairs if function.weight != 0]  # 0: measured only
         weights, finer = {f.name: f.weight for f, _ in weighed}, {f.per for f, _ in weighed} - {"response"}
         failure = next((part for _, part in weighed if isinstance(part, Failure)), None)
         applying = [(function.weight, part) for function, part in weighed if isinstance(part, float | Tensor)]
-        has_reward, extra = failure is None and applying, dict(sorted(self._extra.pop(sample, {}).items()))
+        has_reward, extra = failure is None and applying, dict(sorted(found.extra.get(sample, {}).items()))
         reward = sum(weight * _total(part) for weight, part in applying) if has_reward else None
         sample_score = Score(
             reward=reward, parts=parts, failure=failure, failures=failures, weights=weights, extra=extra
@@ -277,7 +263,7 @@ def _masked_error(sample: Sample) -> UserError:
     """Why a sample that was scored before has no reward."""
     assert sample.score is not None and sample.score.failure is not None
     failure = sample.score.failure
-    fix = _fix(failure.kind, failure.message, "response")
+    fix = _fix(failure.kind, "response")
     return UserError(failure.message, where=f"row {sample.query.id}", fix=fix)
 
 
@@ -286,11 +272,7 @@ def _total(part: float | Tensor) -> float:
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
-def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
-    if "ValueError: signal only works in main thread" in what:  # math-verify's limits are alarms
-        return "functions from Python run in threads: pass parsing_timeout=None, timeout_seconds=None"
-    if "TypeError: string indices must be integers" in what:  # completion[0]["content"]
-        return "a completion is text where the prompt is text, and messages where the prompt is: use it as it comes"
+def _fix(kind: FailureKind, per: Per) -> str | None:
     values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
     fixes: Mapping[FailureKind, str] = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",
