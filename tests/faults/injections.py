@@ -1,6 +1,7 @@
 """The faults, each put into a run's own process at an exact place; the process dies, fails or is disturbed for real."""
 
 import ctypes
+import hashlib
 import itertools
 import os
 import resource
@@ -101,14 +102,17 @@ def deaf_output() -> None:
 def kill_in_save(operation: int, path: str) -> None:
     """Kill this process at one of the operations of its saves: every write (before, half done, after), sync and rename.
 
-    The operations' names, one a line, are written to `path` as they happen.
+    At -1 none of them; then their names, one a line, are written to `path`, and what a process that is killed there
+    leaves: the same digest where it is the same files.
     """
     numbers = itertools.count()
     log = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
 
     def point(name: str, half: Callable[[], None] | None = None) -> None:
-        print(name, file=log, flush=True)
-        if next(numbers) == operation:
+        number = next(numbers)
+        if operation == -1:
+            print(f"{name}\t{number if half else _digest(Path('run'), number)}", file=log, flush=True)
+        if number == operation:
             if half is not None:
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -134,6 +138,17 @@ def kill_in_save(operation: int, path: str) -> None:
     for name in ("sync", "move_into_place", "remove"):
         around(store, name)
     _around_model_files(point)
+
+
+def _digest(directory: Path, number: int) -> str:
+    """Of the names and contents of all files; the number itself where one is moved meanwhile."""
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(directory.rglob("*")):
+            digest.update(f"{path}\n".encode() + (path.read_bytes() if path.is_file() else b""))
+    except FileNotFoundError:
+        return str(number)
+    return digest.hexdigest()
 
 
 def _around_model_files(point: Callable[..., None]) -> None:

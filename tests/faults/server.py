@@ -22,11 +22,13 @@ import reasoning_gym  # noqa: F401
 import torch
 import transformers
 from tests.faults import injections
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: F401
 
 import gspo.train  # noqa: F401
 from gspo import cli
+from gspo.metrics.definitions import families
 
 _answering = threading.Lock()
 
@@ -35,6 +37,7 @@ def serve() -> None:
     """Answer requests until standard input ends."""
     torch.set_num_threads(1)  # other threads would not survive the fork
     transformers.utils.logging.disable_progress_bar()
+    families(), get_checkpoint_conversion_mapping("qwen3_moe")  # tables that each run would make, and of no run's own
     _answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
