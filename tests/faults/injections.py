@@ -7,15 +7,21 @@ import os
 import resource
 import signal
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch
 
+from gspo import cli
+from gspo.errors import HAS_LAUNCHER
+from gspo.launch import local
+from gspo.launch.local import LocalRank
 from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
@@ -45,6 +51,19 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """End this process, a copy of another, with the status of this."""
+    status = 1
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def signal_at(place: str, count: int, number: int = signal.SIGKILL, before: bool = True, saved: bool = False) -> None:
     """Send this process a signal at the `count`-th call of a place, just before or just after it.
 
@@ -70,6 +89,39 @@ def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
 
     for place, count in calls:
         _at(place, count, kill)
+
+
+def forked_ranks() -> None:
+    """The ranks of a launcher are copies of it: programs would each import anew what it has, for seconds of a core."""
+    local.LocalRank = _ForkedRank  # type: ignore[assignment, misc]
+
+
+class _ForkedRank:
+    returncode: int | None = None
+    is_lost = False
+    lose, how_ended = LocalRank.lose, LocalRank.how_ended
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **_: Any) -> None:
+        sys.stdout.flush()
+        self._until_end = os.pipe()  # a rank ends when its input does
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.dup2(self._until_end[0], 0)
+            os.environ |= {**{name: str(value) for name, value in environment.items()}, HAS_LAUNCHER: "yes"}
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the launcher collects them
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            end_with(lambda: cli.main(list(arguments)))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def fail_at(place: str, count: int) -> None:
