@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.rollout.servers import real
 from tests.rollout.servers.fault_proxy import (
+    Exchange,
     Fault,
     Proxy,
     answering,
@@ -256,14 +257,38 @@ def test_no_two_responses_of_a_call_repeat_each_others_random_numbers(
 # Weights
 
 
+def pause_in_mid_response(proxy: Proxy, server: RunningServer, *, num_groups: int) -> None:
+    """The next publish comes upon responses under way, however busy the machine is: its pause lets their requests go."""
+    is_publishing = threading.Event()
+
+    def wait_for_publish(exchange: Exchange) -> None:
+        is_publishing.wait()
+        exchange.answer(*exchange.forward())
+
+    def wait_for_responses(exchange: Exchange) -> None:
+        is_publishing.set()
+        while not running(server.url):
+            time.sleep(0.001)
+        exchange.answer(*exchange.forward())
+
+    proxy.disturb(wait_for_publish, times=num_groups)
+    proxy.disturb(wait_for_responses, path="/pause", when=lambda body: True)
+
+
 @pytest.mark.parametrize("how", ["old_cache=recompute", "old_cache=keep", "interrupt=false"])
 def test_a_token_that_is_sampled_beside_the_training_has_the_likelihood_of_the_weights_that_drew_it(
-    how: str, policy: Policy, queries: list[Query], proxy: Proxy, key: str, tmp_path: Path
+    how: str,
+    server: RunningServer,
+    policy: Policy,
+    queries: list[Query],
+    proxy: Proxy,
+    key: str,
+    tmp_path: Path,
 ) -> None:
     policy = replace(policy, stop_ids=())  # else a response may have ended before new weights come
     keys = ("rollout.max_staleness=1", f"rollout.{how}", "actor.old_logprobs=engine")
     engine = engine_of(policy, tmp_path, urls=(proxy.url,), keys=keys)
-    settings, found = SETTINGS.model_copy(update={"max_new_tokens": 150}), dict[int, Group]()
+    settings, found = SETTINGS.model_copy(update={"max_new_tokens": 300}), dict[int, Group]()
     weights: dict[int, dict[str, torch.Tensor]] = {}
 
     def publish(version: int) -> None:
@@ -271,6 +296,7 @@ def test_a_token_that_is_sampled_beside_the_training_has_the_likelihood_of_the_w
         engine.publish(policy, version)
 
     publish(4)
+    pause_in_mid_response(proxy, server, num_groups=len(queries))
     options: dict[str, Any] = {"record_experts": False, "check_stop": lambda: None}
     beside = threading.Thread(
         target=engine.sample_beside, args=(queries, settings, KEY, found.__setitem__), kwargs=options
