@@ -71,6 +71,8 @@ LONG_FILES = (
     "test_rank_messages.py",
     "test_vllm_experts.py",
     "test_engines_end_to_end.py",
+    "test_resume_auxiliary_models.py",
+    "test_embedded_process.py",
 )
 
 
