@@ -66,9 +66,13 @@ LONG_FILES = (
     "test_ray.py",
     "test_slurm.py",
     "test_servers.py",
+    "test_beside.py",
     "test_several_processes.py",
+    "test_rank_messages.py",
     "test_vllm_experts.py",
     "test_engines_end_to_end.py",
+    "test_resume_auxiliary_models.py",
+    "test_embedded_process.py",
 )
 
 

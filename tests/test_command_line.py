@@ -78,10 +78,8 @@ def test_a_shell_completes_commands_and_keys_of_a_recipe(
     assert {word.strip() for word in Path("answer").read_text().splitlines()} == words
 
 
-@pytest.mark.parametrize("directory", ["ünï", "名"])
-def test_a_name_of_any_letters_is_written_and_found_where_the_locale_has_none(
-    directory: str, environment: dict[str, str]
-) -> None:
+def test_a_name_of_any_letters_is_written_and_found_where_the_locale_has_none(environment: dict[str, str]) -> None:
+    directory = "ünï名"
     given = {**environment, "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     given.pop("LC_ALL", None)
     Path("tiny.yaml").write_text(f"{TINY.read_text()}output_dir: {directory}\n")

@@ -1,20 +1,27 @@
 """The faults, each put into a run's own process at an exact place; the process dies, fails or is disturbed for real."""
 
 import ctypes
+import hashlib
 import itertools
 import os
 import resource
 import signal
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch
 
+from gspo import cli
+from gspo.errors import HAS_LAUNCHER
+from gspo.launch import local
+from gspo.launch.local import LocalRank
 from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
@@ -44,6 +51,19 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """End this process, a copy of another, with the status of this."""
+    status = 1
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def signal_at(place: str, count: int, number: int = signal.SIGKILL, before: bool = True, saved: bool = False) -> None:
     """Send this process a signal at the `count`-th call of a place, just before or just after it.
 
@@ -69,6 +89,39 @@ def kill_server_at(calls: Sequence[tuple[str, int]]) -> None:
 
     for place, count in calls:
         _at(place, count, kill)
+
+
+def forked_ranks() -> None:
+    """The ranks of a launcher are copies of it: programs would each import anew what it has, for seconds of a core."""
+    local.LocalRank = _ForkedRank  # type: ignore[assignment, misc]
+
+
+class _ForkedRank:
+    returncode: int | None = None
+    is_lost = False
+    lose, how_ended = LocalRank.lose, LocalRank.how_ended
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **_: Any) -> None:
+        sys.stdout.flush()
+        self._until_end = os.pipe()  # a rank ends when its input does
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.dup2(self._until_end[0], 0)
+            os.environ |= {**{name: str(value) for name, value in environment.items()}, HAS_LAUNCHER: "yes"}
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the launcher collects them
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            end_with(lambda: cli.main(list(arguments)))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def fail_at(place: str, count: int) -> None:
@@ -101,14 +154,17 @@ def deaf_output() -> None:
 def kill_in_save(operation: int, path: str) -> None:
     """Kill this process at one of the operations of its saves: every write (before, half done, after), sync and rename.
 
-    The operations' names, one a line, are written to `path` as they happen.
+    At -1 none of them; then their names, one a line, are written to `path`, and what a process that is killed there
+    leaves: the same digest where it is the same files.
     """
     numbers = itertools.count()
     log = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - as long as the process
 
     def point(name: str, half: Callable[[], None] | None = None) -> None:
-        print(name, file=log, flush=True)
-        if next(numbers) == operation:
+        number = next(numbers)
+        if operation == -1:
+            print(f"{name}\t{number if half else _digest(Path('run'), number)}", file=log, flush=True)
+        if number == operation:
             if half is not None:
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -134,6 +190,17 @@ def kill_in_save(operation: int, path: str) -> None:
     for name in ("sync", "move_into_place", "remove"):
         around(store, name)
     _around_model_files(point)
+
+
+def _digest(directory: Path, number: int) -> str:
+    """Of the names and contents of all files; the number itself where one is moved meanwhile."""
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(directory.rglob("*")):
+            digest.update(f"{path}\n".encode() + (path.read_bytes() if path.is_file() else b""))
+    except FileNotFoundError:
+        return str(number)
+    return digest.hexdigest()
 
 
 def _around_model_files(point: Callable[..., None]) -> None:

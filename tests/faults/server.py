@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,32 @@ import reasoning_gym  # noqa: F401
 import torch
 import transformers
 from tests.faults import injections
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: F401
 
 import gspo.train  # noqa: F401
 from gspo import cli
+from gspo.metrics.definitions import families
 
 _answering = threading.Lock()
 
 
-def serve() -> None:
-    """Answer requests until standard input ends."""
+def serve() -> int:
+    """Answer requests until standard input ends; an exit status."""
     torch.set_num_threads(1)  # other threads would not survive the fork
     transformers.utils.logging.disable_progress_bar()
+    families(), get_checkpoint_conversion_mapping("qwen3_moe")  # tables that each run would make, and of no run's own
     _answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         with _answering:  # no thread may hold the lock of standard output when the process is copied
             pid = os.fork()
         if pid == 0:
-            _run(request)
+            injections.end_with(lambda: _run(request))  # noqa: B023 - this process has one request
         _answer({"pid": pid})
         threading.Thread(target=_wait, args=(pid,), daemon=True).start()
+    return 0
 
 
 def _wait(pid: int) -> None:
@@ -56,28 +59,20 @@ def _answer(answer: dict[str, Any]) -> None:
         os.write(1, f"{json.dumps(answer)}\n".encode())
 
 
-def _run(request: dict[str, Any]) -> None:
-    """In the new process: what `gspo` does with its arguments; never returns."""
-    status = 1
-    try:
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-            signal.signal(number, handler)  # a shell's background job inherits them ignored
-        os.chdir(request["directory"])
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-        if request["fault"]:
-            name, keywords = request["fault"]
-            getattr(injections, name)(**keywords)
-        status = cli.main(request["arguments"])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def _run(request: dict[str, Any]) -> int:
+    """In the new process: what `gspo` does with its arguments."""
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        signal.signal(number, handler)  # a shell's background job inherits them ignored
+    os.chdir(request["directory"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    if request["fault"]:
+        name, keywords = request["fault"]
+        getattr(injections, name)(**keywords)
+    return cli.main(request["arguments"])
 
 
 if __name__ == "__main__":
-    serve()
+    injections.end_with(serve)  # without the seconds in which Python lets go of all it has imported

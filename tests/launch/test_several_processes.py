@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.faults.laboratory import Server
 
 from gspo import cli
 from gspo.launch.local import run_processes
@@ -39,6 +41,33 @@ VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction", "balanc
 SECONDS = 120  # after which a test gives up; none takes nearly as long
 ENDED_SECONDS = 60  # within which a run that has lost a rank ends
 Start = Callable[..., "subprocess.Popen[str]"]
+Launch = Callable[..., "Forked"]
+
+
+class Forked:
+    """A launcher and ranks without imports of their own: copies of a process that has all of it (tests/faults)."""
+
+    returncode: int | None = None
+
+    def __init__(self, server: Server, home: Path, arguments: tuple[str, ...]) -> None:
+        self._outputs = [home / "out", home / "err"]
+        for path in self._outputs:
+            path.unlink(missing_ok=True)
+        self._process = server.start(list(arguments), home, ("forked_ranks", {}))
+        self.pid, self.send_signal = self._process.pid, self._process.send
+
+    def said(self) -> str:
+        return "".join(path.read_text() for path in self._outputs if path.exists())
+
+    def poll(self) -> int | None:
+        if self.returncode is None and not self._process.is_running():
+            self.returncode = self._process.wait()
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str]:
+        if self.returncode is None:
+            self.returncode = self._process.wait(timeout)
+        return (self.said(),)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +90,28 @@ def start(home: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def launch(home: Path, server: Server) -> Iterator[Launch]:
+    """Starts gspo in the directory, with ranks that it forks; a launcher that is left is ended after the test."""
+    launched = list[Forked]()
+
+    def launch(*arguments: str) -> Forked:
+        launched.append(Forked(server, home, arguments))
+        return launched[-1]
+
+    yield launch
+    for launcher in launched:
+        if launcher.poll() is None:
+            launcher.send_signal(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +140,7 @@ def test_two_processes_sample_the_same_and_learn_the_same(alone: dict[str, Any],
 
 
 def test_a_run_goes_on_on_other_numbers_of_processes(
-    home: Path, start: Start, alone: dict[str, Any], paired: Any
+    home: Path, launch: Launch, alone: dict[str, Any], paired: Any
 ) -> None:
     """From two processes to four, from four to two, from two to one, and from one to two."""
     before, after = home / "runs/paired", home / "runs/moved"
@@ -98,7 +149,7 @@ def test_a_run_goes_on_on_other_numbers_of_processes(
         shutil.rmtree(after / "checkpoints" / name)
     shutil.rmtree(after / "model")
     for steps, was, number in ((3, 2, 4), (4, 4, 2), (6, 1, 2)):
-        process = start("resume", "runs/moved", f"steps={steps}", "--processes", str(number))
+        process = launch("resume", "runs/moved", f"steps={steps}", "--processes", str(number))
         said = _ended(process)
         assert process.returncode == 0, said
         assert re.search(rf"NOT an exact resume: .*ranks was {was}, is {number}", said)
@@ -110,20 +161,19 @@ def test_a_run_goes_on_on_other_numbers_of_processes(
 
 
 def test_a_signal_to_the_launcher_or_to_a_rank_stops_all_processes_once_and_the_run_goes_on_bit_by_bit(
-    home: Path, start: Start, paired: dict[str, Any]
+    home: Path, launch: Launch, paired: dict[str, Any]
 ) -> None:
-    process = start("train", str(TINY), "name=stopped", *KEYS_OF_EXPERTS, "steps=6", "--processes", "2")
+    process = launch("train", str(TINY), "name=stopped", *KEYS_OF_EXPERTS, "steps=6", "--processes", "2")
     _wait_for(home / "runs/stopped/checkpoints/step_000002", process)
     process.send_signal(signal.SIGTERM)
     said = _ended(process)
     assert process.returncode == 128 + signal.SIGTERM, said
     assert said.count("saved: ") == 1
-    process = start("resume", "runs/stopped", "--processes", "2")
-    assert process.stdout is not None
-    assert any(line.startswith("resumed from") for line in process.stdout), "all ranks are there, and steps to come"
+    process = launch("resume", "runs/stopped", "--processes", "2")
+    _wait_until(lambda: "resumed from" in process.said(), process)  # all ranks are there, and steps to come
     os.kill(_ranks_of(process.pid)[1], signal.SIGTERM)
     assert _ended(process) and process.returncode == 128 + signal.SIGTERM
-    process = start("resume", "runs/stopped", "--processes", "2")
+    process = launch("resume", "runs/stopped", "--processes", "2")
     assert _ended(process) and process.returncode == 0
     found = _result(home / "runs/stopped")
     assert found["responses"] == paired["responses"]
@@ -140,13 +190,13 @@ def test_a_signal_to_the_launcher_or_to_a_rank_stops_all_processes_once_and_the_
     ids=["killed 0", "stuck 1", "full disk of 1"],
 )
 def test_all_end_with_one_message_where_a_rank_is_lost(
-    harm: Callable[[dict[int, int]], None], said: str, home: Path, start: Start
+    harm: Callable[[list[int]], None], said: str, home: Path, launch: Launch
 ) -> None:
     shutil.rmtree(home / "runs/harmed", ignore_errors=True)
     keys = [*KEYS, "name=harmed", "steps=9999", "cold_start.steps=0"]
     if "sign of life" in said:
         keys += ["trainer.timeout_seconds=4"]  # a rank that is gone is noticed before
-    process = start("train", str(TINY), *keys, "--processes", "2")
+    process = launch("train", str(TINY), *keys, "--processes", "2")
     _wait_for(home / "runs/harmed/checkpoints/step_000002", process)
     ranks = _ranks_of(process.pid)
     harm(ranks)
@@ -156,7 +206,7 @@ def test_all_end_with_one_message_where_a_rank_is_lost(
     assert process.returncode == 1
     assert output.count("failed: ") == 1, output
     assert said in output.partition("failed: ")[2], output
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert "gspo resume" in output
     assert _on_one(home, "harmed", "steps=4", resume=True)["responses"]
 
@@ -177,7 +227,7 @@ def hang(*_):
 """
 
 
-def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, start: Start) -> None:
+def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path, launch: Launch) -> None:
     """The model runs code of its own directory, which other ranks have to load by themselves."""
     _on_one(home, "dense", "steps=1", "cold_start.steps=0")
     shutil.copytree(home / "runs/dense/model", model := home / "own")
@@ -187,7 +237,7 @@ def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path
     (model / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
     keys = ["model.path=own", "model.trust_remote_code=true", "model.architecture=null", "model.tokenizer=null"]
     keys += [*KEYS, "name=hung", "steps=9999", "cold_start.steps=0", "trainer.timeout_seconds=4"]
-    process = start("train", str(TINY), *keys, "--processes", "2")
+    process = launch("train", str(TINY), *keys, "--processes", "2")
     _wait_for(home / "runs/hung/checkpoints/step_000002", process)
     (home / "hang").touch()
     output = _ended(process)
@@ -204,7 +254,7 @@ def test_where_the_launcher_is_killed_its_ranks_save_and_end(home: Path, start: 
     ranks = _ranks_of(process.pid)
     process.kill()
     assert "saved: " in _ended(process)
-    while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
         time.sleep(0.05)
     text = (home / "runs/orphaned/metrics.jsonl").read_text()
     assert [json.loads(line)["staleness/max"] for line in text.splitlines()[1:3]] == [0.0, 1.0]
@@ -286,32 +336,26 @@ def _flat(value: Any) -> list[float]:
     return [math.nan if value is None else value]
 
 
-def _wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+def _wait_for(path: Path, process: "subprocess.Popen[str] | Forked") -> None:
+    _wait_until(path.exists, process)
+
+
+def _wait_until(is_so: Callable[[], bool], process: "subprocess.Popen[str] | Forked") -> None:
     began = time.monotonic()
-    while not path.exists():
-        assert process.poll() is None, process.communicate()[0]
+    while not is_so():
+        assert process.poll() is None, process.communicate(timeout=SECONDS)[0]
         assert time.monotonic() - began < SECONDS
         time.sleep(0.05)
 
 
-def _ended(process: "subprocess.Popen[str]") -> str:
+def _ended(process: "subprocess.Popen[str] | Forked") -> str:
     """What it has said, once it has ended."""
     return process.communicate(timeout=SECONDS)[0]
 
 
-def _ranks_of(launcher: int) -> dict[int, int]:
-    """The process of each rank."""
-    found: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(path.read_text().rpartition(") ")[2].split()[1]) != launcher:
-                continue
-            environment = (path.parent / "environ").read_text().split("\0")
-        except OSError:  # it has just ended
-            continue
-        ranks = [int(entry.removeprefix("RANK=")) for entry in environment if entry.startswith("RANK=")]
-        found |= dict.fromkeys(ranks, int(path.parent.name))
-    return found
+def _ranks_of(launcher: int) -> list[int]:
+    """The process of each rank, in the order in which they were started."""
+    return [rank.pid for rank in sorted(psutil.Process(launcher).children(), key=lambda rank: rank.create_time())]
 
 
 def _limit_files(pid: int) -> None:
