@@ -18,7 +18,7 @@ import httpx
 from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
-from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.api import BadAnswerError, Generated, Request, ServerApi
 from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.process import Host
@@ -60,9 +60,7 @@ class Fleet:
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
         if not self._key.isascii():
-            raise UserError(
-                "it is not ASCII, which a header of HTTP must be", where=KEY_VARIABLE, fix="set another key"
-            )
+            raise UserError("it is not ASCII, as a header of HTTP is", where=KEY_VARIABLE, fix="set another key")
         self.version = -1  # none is published yet
         self.proven_version = -1  # that all servers have had, at the least
         self.counts: Counter[str] = Counter()  # since they were taken last
@@ -215,8 +213,8 @@ class Fleet:
 
         async def label_of(client: httpx.AsyncClient, server: Server) -> str:
             try:
-                answer = await server.ask(client, self._api.label(), seconds=_PROBE_SECONDS)  # it may be busy
-                return self._api.read_label(answer)
+                request = Request(path=self._api.label_path, seconds=_PROBE_SECONDS)  # it may be busy
+                return str((await server.ask(client, request))["weight_version"])
             except (NoAnswerError, RefusedError, KeyError, TypeError):
                 return ""
 
