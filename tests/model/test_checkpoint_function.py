@@ -146,9 +146,7 @@ class AlwaysDropping(nn.Module):
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "starcoder2", "gemma3"])
-def test_noise_that_is_left_is_refused(
-    family: str, checkpoint: Callable[[str], Path], fitted_tokenizer: Any
-) -> None:
+def test_noise_that_is_left_is_refused(family: str, checkpoint: Callable[[str], Path], fitted_tokenizer: Any) -> None:
     policy = load_policy(ModelConfig(path=str(checkpoint(family)), device="cpu"), fitted_tokenizer, seed=0)
     layers = getattr(policy.trunk, "language_model", policy.trunk).layers
     layers[1].mlp = AlwaysDropping(layers[1].mlp)
