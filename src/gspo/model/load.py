@@ -20,7 +20,7 @@ _NO_MODEL = "no model can be loaded"
 _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
 _OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
 _ADAPTER = "a LoRA adapter (adapter_config.json), and gspo trains whole models"
-_ADAPTER_FIX = "merge it into its base model (peft: merge_and_unload); beside whole weights, remove adapter_config.json"
+_ADAPTER_FIX = "merge it into its model (peft: merge_and_unload); beside whole weights, remove adapter_config.json"
 _QUANTISED = "its weights are quantised, and quantised weights cannot be trained"
 _QUANTISED_FIX = "name the model that it was made from, or save it dequantised (transformers: model.dequantize())"
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -243,7 +243,7 @@ def _read_config(recipe: ModelConfig) -> Any:
 
 
 def _refuse_quantised(config: Any, *, where: str) -> None:
-    """Have transformers turn quantised weights into ordinary numbers; UserError where their method has no such way."""
+    """Have transformers turn quantised weights into ordinary numbers; UserError for a method without such a way."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     trees = (config, config.get_text_config())

@@ -127,7 +127,7 @@ def _written(
                 raise UserError(f"the row's own text has the special token {found[0]}", where=row.id, fix=fix)
             if way == "text":
                 message["content"] = special.sub(lambda token: f"{token[0][0]}{_CUT}{token[0][1:]}", text)
-            how = "a token (queries.special_tokens: text reads it as plain text)" if way == "allow" else "plain text"
+            how = "plain text" if way == "text" else "a token (queries.special_tokens: text makes it plain text)"
             remarks.append(f"the row's own text has {found[0]}, which is read as {how}")
     if template is None:
         return with_settings(own)[0]["content"].split(_CUT), remarks

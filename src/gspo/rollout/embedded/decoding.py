@@ -45,7 +45,7 @@ class Means(IntEnum):
 
     WRITTEN_OUT = 0  # the decoder of one_token.py stands in for the model's modules
     OWN_MODULES = 1
-    NO_CACHE = 2  # plain passes: all tokens are read again for each new one, side by side where they are as many
+    NO_CACHE = 2  # plain passes: all tokens are read again for each new one, those of one length side by side
 
 
 class Transcript:

@@ -90,7 +90,8 @@ def generated(
         raise ValueError(f"{what}: max_model_len or context_length is short")
     labels = [(span["version"], span["end"] - span["start"]) for span in spans]
     are_named = all(isinstance(label, str) for label, _ in labels)
-    if not are_named or [span["start"] for span in spans] + [num_tokens] != [0] + [span["end"] for span in spans]:
+    starts, ends_of_spans = [span["start"] for span in spans], [span["end"] for span in spans]
+    if not are_named or [*starts, num_tokens] != [0, *ends_of_spans]:
         raise ValueError(f"the weights of {num_tokens} tokens are named as {spans}")
     if experts is not None and len(experts) != len(asked.prompt_ids) + num_tokens - 1:
         raise ValueError(f"experts of {len(experts)} tokens")
