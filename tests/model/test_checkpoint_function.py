@@ -146,15 +146,12 @@ class AlwaysDropping(nn.Module):
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "starcoder2", "gemma3"])
-def test_noise_that_is_left_is_refused_with_the_keys_that_sound_like_it(
-    family: str, checkpoint: Callable[[str], Path], fitted_tokenizer: Any
-) -> None:
+def test_noise_that_is_left_is_refused(family: str, checkpoint: Callable[[str], Path], fitted_tokenizer: Any) -> None:
     policy = load_policy(ModelConfig(path=str(checkpoint(family)), device="cpu"), fitted_tokenizer, seed=0)
     layers = getattr(policy.trunk, "language_model", policy.trunk).layers
     layers[1].mlp = AlwaysDropping(layers[1].mlp)
     state = torch.get_rng_state()
-    key = "text_config.attention_dropout: 0.3" if family == "gemma3" else "attention_dropout: 0.3"
-    with pytest.raises(UserError, match=rf"passes of .* over the same tokens fail or differ(.|\n)*{key}"):
+    with pytest.raises(UserError, match=r"passes of .* over the same tokens fail or differ"):
         checkpoint_gradients(policy)
     assert torch.equal(torch.get_rng_state(), state)
 

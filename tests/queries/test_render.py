@@ -96,7 +96,7 @@ def test_a_tokenizer_without_a_vocabulary_is_found_out() -> None:
     from transformers import PreTrainedTokenizerFast
 
     empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<|end|>")
-    with pytest.raises(UserError, match="without tokenizer files"):
+    with pytest.raises(UserError, match="none of it is a token"):
         render("hello", empty)
 
 

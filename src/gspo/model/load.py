@@ -19,8 +19,8 @@ _NO_MODEL = "no model can be loaded"
 # Arguments of from_pretrained that say where the files are; the others that are taken are keys of the configuration.
 _OF_THE_HUB = ("revision", "code_revision", "subfolder", "variant", "cache_dir", "local_files_only", "force_download")
 _OWN_KEYS = {"attn_implementation", "device_map", "dtype", "torch_dtype", "trust_remote_code"}
-_ADAPTER = "a LoRA adapter lies beside whole weights, and only one of the two can be meant"
-_ADAPTER_FIX = "remove adapter_config.json to train the whole weights, or merge it (peft: merge_and_unload)"
+_ADAPTER = "a LoRA adapter (adapter_config.json), and gspo trains whole models"
+_ADAPTER_FIX = "merge it into its model (peft: merge_and_unload); beside whole weights, remove adapter_config.json"
 _QUANTISED = "its weights are quantised, and quantised weights cannot be trained"
 _QUANTISED_FIX = "name the model that it was made from, or save it dequantised (transformers: model.dequantize())"
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -103,14 +103,10 @@ def make_tokenizer(recipe: ModelConfig, texts: Iterable[str]) -> Any:
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """The Hugging Face tokenizer of a directory or hub id; UserError where there is none that yields tokens."""
-    from transformers import AutoTokenizer, PreTrainedConfig
+    from transformers import AutoTokenizer
 
     _refuse_missing_directory(path, "model.tokenizer")
     fix = "copy the tokenizer's files beside the weights, or name another place with model.tokenizer"
-    declared: Mapping[str, Any] = {}
-    with suppress(Exception):  # a tokenizer needs no config.json; whoever reads one names its faults
-        declared = PreTrainedConfig.get_config_dict(path, **options)[0]
-    _check_layers(declared, where=path)  # transformers makes the model's configuration beside the tokenizer
     with _faults_named(path, "no tokenizer can be loaded", fix):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     if not tokenizer("The answer is 42.", add_special_tokens=False).input_ids:
@@ -225,16 +221,13 @@ def _read_config(recipe: ModelConfig) -> Any:
     path = str(recipe.path)
     place = Path(path)
     _refuse_missing_directory(path, "model.path")
+    if (place / "adapter_config.json").is_file():
+        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
     if place.exists() and not (place / "config.json").is_file():
-        is_adapter = (place / "adapter_config.json").is_file()
-        fix = "merge the adapter into its base model (peft: merge_and_unload), and name that" if is_adapter else None
-        what = "a LoRA adapter, which is no whole model" if is_adapter else "no config.json here"
-        raise UserError(f"{what}, so this is no model directory", where=path, fix=fix)
+        raise UserError("no config.json here, so this is no model directory", where=path)
     if place.is_dir() and not any([*place.glob("*.safetensors"), *place.glob("*.bin")]):
         fix = "finish the download, or train a new model of this shape with model.architecture"
         raise UserError("the model directory has no weights (*.safetensors)", where=path, fix=fix)
-    if (place / "adapter_config.json").is_file():
-        raise UserError(_ADAPTER, where=path, fix=_ADAPTER_FIX)
     with _faults_named(path):
         if (place / "generation_config.json").is_file():  # transformers passes over a damaged one
             GenerationConfig.from_pretrained(place)
@@ -250,22 +243,17 @@ def _read_config(recipe: ModelConfig) -> Any:
 
 
 def _refuse_quantised(config: Any, *, where: str) -> None:
-    """UserError for quantised weights that transformers does not turn into ordinary numbers, asked to do so."""
+    """Have transformers turn quantised weights into ordinary numbers; UserError for a method without such a way."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    trees, reason = (config, config.get_text_config()), ""
+    trees = (config, config.get_text_config())
     if (declared := next(filter(None, (getattr(t, "quantization_config", None) for t in trees)), None)) is None:
         return
     declared["dequantize"] = True  # else a GPU that computes in FP8 would keep it
     with suppress(Exception):  # of methods that it does not know, or cannot use here
-        quantizer = AutoHfQuantizer.from_config(dict(declared))
-        if getattr(quantizer.quantization_config, "dequantize", False) is True:
-            try:
-                quantizer.validate_environment(device_map=None)
-                return
-            except ImportError as error:
-                reason = f": {one_line(error)}"
-    raise UserError(f"{_QUANTISED}{reason}", where=where, fix=_QUANTISED_FIX)
+        if AutoHfQuantizer.from_config(dict(declared)).quantization_config.dequantize is True:
+            return
+    raise UserError(_QUANTISED, where=where, fix=_QUANTISED_FIX)
 
 
 def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _ARGUMENTS = "chat_template_kwargs"  # of the recipe's queries, and a row's colu
 def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -> tuple[Query, ...]:
     """The rows as the model reads them; `tokenizer` is a transformers tokenizer.
 
-    Raises UserError naming the row: messages without a chat template or that it leaves out, an empty prompt, no tokens.
+    Raises UserError naming the row: messages without a chat template or that it leaves out, no tokens.
     """
     if not rows:
         return ()
@@ -52,7 +52,9 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
         prompt_ids = (*ids[begins and ids[:2] == [first, first] :], *rest)  # the text may have the first one, too
         made = Query(id=row.id, prompt=row.prompt, text="", prompt_ids=prompt_ids, columns=row.clean_columns)
         rendered.append(replace(made, text="".join(pieces), remarks=tuple(dict.fromkeys(remarks))))
-    _check_tokens(rendered, tokenizer)
+        if not (rendered[-1].text.strip() and prompt_ids):
+            fix = "remove the row, or name the right column in queries.prompt"
+            raise UserError("the prompt is empty, or none of it is a token", where=row.id, fix=fix)
     return tuple(rendered)
 
 
@@ -125,8 +127,8 @@ def _written(
                 raise UserError(f"the row's own text has the special token {found[0]}", where=row.id, fix=fix)
             if way == "text":
                 message["content"] = special.sub(lambda token: f"{token[0][0]}{_CUT}{token[0][1:]}", text)
-            how = "a token" if way == "allow" else "plain text"
-            remarks.append(f"the row's own text has {found[0]}, which is read as {how} (queries.special_tokens)")
+            how = "plain text" if way == "text" else "a token (queries.special_tokens: text makes it plain text)"
+            remarks.append(f"the row's own text has {found[0]}, which is read as {how}")
     if template is None:
         return with_settings(own)[0]["content"].split(_CUT), remarks
     text, others = template.prompt(with_settings(own), variables, where=row.id)
@@ -157,15 +159,3 @@ def _media(row: Row, messages: Messages) -> list[str]:
         if is_file or (first and not isinstance(first, int | float) and _MEDIA.search(name)):
             places.append(f"the column {name!r}")
     return [f"it has {places[0]}, and the model reads texts alone: it sees and hears nothing"] if places else []
-
-
-def _check_tokens(queries: Sequence[Query], tokenizer: Any) -> None:
-    special = set(tokenizer.all_special_ids)
-    for query in queries:
-        if not query.text.strip():
-            fix = "remove the row, or name the right column in queries.prompt"
-            raise UserError("the prompt is empty", where=query.id, fix=fix)
-        if special.issuperset(query.prompt_ids) and not tokenizer(query.text, add_special_tokens=False)["input_ids"]:
-            what = f"no tokens for {query.text[:60]!r}: without tokenizer files transformers builds an empty tokenizer"
-            fix = "copy the tokenizer's files into the model directory, or set model.tokenizer"
-            raise UserError(what, where=query.id, fix=fix)

@@ -34,21 +34,9 @@ class BesideEngine(Engine, Protocol):
         ...
 
 
-@runtime_checkable
-class ScoreGroups(Protocol):
-    """Scores groups, and those that `more` returns meanwhile: `put` gets each with its batch as it is scored.
-
-    `check_stop` is called again and again, and may raise.
-    """
-
-    def __call__(
-        self,
-        groups: Sequence[Group],
-        *,
-        more: Callable[[], Sequence[Group]],
-        put: Callable[[Group, Batch], object],
-        check_stop: Callable[[], None],
-    ) -> object: ...
+# Scores groups, and those that its `more` returns meanwhile: its `put` gets each with its batch as it is scored.
+# Its `check_stop` is called again and again, and may raise.
+ScoreGroups = Callable[..., object]
 
 
 class _ClosedError(Exception):

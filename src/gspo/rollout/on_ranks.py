@@ -26,13 +26,6 @@ class _Queries:
     record_experts: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Version:
-    """Of the weights that all ranks are to hold whole, for their engines to sample with."""
-
-    number: int
-
-
 class EngineOfRanks:
     """Samples with the weights of a model that ranks share.
 
@@ -54,14 +47,11 @@ class EngineOfRanks:
                 self._description = self._own.describe()
         else:
             self._policy = replace(policy, call_others=ask_others) if rank() == 0 else policy
-            from_first(self._start_servers(make), self.help_with)
+            from_first(lambda: self._start_servers(make), self.help_with)
 
-    def _start_servers(self, make: Callable[[Policy], Engine]) -> Callable[[], None]:
-        def start() -> None:
-            self._own = make(self._policy)
-            self._description = self._own.describe()
-
-        return start
+    def _start_servers(self, make: Callable[[Policy], Engine]) -> None:
+        self._own = make(self._policy)
+        self._description = self._own.describe()
 
     def sample(
         self,
@@ -89,11 +79,11 @@ class EngineOfRanks:
         assert isinstance(self._own, BesideEngine)
         self._own.sample_beside(*arguments, **options)
 
-    def help_with(self, asked: _Queries | _Version | str | None) -> None:
-        """What the other ranks do when rank 0 samples or publishes."""
+    def help_with(self, asked: _Queries | int | str | None) -> None:
+        """What the other ranks do when rank 0 samples or publishes: a number is the version of the weights."""
         if isinstance(asked, _Queries):
             self._sample(asked, self._check_stop, lambda *_: None)
-        elif isinstance(asked, _Version):
+        elif isinstance(asked, int):
             self._hold(asked)
         else:
             self._policy.take_part(asked)
@@ -133,17 +123,18 @@ class EngineOfRanks:
     def publish(self, policy: Policy, version: int) -> None:
         """Called by rank 0: have the engine sample with the present weights."""
         if self._is_embedded:
-            ask_others(_Version(number=version))
-            self._hold(_Version(number=version))
+            ask_others(version)
+            self._hold(version)
         else:
             assert self._own is not None
             self._own.publish(self._policy, version)
 
-    def _hold(self, version: _Version) -> None:
+    def _hold(self, version: int) -> None:
+        """Have the whole model on this rank, for its engine to sample with."""
         assert self._own is not None
         self._held.close()
         self._held.enter_context(unsharded(self._policy.model))
-        self._own.publish(self._policy, version.number)
+        self._own.publish(self._policy, version)
 
     def release(self) -> None:
         """Share the model among the ranks again: before it is trained."""

@@ -100,7 +100,7 @@ def all_requests(saved: list[str]) -> list[Request]:
     """Every request that there is, of each form."""
     asked = (ASKED, ONE, replace(ONE, stop_ids=()), replace(ASKED, wants_experts=True))
     own: ServerApi = api()
-    return [own.about(), *(own.sample(each, "run-3") for each in asked), *own.publish(saved, "run-3")]
+    return [Request(path=own.about_path), *(own.sample(each, "run-3") for each in asked), *own.publish(saved, "run-3")]
 
 
 def test_every_request_is_one_of_sglangs_own_classes(saved: list[str]) -> None:

@@ -4,7 +4,6 @@ One server for all of them, for its start takes longer than all that is asked of
 """
 
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -390,7 +389,7 @@ def test_every_tensor_that_a_server_keeps_is_noticed_before_anything_is_sampled(
             own.copy_(0.9 * own.flip(0))
         with pytest.raises(RunError, match="does not have the policy's weights") as error:
             engine.publish(policy, version)
-        assert re.search(r"-\d\.\d+ by the server and -\d\.\d+ by the trainer", str(error.value)), name
+        assert "mean gap of log-likelihoods" in str(error.value), name
         with torch.no_grad():
             own.copy_(was)
     assert len(names) > 10 and not proxy.groups()
@@ -684,7 +683,7 @@ def test_servers_of_different_versions_are_refused_before_they_get_weights(
 @pytest.mark.parametrize("wrong", ["", "another"])
 def test_a_wrong_key_is_named(wrong: str, new_engine: Callable[..., ServerEngine], monkeypatch: Any) -> None:
     monkeypatch.setenv("GSPO_ENGINE_KEY", wrong)
-    with pytest.raises(UserError, match=r"401: .*wrong or missing key.*\n  fix: GSPO_ENGINE_KEY"):
+    with pytest.raises(UserError, match=r"401: .*wrong or missing key.*\n  fix: .*GSPO_ENGINE_KEY"):
         new_engine()
 
 

@@ -80,17 +80,6 @@ class InPlaceLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
-class RereadTokens:
-    """In place of a cache, the tokens themselves, which are all read again with each that is added."""
-
-    layers = (None,)  # as a cache has them
-    ids: Int[Tensor, "R T"] | None = None
-
-    def reorder_cache(self, rows: Int[Tensor, "K"]) -> None:
-        """Keep the rows named, as a cache does."""
-        self.ids = None if self.ids is None else self.ids[rows]
-
-
 def in_place_cache(config: Any, *, most: int) -> DynamicCache:
     """An empty cache for at most that many tokens a row.
 
@@ -101,6 +90,6 @@ def in_place_cache(config: Any, *, most: int) -> DynamicCache:
     return cache
 
 
-def is_in_place(cache: DynamicCache | RereadTokens) -> bool:
-    """Whether every layer keeps the whole past, in place."""
-    return all(type(layer) is InPlaceLayer for layer in cache.layers)
+def is_in_place(cache: DynamicCache | None) -> bool:
+    """Whether there is a cache of which every layer keeps the whole past, in place."""
+    return cache is not None and all(type(layer) is InPlaceLayer for layer in cache.layers)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
-from transformers import DynamicCache
 
 from gspo.model.policy import Policy
 from gspo.model.routing import traced
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.cache import RereadTokens, in_place_cache, is_in_place
+from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 from gspo.rollout.embedded.one_token import read_tokens, written_out
 from gspo.rollout.embedded.sampling import sample_tokens, uniform_numbers
 from gspo.rollout.shaping import biased_ids
@@ -46,8 +45,7 @@ class Means(IntEnum):
 
     WRITTEN_OUT = 0  # the decoder of one_token.py stands in for the model's modules
     OWN_MODULES = 1
-    NO_PADDING = 2  # only prompts of one length are decoded side by side, and no others join them
-    NO_CACHE = 3  # and nothing is kept: all tokens are read again for each new one
+    NO_CACHE = 2  # plain passes: all tokens are read again for each new one, those of one length side by side
 
 
 class Transcript:
@@ -137,7 +135,7 @@ class Rows:
     """The responses under way, each padded on the left to the same width."""
 
     index: Int[Tensor, "R"]  # which response each row is
-    cache: Any
+    cache: Any  # None: nothing is kept
     position: Int[Tensor, "R 1"]  # of the token to be read next: as many tokens have been read
     width: int  # columns read so far, padding included; not every kind of cache can tell
     is_padded: bool
@@ -160,7 +158,8 @@ class Rows:
         for name in ("index", "position", "sampled", "alive", "uniform", "seen"):
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, value[rows])
-        self.cache.reorder_cache(rows)
+        if self.cache is not None:
+            self.cache.reorder_cache(rows)
 
     def join(self, new: "Rows") -> "Rows":
         """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
@@ -219,7 +218,7 @@ class Decoding:
         """
         rows: Rows | None = None
         lengths = [len(prompt) for prompt in self.prompts]
-        if self.means < Means.NO_PADDING:
+        if self.means is not Means.NO_CACHE:
             lengths = [0] * len(lengths)  # any stand side by side
         waiting = sorted(range(len(lengths)), key=lengths.__getitem__)  # the numbers of the prompts not read yet
         while waiting or rows is not None:
@@ -323,8 +322,7 @@ class Decoding:
     def _read_again(self, rows: Rows) -> None:
         """Compute anew what is known of prompts and responses so far: with the present weights."""
         self._must_read_again = False
-        tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
-        sequences = [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in tokens_by_row]
+        sequences = self._sequences(rows)
         size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
         rows.cache, read = None, None  # the memory is needed for the new one
         for start in range(0, len(sequences), size):
@@ -335,6 +333,11 @@ class Decoding:
         rows.cache, rows.width, rows.is_padded = read.cache, read.width, read.is_padded
         rows.logits, rows.experts = read.logits, read.experts
 
+    def _sequences(self, rows: Rows) -> list[list[int]]:
+        """Each row's prompt and response so far."""
+        tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
+        return [[*self.prompts[number // self.settings.group_size], *tokens] for number, tokens in tokens_by_row]
+
     def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
         """Rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
         policy, device = self.policy, self.policy.device
@@ -343,14 +346,13 @@ class Decoding:
         is_padded = min(map(len, sequences)) < width
         ids = [[0] * (width - len(sequence)) + list(sequence) for sequence in sequences]
         column = torch.arange(width, device=device) - (width - lengths)
-        cache: Any = RereadTokens()
-        if self.means < Means.NO_PADDING:
-            cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
-        elif self.means is Means.NO_PADDING:
-            cache = DynamicCache(config=policy.model.config)  # not in place, so that no others join
-        mask = column >= 0 if is_padded else None
+        read, cache, mask = torch.tensor(ids, device=device), None, column >= 0 if is_padded else None
         with traced(self.routing) as trace:
-            hidden = read_tokens(policy.trunk, torch.tensor(ids, device=device), mask, column.clamp(min=0), cache)
+            if self.means is Means.NO_CACHE:
+                hidden = policy.trunk(input_ids=read, use_cache=False).last_hidden_state
+            else:
+                cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
+                hidden = read_tokens(policy.trunk, read, mask, column.clamp(min=0), cache)
         experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), width))
         number = torch.arange(len(sequences), device=device)
         rows = Rows(
@@ -379,6 +381,10 @@ class Decoding:
         """Read one more token a row."""
         position, rows.position, rows.width = rows.position, rows.position + 1, rows.width + 1
         mask = rows.mask
+        if self.means is Means.NO_CACHE:
+            read, _ = self._read(self._sequences(rows))
+            rows.logits, rows.experts = read.logits, read.experts
+            return
         with traced(self.routing) as trace:
             if self.decoder is not None:
                 hidden = self.decoder(token, position, rows.cache, mask)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gspo.model.prove import MISFITS
 from gspo.model.trunk import NAME as PACKED
-from gspo.rollout.embedded.cache import RereadTokens, in_place_cache, is_in_place
+from gspo.rollout.embedded.cache import in_place_cache, is_in_place
 
 Operator = Callable[[Tensor], Tensor]
 # The last hidden states [R H] after one more token a row, of (its id [R], its position [R 1], the cache, which takes in
@@ -33,19 +33,14 @@ def read_tokens(
     ids: Int[Tensor, "R t"],
     mask: Bool[Tensor, "R T"] | None,
     position: Int[Tensor, "R t"],
-    cache: Any = None,
+    cache: Any,
 ) -> Float[Tensor, "R t H"]:
     """The last hidden states of tokens that follow those in the cache, by the trunk's own modules."""
-    states: Tensor
-    if isinstance(cache, RereadTokens):
-        cache.ids = ids if cache.ids is None else torch.cat([cache.ids, ids], dim=1)
-        states = trunk(input_ids=cache.ids, use_cache=False).last_hidden_state
-        return states[:, -ids.shape[1] :]
-    states = trunk(
+    states: Tensor = trunk(
         input_ids=ids,
         attention_mask=None if mask is None else mask.long(),
         position_ids=position,
-        use_cache=cache is not None,
+        use_cache=True,
         **{_cache_name(trunk): cache},
     ).last_hidden_state
     return states

@@ -87,6 +87,7 @@ class _Dictated(Decoding):
     def _sample(self, rows: Rows) -> Int[Tensor, "R"]:
         self.logits |= zip(zip(rows.index.tolist(), rows.sampled.tolist(), strict=True), rows.logits, strict=True)
         token = self.tokens[rows.index, rows.sampled]
+        self.transcript.add(rows.index, token, rows.logits[:, 0])
         rows.sampled += 1
         rows.alive &= rows.sampled < self.ends[rows.index]
         return token

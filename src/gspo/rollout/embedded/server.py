@@ -90,7 +90,7 @@ class Decoder:
                 self._replace_weights(call)
             else:
                 dtype = str(self._policy.dtype).removeprefix("torch.")
-                call.answer.set_result({"version": torch.__version__, "dtype": dtype, "label": self._label})
+                call.answer.set_result({"version": torch.__version__, "dtype": dtype, "weight_version": self._label})
         except Exception as error:
             call.answer.set_exception(error)
 

@@ -19,6 +19,7 @@ class EmbeddedApi:
     """A process that decodes with a copy of the policy's weights, by the same code as the trainer's own."""
 
     name = "embedded"
+    about_path = label_path = "/about"
 
     def __init__(
         self,
@@ -53,21 +54,9 @@ class EmbeddedApi:
         """The key."""
         return {"GSPO_ENGINE_KEY": key}
 
-    def about(self) -> Request:
-        """Asks for version, dtype and label."""
-        return Request(path="/about")
-
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype."""
         return {"engine version": about["version"], "engine dtype": about["dtype"]}
-
-    def label(self) -> Request:
-        """It is among what the process says of itself."""
-        return self.about()
-
-    def read_label(self, answer: Any) -> str:
-        """The label of the weights."""
-        return str(answer["label"])
 
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Between two tokens, or once the responses under way have ended."""

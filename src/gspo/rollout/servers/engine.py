@@ -6,7 +6,6 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -213,29 +212,27 @@ class ServerEngine:
         versions = self._fleet.versions(since)
         if others := {label for response in responses for label, _ in response.labels} - versions.keys():
             raise BadAnswerError(f"sampled with the weights {', '.join(others)}, not {self._fleet.label}")
-        if settings.stop_strings:
-            responses = self._cut(responses, settings.stop_strings, query)
-        return Group(samples=tuple(self._sample(query, response, settings, versions) for response in responses))
-
-    def _cut(self, responses: Sequence[Generated], strings: Sequence[str], query: Query) -> list[Generated]:
-        """End responses where a stop string is complete: the server knows token ids only, and samples on."""
-        stop_strings = StopStrings(self._policy.tokenizer, strings, lambda _: query.prompt_ids)
-
-        def cut(number: int, response: Generated) -> Generated:
-            ids, logprobs = response.token_ids, response.logprobs
-            if not stop_strings.read(number, ids):
-                return response
-            size = stop_strings.ends[number]
-            full = response.full_logprobs and response.full_logprobs[:size]
-            shortened = replace(response, token_ids=ids[:size], logprobs=logprobs[:size], full_logprobs=full)
-            return replace(shortened, finish_reason="stop")
-
-        return [cut(number, response) for number, response in enumerate(responses)]
+        stops = StopStrings(self._policy.tokenizer, settings.stop_strings, lambda _: query.prompt_ids)
+        for number, response in enumerate(responses if settings.stop_strings else ()):
+            stops.read(number, response.token_ids)  # the server knows token ids only, and samples on
+        samples = [
+            self._sample(query, response, settings, versions, end=stops.ends.get(number))
+            for number, response in enumerate(responses)
+        ]
+        return Group(samples=tuple(samples))
 
     def _sample(
-        self, query: Query, response: Generated, settings: RolloutConfig, versions: Mapping[str, int]
+        self,
+        query: Query,
+        response: Generated,
+        settings: RolloutConfig,
+        versions: Mapping[str, int],
+        *,
+        end: int | None,
     ) -> Sample:
-        ids, logprobs, full = response.token_ids, torch.tensor(response.logprobs), response.full_logprobs
+        """The response as a sample; `end`: where a stop string is complete."""
+        ids, logprobs = response.token_ids[:end], torch.tensor(response.logprobs[:end])
+        full = response.full_logprobs and response.full_logprobs[:end]
         is_other = self._api.name != EmbeddedApi.name  # which says where q is not π
         unknown = torch.full_like(logprobs, torch.nan) if settings.shaping and is_other else None
         text, segments = text_and_segments(ids, query.prompt_ids, self._policy, settings.segment_separator)
@@ -248,7 +245,7 @@ class ServerEngine:
             text=text,
             sampler_logprobs=logprobs,
             full_logprobs=torch.tensor(full) if full else unknown,
-            finish_reason=response.finish_reason,
+            finish_reason="stop" if end else response.finish_reason,
             versions=tuple((versions[label], end - start) for (label, _), (start, end) in spans if end > start),
             experts=experts_of(
                 response, num_prompt=len(query.prompt_ids), num_tokens=len(ids), routing=self._policy.routing

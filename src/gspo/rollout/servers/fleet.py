@@ -18,7 +18,7 @@ import httpx
 from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
 from gspo.recipe.sections import ServerConfig
-from gspo.rollout.servers.api import BadAnswerError, Generated, ServerApi
+from gspo.rollout.servers.api import BadAnswerError, Generated, Request, ServerApi
 from gspo.rollout.servers.embedded import EmbeddedApi
 from gspo.rollout.servers.probe import Gap, Probe
 from gspo.rollout.servers.process import Host
@@ -54,15 +54,16 @@ class Fleet:
         say: Callable[[str], object],
     ) -> None:
         """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
-        self._api, self._hosts, self._policy, self._probe, self._settings = api, hosts, policy, probe, settings
-        self._dtype, self._max_length, self._directory, self._check_stop = dtype, max_length, directory, check_stop
+        self._api, self._hosts, self._probe, self._settings = api, hosts, probe, settings
+        self._dtype, self._max_length, self._check_stop = dtype, max_length, check_stop
         self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
-        self._key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
-        if not self._key.isascii():
-            raise UserError(
-                "it is not ASCII, which a header of HTTP must be", where=KEY_VARIABLE, fix="set another key"
-            )
+        key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
+        model = (directory / f"{api.name}_model").absolute()
+        self._options: dict[str, Any] = {"model": model, "max_length": max_length, "dtype": dtype}
+        self._options |= {"kind": policy.device.type, "directory": directory, "key": key}
+        if not key.isascii():
+            raise UserError("it is not ASCII, as a header of HTTP is", where=KEY_VARIABLE, fix="set another key")
         self.version = -1  # none is published yet
         self.proven_version = -1  # that all servers have had, at the least
         self.counts: Counter[str] = Counter()  # since they were taken last
@@ -73,10 +74,10 @@ class Fleet:
             say(f"{'starting' if hosts else 'looking for'} {api.name}")
             if hosts:
                 policy.model.config.architectures = [policy.architecture]
-                policy.model.config.save_pretrained(folder := self._directory / f"{api.name}_model")
-                policy.tokenizer.save_pretrained(folder)
+                policy.model.config.save_pretrained(model)
+                policy.tokenizer.save_pretrained(model)
             for url in settings.urls:
-                self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, self._key)))
+                self.servers.append(Server(name=f"server at {url}", api=api, address=Address(url, key)))
             for number in range(len(hosts)):
                 self.servers.append(self._start(number))
             seconds = min(_FOUND_SECONDS, settings.start_seconds) if settings.urls else settings.start_seconds
@@ -175,17 +176,7 @@ class Fleet:
             server.end()
 
     def _start(self, number: int) -> Server:
-        return start_server(
-            self._api,
-            self._hosts[number],
-            number=number,
-            directory=self._directory,
-            key=self._key,
-            model=(self._directory / f"{self._api.name}_model").absolute(),
-            max_length=self._max_length,
-            dtype=self._dtype,
-            kind=self._policy.device.type,
-        )
+        return start_server(self._api, self._hosts[number], number=number, **self._options)
 
     def _make_ready(self, servers: Sequence[Server], *, seconds: float | None = None) -> None:
         """Wait until they answer, and see that replacing their weights changes what they compute.
@@ -215,8 +206,8 @@ class Fleet:
 
         async def label_of(client: httpx.AsyncClient, server: Server) -> str:
             try:
-                answer = await server.ask(client, self._api.label(), seconds=_PROBE_SECONDS)  # it may be busy
-                return self._api.read_label(answer)
+                request = Request(path=self._api.label_path, seconds=_PROBE_SECONDS)  # it may be busy
+                return str((await server.ask(client, request))["weight_version"])
             except (NoAnswerError, RefusedError, KeyError, TypeError):
                 return ""
 

@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.25
 _LOOK_SECONDS, _MOST_LOOKS = 5.0, 3  # at the health of a server that is busy
 _ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
 
-_HOW = "docs/engines.md says how one is started"
+_HOW = "docs/engines.md says how one is started, and with which GSPO_ENGINE_KEY"
 HEALTH = Request(path="/health")
 
 
@@ -50,12 +50,10 @@ class Server:
         while True:
             try:
                 await self.ask(client, HEALTH)
-                about = await self.ask(client, self.api.about())
+                about = await self.ask(client, Request(path=self.api.about_path))
                 break
             except RefusedError as error:
-                is_key = "status 401" in str(error) or "status 403" in str(error)
-                fix = "GSPO_ENGINE_KEY in the environment names the key" if is_key else _HOW
-                raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=fix) from None
+                raise UserError(f"it refuses this run's requests: {error}", where=self.name, fix=_HOW) from None
             except NoAnswerError as error:
                 is_over = time.monotonic() - started > seconds
                 if self.process is not None and self.process.has_ended():
@@ -68,8 +66,7 @@ class Server:
         try:
             self.about = self.api.check(about, max_length=max_length)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            kind = f"it is no {self.api.name} that gspo knows: {type(error).__name__}: {error}"
-            what = str(error) if isinstance(error, ValueError) else kind
+            what = f"it is no {self.api.name} that gspo can use: {error}"
             raise UserError(what, where=self.name, fix=_HOW) from None
 
     async def until_it_hangs(self, client: httpx.AsyncClient) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gspo.recipe.sections import AtPublish, ServerConfig
-from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
+from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request, generated
 
 # SGLang takes its key from the command line alone, which everybody on the machine can read: it is added from within.
 _LAUNCH = (
@@ -21,7 +21,6 @@ _LAUNCH = (
     "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
 )
 _SLACK = 8  # tokens of its context that SGLang keeps free of prompt and response
-_CLAMPED = -9999.0  # SGLang sends float32's lowest number in place of -inf, and null for NaN
 _WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # all tokens
 _REFUSED = ["quantization", "speculative_algorithm", "rl_on_policy_target", "preferred_sampling_params"]
 _REFUSED += ["allow_auto_truncate", "enable_deterministic_inference"]  # the latter draws a group's responses alike
@@ -43,6 +42,8 @@ class SglangApi:
     """SGLang as gspo starts it, or as its documentation asks others to start it."""
 
     name = "sglang"
+    about_path = "/server_info"  # all its options, the key among them: nothing may print the answer
+    label_path = "/model_info"
 
     def __init__(
         self,
@@ -94,10 +95,6 @@ class SglangApi:
             raise BadAnswerError(f"{len(responses)} responses where {asked.settings.group_size} were asked for")
         return responses
 
-    def about(self) -> Request:
-        """All its options, the key among them: nothing may print the answer."""
-        return Request(path="/server_info")
-
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
         try:
@@ -116,14 +113,6 @@ class SglangApi:
             raise ValueError(f"it runs without what gspo needs: {', '.join(missing)}")
         return {"engine version": version, "engine dtype": dtype}
 
-    def label(self) -> Request:
-        """Among what SGLang says of its model."""
-        return Request(path="/model_info")
-
-    def read_label(self, answer: Any) -> str:
-        """By the name that SGLang has for it."""
-        return str(answer["weight_version"])
-
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         folder = Path(paths[0]).parent  # SGLang loads all that is in it
@@ -136,39 +125,23 @@ class SglangApi:
         return [Request(path=f"/{name}", body=body) for name, body in bodies.items()]
 
     def _generated(self, answer: Mapping[str, Any], asked: Asked) -> Generated:
-        """A response of the answer; ValueError where it contradicts itself or what was asked for."""
+        """A response of the answer."""
         ids, meta = answer["output_ids"], answer["meta_info"]
-        entries, finish, version = meta["output_token_logprobs"], meta["finish_reason"], meta["weight_version"]
+        finish = meta["finish_reason"]
         if finish["type"] == "abort" or meta["prompt_tokens"] != len(asked.prompt_ids):
             raise ValueError(f"aborted, or another prompt: {finish}, {meta.get('prompt_tokens')} tokens of the prompt")
-        if not ids or [entry[1] for entry in entries] != ids:
-            raise ValueError(f"{len(ids)} tokens and log-likelihoods of {len(entries)}, not of the same")
-        if not all(_CLAMPED < entry[0] <= 1e-3 for entry in entries):  # TypeError where one is null
-            raise ValueError("a log-likelihood is not finite: the weights may not be")
-        is_stop = finish["type"] == "stop" and finish["matched"] == ids[-1]  # after NaN: the text "NaN happened"
-        if (not is_stop and finish["type"] != "length") or is_stop != (ids[-1] in asked.stop_ids):
-            raise ValueError(f"{finish} after token {ids[-1]}, where the policy ends at {list(asked.stop_ids)}")
-        if not is_stop and len(ids) != asked.settings.max_new_tokens:
-            raise ValueError(f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}")
+        is_other = finish["type"] == "stop" and finish["matched"] != ids[-1]  # after NaN: the text "NaN happened"
         if not meta.get("weight_versions") and self._at_publish != "none":
             raise ValueError("SGLang 0.5.16 names only the weights of the end, not those of each token")
-        spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": len(ids)}]
-        if not all(isinstance(span["version"], str) for span in spans):
-            raise ValueError("the weights are not named")
-        if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
-            raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")
+        whole = {"version": meta["weight_version"], "start": 0, "end": len(ids)}
         experts = None
         if asked.wants_experts:  # of each token but the last; the shape is not sent
             assert self._experts is not None
             flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
-            experts = flat.reshape(len(asked.prompt_ids) + len(ids) - 1, *self._experts)
-        return Generated(
-            token_ids=ids,
-            logprobs=[float(entry[0]) for entry in entries],
-            finish_reason="stop" if is_stop else "length",
-            labels=[(span["version"], span["end"] - span["start"]) for span in spans],
-            experts=experts,
-        )
+            experts = flat.reshape(-1, *self._experts)
+        spans = meta.get("weight_versions") or [whole]
+        scored = [(token, logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
+        return generated(asked, ids, scored, str(finish) if is_other else finish["type"], spans, experts)
 
 
 def _as_option(name: str, value: Any) -> list[str]:

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from numpy.lib.format import read_array
 
 from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.recipe.sections import AtPublish, ServerConfig
-from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request
+from gspo.rollout.servers.api import Asked, BadAnswerError, Generated, Request, generated
 from gspo.rollout.servers.probe import NUM_RESPONSES
 
 _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker"
@@ -22,8 +21,6 @@ _FOLDER, _WORKER = Path(__file__).parent / "in_server", "gspo_vllm_worker.Worker
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False, "block_size": 32}
 # vLLM's own choice there is a worker process that spins on a core for a second after each call, beside the trainer.
 _ONE_PROCESS = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
-_CLAMPED = -9999.0  # what vLLM sends in place of a log-likelihood that is NaN or -inf
-
 
 _OURS, _CHANGES = "gspo sets it", "it would change what is sampled, or its log-likelihoods"
 REFUSED_OPTIONS = {
@@ -42,6 +39,8 @@ class VllmApi:
     """vLLM as gspo starts it, or as its documentation asks others to start it."""
 
     name = "vllm"
+    about_path = "/server_info?config_format=json"
+    label_path = "/weight_info"
 
     def __init__(
         self,
@@ -140,10 +139,6 @@ class VllmApi:
             raise BadAnswerError(f"{what}, by index {[choice['index'] for choice in choices]}")
         return responses
 
-    def about(self) -> Request:
-        """Its whole configuration."""
-        return Request(path="/server_info?config_format=json")
-
     def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
         """The version and the dtype; ValueError where log-likelihoods would not be those of the policy."""
         config = about["vllm_config"]
@@ -166,14 +161,6 @@ class VllmApi:
         version = about["system_env"].get("vllm_version", "of an unknown version")
         return {"engine version": str(version), "engine dtype": model["dtype"].removeprefix("torch.")}
 
-    def label(self) -> Request:
-        """The label is a request of its own."""
-        return Request(path="/weight_info")
-
-    def read_label(self, answer: Any) -> str:
-        """By the name that vLLM has for it."""
-        return str(answer["weight_version"])
-
     def publish(self, paths: Sequence[str], label: str) -> list[Request]:
         """Nothing is sampled in between; what the cache holds is of other weights, and dropped."""
         return [
@@ -194,32 +181,9 @@ def _as_option(name: str, value: Any) -> list[str]:
 
 
 def _generated(choice: Mapping[str, Any], asked: Asked) -> Generated:
-    """A choice of the answer; ValueError where it contradicts itself or what was asked for."""
-    ids, reason = choice["token_ids"], choice["finish_reason"]
-    entries = choice["logprobs"]["content"]
-    logprobs = [float(entry["logprob"]) for entry in entries]
-    if not ids or [entry["token_id"] for entry in entries] != ids:
-        raise ValueError(f"{len(ids)} tokens and log-likelihoods of {len(entries)}, not of the same")
-    if not all(math.isfinite(number) and _CLAMPED < number <= 1e-3 for number in logprobs):
-        raise ValueError("a log-likelihood is not finite: the weights may not be")
-    if reason not in ("stop", "length") or (reason == "stop") != (ids[-1] in asked.stop_ids):
-        raise ValueError(f"finish_reason {reason} after token {ids[-1]}")
-    if reason == "length" and len(ids) != asked.settings.max_new_tokens:
-        raise ValueError(
-            f"cut off after {len(ids)} tokens, not {asked.settings.max_new_tokens}: max_model_len is short"
-        )
-    spans = choice["weight_versions"]
-    if [span["start"] for span in spans] + [len(ids)] != [0] + [span["end"] for span in spans]:
-        raise ValueError(f"the weights of {len(ids)} tokens are named as {spans}")
+    """A choice of the answer."""
+    scored = [(entry["token_id"], entry["logprob"]) for entry in choice["logprobs"]["content"]]
     experts = None
     if asked.wants_experts:
         experts = read_array(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
-        if len(experts) != len(asked.prompt_ids) + len(ids) - 1:
-            raise ValueError(f"experts of {len(experts)} tokens")
-    return Generated(
-        token_ids=ids,
-        logprobs=logprobs,
-        finish_reason=reason,
-        labels=[(span["version"], span["end"] - span["start"]) for span in spans],
-        experts=experts,
-    )
+    return generated(asked, choice["token_ids"], scored, choice["finish_reason"], choice["weight_versions"], experts)

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from gspo.errors import DivergedError, RunError
+from gspo.errors import DivergedError
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.rollout.servers.api import ServerApi
@@ -112,8 +111,6 @@ def in_memory(policy: Policy, **how: bool) -> Iterator[list[str]]:
     A file a layer, none of which has a name on any disk or in /dev/shm, whose size does not bound them: they are gone
     with this process, however that ends.
     """
-    if sys.platform != "linux":
-        raise RunError("weights are handed over through memory on Linux only; set the engine's `weights: files`")
     files: list[BinaryIO] = []
     links: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gspo-weights-") as folder:
