@@ -8,7 +8,7 @@ VLLM := .venv-vllm
 # A file's tests share a process, and its fixtures; up to four processes, one a core.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-rest test-all faults lint format docs bench soak study vllm install clean
+.PHONY: train test test-rest test-all faults lint format docs bench smollm2 soak study vllm install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
@@ -65,6 +65,11 @@ $(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
 	$(PYTHON) -m venv $(PEER)
 	$(PEER)/bin/pip install --quiet --no-compile --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
 	touch $@
+
+smollm2: models/smollm2-135m/config.json  ## a real language model of 135M parameters (93 MB are downloaded), into models/smollm2-135m
+
+models/smollm2-135m/config.json: | $(INSTALLED)
+	$(VENV)/bin/gspo get smollm2-135m --out models/smollm2-135m
 
 # vLLM wants an environment of its own. This is its build for CPUs; docs/engines.md says what to install for a GPU.
 vllm: $(VLLM)/.installed  ## a vLLM server for this CPU, which its tests need, into .venv-vllm (about 2 minutes)
