@@ -8,23 +8,23 @@ VLLM := .venv-vllm
 # A file's tests share a process, and its fixtures; up to four processes, one a core.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What a server of `make vllm` is needed for.
-SERVERS := tests/test_engines_end_to_end.py $(addprefix tests/rollout/servers/,test_vllm.py test_vllm_experts.py test_vllm_process.py)
+# What needs a server of `make vllm`, or the model of `make smollm2`.
+REAL := tests/test_real_model.py tests/test_engines_end_to_end.py $(addprefix tests/rollout/servers/,test_vllm.py test_vllm_experts.py test_vllm_process.py)
 
-.PHONY: train test test-rest test-all faults lint format docs bench soak study vllm install clean
+.PHONY: train test test-rest test-all faults lint format docs bench smollm2 soak study vllm install clean
 
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
 test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` has (about 3 minutes on 2 cores)
-	$(PYTEST) -m "not browser" $(addprefix --ignore=,tests/faults tests/launch $(SERVERS)) $(ARGS)
+	$(PYTEST) -m "not browser" $(addprefix --ignore=,tests/faults tests/launch $(REAL)) $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
 	$(PYTEST) --dist load tests/faults $(ARGS)
 	$(PYTEST) tests/launch $(ARGS)
 
 test-rest: $(INSTALLED)  ## what `make test` leaves out: the fault matrix, the launchers, the browser, and servers of `make vllm`
-	$(PYTEST) tests/faults tests/launch tests/report/page/test_browser_*.py $(SERVERS) $(ARGS)
+	$(PYTEST) tests/faults tests/launch tests/report/page/test_browser_*.py $(REAL) $(ARGS)
 
 test-all:  ## both, one after the other, with the shapes of all tensors checked (about 16 minutes on 2 cores, with `make vllm`)
 	SHAPES=all $(MAKE) test
@@ -67,6 +67,11 @@ $(PEER)/.installed: constraints.txt benchmarks/peer/requirements.txt
 	$(PYTHON) -m venv $(PEER)
 	$(PEER)/bin/pip install --quiet --no-compile --constraint constraints.txt --requirement benchmarks/peer/requirements.txt
 	touch $@
+
+smollm2: models/smollm2-135m/config.json  ## a real language model of 135M parameters (93 MB are downloaded), into models/smollm2-135m
+
+models/smollm2-135m/config.json: | $(INSTALLED)
+	$(VENV)/bin/gspo get smollm2-135m --out models/smollm2-135m
 
 # vLLM wants an environment of its own. This is its build for CPUs; docs/engines.md says what to install for a GPU.
 vllm: $(VLLM)/.installed  ## a vLLM server for this CPU, which its tests need, into .venv-vllm (about 2 minutes)

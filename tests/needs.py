@@ -15,12 +15,13 @@ PROGRAMS = {
 }
 
 VLLM = Path(__file__).parents[1] / ".venv-vllm"
+MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 
 
 def needs(*parts: str) -> pytest.MarkDecorator:
     """Mark a test, a class or (as `pytestmark`) a file that is skipped where a part is missing: `@needs("sandbox")`.
 
-    A part is "sandbox", "vllm" (a server's environment), "root", a name of PROGRAMS or a module.
+    A part is "sandbox", "vllm" (a server's environment), "smollm2" (a real language model), "root", a name of PROGRAMS or a module.
     """
     return pytest.mark.needs(*parts)
 
@@ -40,6 +41,8 @@ def missing(part: str) -> str:
     if part == "vllm":  # what `make vllm` has not finished is none
         has_one = "GSPO_VLLM_PYTHON" in os.environ or (VLLM / ".installed").exists()
         return "" if has_one else "no vLLM: `make vllm`"
+    if part == "smollm2":
+        return "" if (MODEL / "config.json").exists() else "no real language model: `make smollm2`"
     if part == "root":
         return "" if os.geteuid() == 0 else "only root can do this"
     if part in PROGRAMS:

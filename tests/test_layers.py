@@ -15,6 +15,7 @@ ORDER = [
     "evaluate",
     "check",
     "init",
+    "get",
     "track",
     "launch",
     "cli",

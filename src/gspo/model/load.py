@@ -261,6 +261,9 @@ def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:
 
 
 def _refuse_missing_directory(path: str, key: str) -> None:
+    if path.endswith(".gguf"):
+        fix = f"gspo get {path} makes a model directory of it"
+        raise UserError("this is a GGUF file, and not a directory", where=f"{key}: {path}", fix=fix)
     if not Path(path).exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
         fix = f"the path is relative to the working directory, {Path.cwd()}"
         raise UserError("no such directory", where=f"{key}: {path}", fix=fix)
