@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.needs import MODEL, needs
 
 from gspo import cli
-from tests.needs import MODEL, needs
 
 pytestmark = needs("smollm2")
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_sums.yaml"
@@ -30,7 +30,8 @@ def test_each_digit_is_a_token_and_texts_come_back(tokenizer: Any) -> None:
 
 
 def test_the_template_is_the_models_own(tokenizer: Any) -> None:
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    asked = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     assert text == f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
