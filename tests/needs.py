@@ -21,7 +21,7 @@ MODEL = Path(__file__).parents[1] / "models" / "smollm2-135m"
 def needs(*parts: str) -> pytest.MarkDecorator:
     """Mark a test, a class or (as `pytestmark`) a file that is skipped where a part is missing: `@needs("sandbox")`.
 
-    A part is "sandbox", "vllm" (a server's environment), "smollm2" (a real model), "root", a name of PROGRAMS or a module.
+    A part is "sandbox", "vllm" (a server), "smollm2" (a real model), "root", a name of PROGRAMS or a module.
     """
     return pytest.mark.needs(*parts)
 
