@@ -22,13 +22,6 @@ RENAMED = {
     "reward.per: turn": "per: segment",
     **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
 }
-# Of pydantic's messages, in a person's words.
-_PLAIN = {
-    **{"a valid string": "text", "a valid integer": "an integer", "a valid number": "a number"},
-    **{"a valid boolean": "true or false", "a valid tuple": "a list", "a valid dictionary": "a mapping"},
-    **dict.fromkeys((", unable to interpret input", ", unable to parse string as an integer"), ""),
-    ", unable to parse string as a number": "",
-}
 _NEAR, _MISSPELT = 0.6, 0.85  # how much of two names is alike: a guess, and what hardly means anything else
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -82,7 +75,7 @@ def _is_of(overridden: Sequence[str], key: str, sentence: str) -> bool:
 def _faults(item: Any) -> Iterator[tuple[str, str]]:
     """The key and a sentence for one of pydantic's errors: what is wrong, and the nearest key or value."""
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
-    where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ")
+    where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ").partition(", unable")[0]
     key = ".".join(part for part in location if isinstance(part, str))
     if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
         yield where, f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
@@ -102,8 +95,6 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_value(message: str, key: str, value: Any) -> str:
-    for pydantic_words, words in _PLAIN.items():
-        message = message.replace(pydantic_words, words)
     field = dict(recipe_keys()).get(key)
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
     meaning = meaning or "see docs/reference/recipe.md"
