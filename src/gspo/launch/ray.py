@@ -18,7 +18,7 @@ from typing import Any
 
 from gspo.errors import RENDEZVOUS, Stopped, UserError
 from gspo.launch.local import LocalRank
-from gspo.launch.supervise import run_ranks, with_restarts
+from gspo.launch.supervise import LOST, run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig
 from gspo.rollout.servers.ray_host import HOSTS, NAMESPACE, HostActor
 
@@ -105,8 +105,9 @@ class _RayRank:
 
     def __init__(self, host: Any, address: str) -> None:
         self.returncode: int | None = None
-        self.is_lost = False
-        self._host, self._address, self._how, self._asked = host, address, "", None
+        self._host, self._asked = host, None
+        self._lost = f"is lost, with its place on the node {address}"
+        self._how = f"{self._lost} (no answer)"
 
     def poll(self) -> int | None:
         """Write what the rank has written; its exit code, which is below zero where its node is gone."""
@@ -121,18 +122,13 @@ class _RayRank:
                 sys.stdout.buffer.write(output)
                 sys.stdout.buffer.flush()
             except ray.exceptions.RayError as error:
-                self.lose(type(error).__name__)
+                self.returncode, self._how = LOST, f"{self._lost} ({type(error).__name__})"
             self._asked = None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it to the rank."""
         self._host.send_signal.remote(number)
-
-    def lose(self, why: str = "no answer") -> None:
-        """Count it as ended: its node is gone, or does not answer."""
-        self.is_lost, self.returncode = True, -signal.SIGHUP
-        self._how = f"is lost, with its place on the node {self._address} ({why})"
 
     def how_ended(self) -> str:
         """Which signal has ended it, or that its node is gone."""
