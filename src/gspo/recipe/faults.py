@@ -22,7 +22,7 @@ RENAMED = {
     "reward.per: turn": "per: segment",
     **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
 }
-_NEAR, _MISSPELT = 0.6, 0.85  # how much of two names is alike: a guess, and what hardly means anything else
+_MISSPELT = 0.85  # how much of two names is alike where one hardly means anything else
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -106,17 +106,20 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     """The fault of an unknown key; of an unknown section, those of the keys in it."""
     parent, dot, last = where.rpartition(".")
     known = _keys_in(re.sub(r"\.\d+", "", parent))
-    near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
-    is_misspelt = bool(near) and difflib.SequenceMatcher(None, last, near[0]).ratio() >= _MISSPELT
+    near = difflib.get_close_matches(last, known, n=1)
     is_of_others = isinstance(value, dict) and any(_other_names().keys() & {last, f"{last}.{name}"} for name in value)
     if isinstance(value, dict) and value and (not near or is_of_others):
         for name, inner in value.items():
             yield from _unknown(f"{where}.{name}", inner)
         return
-    guess = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(known)}"
-    if not known:
-        guess = "write a section in a section" if where in dict(recipe_keys()) else "there is no section of this name"
-    yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
+    guess = f"known: {', '.join(known)}" if known else "there is no section of this name"
+    if near:
+        guess = f"did you mean {parent}{dot}{near[0]}?"
+    if where in dict(recipe_keys()):
+        guess = "write it as a section in a section"
+    elif not difflib.get_close_matches(last, known, n=1, cutoff=_MISSPELT):
+        guess = hint(where) or guess
+    yield where, f"unknown key {where}: {guess}"
 
 
 def _keys_in(section: str) -> list[str]:
