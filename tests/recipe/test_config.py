@@ -173,7 +173,7 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
     [
         ("steps=true", "steps: should be a number, not True"),
         ("report.tokens=maybe", "report.tokens: should be a valid boolean, not 'maybe'"),
-        ("reward.0.options=[1]", "reward.0.options: should be a valid dictionary"),
+        ("reward.0.options=[1]", "reward.0.options: should be a mapping"),
         ("actor.clip_low=wide", "actor.clip_low: should be a valid number, not 'wide'"),
         ("actor.optimizer.betas=[true, 0.9]", "actor.optimizer.betas.0: should be a number, not True"),
         ("actor.clip_low=true", "actor.clip_low: should be a number"),

@@ -95,6 +95,7 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_value(message: str, key: str, value: Any) -> str:
+    message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")  # as YAML has them
     field = dict(recipe_keys()).get(key)
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
     meaning = meaning or "see docs/reference/recipe.md"
