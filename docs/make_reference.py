@@ -16,7 +16,7 @@ import gspo
 import gspo.objective
 from gspo.cli import _parser
 from gspo.metrics.definitions import families
-from gspo.recipe.published import AS_PUBLISHED
+from gspo.recipe.published import as_published
 from gspo.recipe.schema import recipe_keys
 from gspo.recipe.sections import OptimizerConfig, Section
 
@@ -101,7 +101,7 @@ def _recipe() -> str:
             own = {name: value for name, value in default if value != OptimizerConfig.model_fields[name].default}
             row = f"| `{key}.*` | {', '.join(f'{name} {_shown(value)}' for name, value in own.items())} "
         elif field.description and not isinstance(default, Section):
-            published = key.removeprefix("actor.") in AS_PUBLISHED
+            published = key.removeprefix("actor.") in as_published({})
             row = f"| `{key}` | {'as published' if published else _shown(default)} "
         else:
             continue

@@ -227,8 +227,8 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
     [
         (["model_a", "--suite", "gsm9k"], "no suite 'gsm9k'"),
         (["model_a", "--suite", "even.yaml", "--data", "none.jsonl"], "no such file"),
-        (["model_a", "--suite", "even.yaml", "--data", "odd=rows.jsonl"], "--data names the suite 'odd'"),
-        (["model_a", "--suite", "even.yaml,gsm8k", "--data", "rows.jsonl"], "--data even=rows.jsonl"),
+        (["model_a", "--suite", "even.yaml", "odd.queries.path=rows.jsonl"], "unknown key odd.queries.path"),
+        (["model_a", "--suite", "even.yaml,gsm8k", "--data", "rows.jsonl"], "even.queries.path=rows.jsonl"),
         (["model_a", "--suite", "even.yaml", "--data", "no_answer.jsonl"], "suite even, no_answer.jsonl"),
         (["model_a", "--suite", "even.yaml", "reward=math", "--data", "odd_answer.jsonl"], "holds {'a': 1}: a mapping"),
         (["model_a", "--suite", "even.yaml", "queries.chat=true"], "no chat template"),
@@ -240,7 +240,6 @@ def test_a_run_is_judged_by_its_model_as_it_was_trained_to_sample(place: Path, c
         (["model_a"], "--suite"),
         (["model_a", "--suite", ","], "--suite names no suite"),
         (["model_a", "--suite", "even.yaml,even.yaml"], "two suites are named 'even'"),
-        (["model_a", "--suite", "even.yaml", "--data", "rows.jsonl", "--data", "other.jsonl"], "two files for even"),
         (["model_a", "--suite", "odd.yaml"], "odd.yaml: cannot be used:"),
         (["model_a", "--suite", "odd.yaml"], "unknown key sample: did you mean samples?"),
         (["model_a", "--suite", "odd.yaml"], "\n  reward: this key is needed and missing"),

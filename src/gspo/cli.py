@@ -305,7 +305,7 @@ def _is_key(word: str) -> bool:
 
 
 def _eval(options: Namespace) -> None:
-    from gspo.recipe.suites import named_suites, suite_tree, with_data
+    from gspo.recipe.suites import named_suites, suite_tree
 
     targets = [word for word in options.target if not _is_key(word)]
     overrides = [*filter(_is_key, options.target), *options.overrides]
@@ -313,7 +313,12 @@ def _eval(options: Namespace) -> None:
     if not names:
         fix = f"name some of: {', '.join(named_suites())}; or a file, FILE.yaml"
         raise UserError("--suite names no suite", where="command line", fix=fix)
-    suites = with_data([suite_tree(name) for name in names], options.data or ())
+    suites = [suite_tree(name) for name in names]
+    if options.data is not None:
+        if len(suites) > 1:
+            fix = f"say whose it is: {suites[0]['name']}.queries.path={options.data}"
+            raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
+        overrides.insert(0, f"queries.path={json.dumps(options.data)}")
     if not targets:
         raise UserError("name a model directory, a hub id or a run", where="command line", fix="gspo eval MODEL …")
     display = _display()
@@ -513,8 +518,8 @@ def _add_judging(commands: Any) -> None:
     named = sorted(path.stem for path in Path(__file__).with_name("suites").glob("*.yaml"))
     text = f"suites, separated by commas: FILE.yaml or {', '.join(named)}"
     option("--suite", action="append", required=True, metavar="NAME,…", help=text)
-    text = "the data of the suite, in place of its hub id; with several suites SUITE=FILE, repeated"
-    option("--data", action="append", metavar="FILE", help=text)
+    text = "the data of the suite, in place of its hub id; with several suites write SUITE.queries.path=FILE"
+    option("--data", metavar="FILE", help=text)
     text = "where to write, and to go on; by default evaluations/NAME. Of several models it has a directory for each"
     option("--out", metavar="DIR", help=text)
     text = "test a recipe, its data, tokenizer and rewards without loading weights or training"

@@ -98,7 +98,7 @@ def test_the_days_of_a_suite_count_from_the_first_to_the_last(
     [
         (["gsm9k"], "no suite 'gsm9k'.*did you mean gsm8k"),
         (["missing.yaml"], "no such suite file"),
-        (["livecodebench"], "no data of its own.*--data livecodebench=FILE"),
+        (["livecodebench"], "no data of its own.*livecodebench.queries.path=FILE"),
         ([{"suite": "suites/sums.yaml", "samples": 2, "temperature": 0}], "temperature 0 gives 2 equal responses"),
         (
             [{"suite": "suites/sums.yaml", "dates": {"column": "d", "first": "2024-13-01", "last": "x"}}],

@@ -145,7 +145,7 @@ def test_every_word_of_the_command_reaches_gspo_as_it_was_given(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "value", ["x\ntouch here", "x\rtouch", "a b", "a\tb", "a\u2028b", "a\u00a0b", "a#b", "a'b", "\0"]
+    "value", ["", "x\ntouch here", "x\rtouch", "a b", "a\tb", "a\u2028b", "a\u00a0b", "a#b", "a'b", "\0"]
 )
 @pytest.mark.parametrize("option", ["--partition", "--account", "--option"])
 def test_an_option_that_is_more_than_a_word_never_reaches_the_script(

@@ -10,7 +10,7 @@ import pytest
 from gspo import cli
 from gspo.errors import SILENT
 from gspo.launch.local import LocalRank
-from gspo.launch.supervise import run_ranks, with_restarts
+from gspo.launch.supervise import LOST, run_ranks, with_restarts
 
 
 class _Program(LocalRank):
@@ -56,16 +56,12 @@ class _Unkillable:
     """A rank that no signal ends, or whose host does not answer."""
 
     returncode: int | None = None
-    is_lost = False
 
     def poll(self) -> int | None:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Is of no use."""
-
-    def lose(self) -> None:
-        self.is_lost, self.returncode = True, -signal.SIGKILL
 
     def how_ended(self) -> str:
         return "does not end"
@@ -82,7 +78,7 @@ def test_a_rank_that_nothing_ends_is_given_up_and_named(
 
 def test_a_process_that_is_given_up_counts_as_ended() -> None:
     with _Program(WAITS) as process:
-        process.lose()
+        process.returncode = LOST
         assert process.poll() is not None and "not even by SIGKILL" in process.how_ended()
         process.returncode = None  # for this test to end it
         process.kill()
@@ -91,7 +87,7 @@ def test_a_process_that_is_given_up_counts_as_ended() -> None:
 LAUNCHER = """
 import subprocess, sys
 from gspo.launch.local import LocalRank
-from gspo.launch.supervise import run_ranks
+from gspo.launch.supervise import LOST, run_ranks
 class Stubborn(LocalRank):
     def __init__(self):
         ready = f"signal.signal(signal.SIGTERM, {sys.argv[1]}); print('ready', flush=True)"

@@ -108,7 +108,7 @@ def test_a_list_is_added_to_by_a_plus_and_by_the_place_after_its_end(written: st
     assert recipe.report.trackers == ("trackio", "wandb") and recipe.rollout.stop_tokens == ("<x>",)
     with pytest.raises(UserError, match=r"command line: reward\.\d\.function: this key is needed and missing"):
         load_recipe(path, [f"reward.{end}.weight=2"])
-    with pytest.raises(UserError, match=r"command line: steps: should be an integer"):
+    with pytest.raises(UserError, match=r"command line: steps: should be a valid integer"):
         load_recipe(path, ["steps+=1"])
 
 
@@ -172,14 +172,14 @@ def test_yaml_that_cannot_be_used_is_refused_in_an_override_too(minimal: Path) -
     ("override", "said"),
     [
         ("steps=true", "steps: should be a number, not True"),
-        ("report.tokens=maybe", "report.tokens: should be true or false, not 'maybe'"),
+        ("report.tokens=maybe", "report.tokens: should be a valid boolean, not 'maybe'"),
         ("reward.0.options=[1]", "reward.0.options: should be a mapping"),
-        ("actor.clip_low=wide", "actor.clip_low: should be a number, not 'wide'"),
+        ("actor.clip_low=wide", "actor.clip_low: should be a valid number, not 'wide'"),
         ("actor.optimizer.betas=[true, 0.9]", "actor.optimizer.betas.0: should be a number, not True"),
         ("actor.clip_low=true", "actor.clip_low: should be a number"),
         ("reward.².weight=2", "takes an index from 0 to 1, which adds to it"),
         (f"reward.{'0' * 5000}.weight=2", "takes an index from 0 to 1"),
-        ("reward.0.function.x=2", "reward.0.function: should be text"),
+        ("reward.0.function.x=2", "reward.0.function: should be a valid string"),
         (f"seed={2**64}", "seed: should be less than"),
         (f"steps={10**100}", "steps: should be less than"),
         ("rollout.group_size=1000000000000", "rollout.group_size: should be less than or equal to 65536"),
@@ -213,14 +213,14 @@ def test_a_value_that_nothing_can_be_done_with_is_refused_by_its_key(override: s
 
 
 def test_a_value_that_a_key_cannot_have_is_refused_with_the_keys_meaning(minimal: Path) -> None:
-    with pytest.raises(UserError, match=r"steps: should be an integer, not 'many': Rollout batches to train on"):
+    with pytest.raises(UserError, match=r"steps: should be a valid integer, not 'many': Rollout batches to train on"):
         load_recipe(minimal, ["steps=many"])
     with pytest.raises(UserError, match=r"checkpoint\.keep: should be greater than 0, not 0: How many of the newest"):
         load_recipe(minimal, ["checkpoint.keep=0"])
 
 
 def test_a_value_of_any_size_is_shown_in_short(minimal: Path) -> None:
-    with pytest.raises(UserError, match=r"checkpoint\.every: should be an integer") as caught:
+    with pytest.raises(UserError, match=r"checkpoint\.every: should be a valid integer") as caught:
         load_recipe(minimal, [f"checkpoint.every=[{'[x, x], ' * 1000}{'y' * 10_000}]"])
     assert len(str(caught.value)) < 500
     with pytest.raises(UserError, match="thousands of digits"):

@@ -230,7 +230,6 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"kl": {"estimator": "k2"}}}, "actor.kl.coefficient"),
         ({"actor": {"advantage": "group_mean", "kl": {"coefficient": 0.1, "place": "reward"}}}, "only k1"),
         ({"actor": {"correction": "tis", "correction_low": 0.1}}, "actor.correction_low"),
-        ({"actor": {"surrogate": "dppo"}}, "spares a pass"),
         ({"actor": {"minirl_cap": 4}}, "actor.minirl_cap"),
         ({"actor": {"discount": 0.9}}, "actor.discount"),
         ({"actor": {"correction_level": "sequence"}}, "actor.correction_level"),
@@ -239,33 +238,31 @@ def test_a_surrogate_that_is_none_is_one_message(value: Any) -> None:
         ({"actor": {"surrogate": "dapo", "entropy_bonus": 0.1}}, "the divisor of length_norm: mean"),
         ({"actor": {"correction": "tis", "correction_level": "sequence"}}, "will not bind"),
         ({"actor": {"surrogate": "reinforce"}}, "no ratio"),
-        ({"actor": {"clip_low": 0.2}}, "0.2/0.0004: one end is 500 times the other"),
-        ({"actor": {"surrogate": "dapo", "clip_high": 4e-4}}, "one end is 500 times"),
-        ({"actor": {"mini_batches": 1, "opsm_delta": 0.1}}, "actor.opsm_delta"),
-        ({"actor": {"opsm_delta": 0.1, "old_logprobs": "engine"}}, "clipped already"),
-        ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
-        ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "null takes those"),
+        ({"actor": {"clip_low": 0.2}}, "0.2/0.0004 is far from 0.0003/0.0004"),
+        ({"actor": {"surrogate": "dapo", "clip_high": 4e-4}}, "0.2/0.0004 is far from 0.2/0.28"),
+        ({"actor": {"surrogate": "cispo", "clip_low": 3e-3, "clip_high": 4e-3}}, "which null takes"),
+        ({"actor": {"surrogate": "dppo", "clip_low": 3e-3, "clip_high": 4e-3}}, "which null takes"),
         ({"actor": {"surrogate": "dual_clip", "importance_sampling_level": "sequence"}}, "actor.dual_clip"),
-        ({"actor": {"surrogate": "ppo", "advantage": "group"}}, "no value model"),
         ({"actor": {"clip_fraction": 0.4, "mini_batches": 2}}, "actor.clip_fraction"),
-        ({"rollout": {"overlong": "penalty", "overlong_margin": 0}}, "overlong_margin 0"),
+        ({"rollout": {"overlong": "penalty", "overlong_margin": 0}}, "rollout.overlong has no effect"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"warmup_steps": 99}}}, "critic.optimizer.warmup"),
         ({"critic": {"trunk": "shared"}}, "critic has no effect without"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"coefficient": 1}}, "critic.coefficient"),
         ({"actor": {"correction_high": 2}}, "actor.correction_high has no effect"),
         ({"actor": {"surrogate": "ppo"}, "critic": {"optimizer": {"min_lr_fraction": 0.1}}}, "critic.optimizer.min_lr"),
         ({"rollout": {"max_rounds": 2}}, "rollout.max_rounds"),
-        ({"rollout": {"dynamic_sampling": True, "max_rounds": 1}}, "rollout.max_rounds 1"),
-        ({"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}}, "paper's 0.2/0.28 for dapo"),
+        (
+            {"actor": {"surrogate": "dapo", "clip_low": 3e-3, "clip_high": 4e-3}},
+            "far from 0.2/0.28, which null takes",
+        ),
         ({"rollout": {"overlong_margin": 0.5}}, "rollout.overlong_margin"),
         ({"rollout": {"segment_separator": "x"}}, "rollout.segment_separator"),
-        ({"cold_start": {"rows": 5}}, "cold_start.rows has no effect"),
-        ({"cold_start": {"optimizer": {"lr": 1}}}, "cold_start.optimizer.lr has no effect"),
+        ({"cold_start": {"rows": 5}}, "cold_start has no effect"),
         ({"evaluation": {"num_queries": 0, "samples": 4}}, "evaluation.samples has no effect"),
         ({"checkpoint": {"every": 0, "seconds": None}}, "saves nothing before the end"),
         ({"checkpoint": {"best_is": "lowest"}}, "checkpoint.best_is has no effect"),
         ({"checkpoint": {"best": "evaluation/held_out/pass_at_1"}}, "set evaluation.every"),
-        ({"early_stop": {"patience": 3}}, "early_stop.patience has no effect"),
+        ({"early_stop": {"patience": 3}}, "early_stop has no effect"),
         ({"early_stop": {"metric": "reward/mean", "goal": 1, "min_improvement": 0.1}}, "early_stop.min_improvement"),
     ],
 )
@@ -273,6 +270,6 @@ def test_a_key_of_another_objective_is_named_as_without_effect(tree: Mapping[str
     assert any(key in sentence for sentence in ineffective_settings(recipe(tree)))
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("dppo", "reinforce")])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "reinforce"])
 def test_a_surrogate_as_published_is_told_nothing(name: Any) -> None:
     assert ineffective_settings(recipe({"actor": {"surrogate": name}})) == []

@@ -78,7 +78,7 @@ def _read_suite(suite: SuiteConfig) -> list[Row]:
         rows = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
         return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(rows, start=1)]
     if queries.path is None:
-        fix = f"give it: --data {suite.name}=FILE, or queries.path in the suite"
+        fix = f"give it: {suite.name}.queries.path=FILE"
         raise UserError(f"it has no data of its own. {suite.about}".rstrip(), fix=fix)
     if suite.layout == "codeforces":
         raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))

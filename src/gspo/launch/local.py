@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, UserError
-from gspo.launch.supervise import run_ranks
+from gspo.launch.supervise import LOST, run_ranks
 from gspo.run.lock import is_locked
 
 _PREFIX = "gspo-ranks-"  # of the directories in which ranks meet
@@ -26,8 +26,6 @@ _LIBRARIES = 350 * 2**20  # bytes of a process
 class LocalRank(subprocess.Popen[bytes]):
     """A rank of a run, as a process of this machine: it ends when this one does."""
 
-    is_lost = False
-
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **options: Any) -> None:
         """Run gspo with these arguments, and these variables beside this process's own."""
         texts = {name: str(value) for name, value in environment.items()}
@@ -36,13 +34,9 @@ class LocalRank(subprocess.Popen[bytes]):
         options |= {"stdin": subprocess.PIPE, "start_new_session": True}
         super().__init__(command, env={**os.environ, **texts, HAS_LAUNCHER: "yes"}, **options)
 
-    def lose(self) -> None:
-        """Count it as ended, though not even SIGKILL ends it."""
-        self.is_lost, self.returncode = True, -signal.SIGKILL
-
     def how_ended(self) -> str:
         """Which signal has ended it, or that none does."""
-        if self.is_lost:
+        if self.returncode == LOST:
             return f"(process {self.pid}) does not end, not even by SIGKILL: perhaps it waits for a disk or a GPU"
         name = signal.Signals(-(self.returncode or 0)).name
         return f"was ended by {name}" + (": perhaps by the system, for want of memory" if name == "SIGKILL" else "")

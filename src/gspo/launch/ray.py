@@ -18,7 +18,7 @@ from typing import Any
 
 from gspo.errors import RENDEZVOUS, Stopped, UserError
 from gspo.launch.local import LocalRank
-from gspo.launch.supervise import run_ranks, with_restarts
+from gspo.launch.supervise import LOST, run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig
 from gspo.rollout.servers.ray_host import HOSTS, NAMESPACE, HostActor
 
@@ -105,8 +105,9 @@ class _RayRank:
 
     def __init__(self, host: Any, address: str) -> None:
         self.returncode: int | None = None
-        self.is_lost = False
-        self._host, self._address, self._how, self._asked = host, address, "", None
+        self._host, self._asked = host, None
+        self._lost = f"is lost, with its place on the node {address}"
+        self._how = f"{self._lost} (no answer)"
 
     def poll(self) -> int | None:
         """Write what the rank has written; its exit code, which is below zero where its node is gone."""
@@ -121,18 +122,13 @@ class _RayRank:
                 sys.stdout.buffer.write(output)
                 sys.stdout.buffer.flush()
             except ray.exceptions.RayError as error:
-                self.lose(type(error).__name__)
+                self.returncode, self._how = LOST, f"{self._lost} ({type(error).__name__})"
             self._asked = None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it to the rank."""
         self._host.send_signal.remote(number)
-
-    def lose(self, why: str = "no answer") -> None:
-        """Count it as ended: its node is gone, or does not answer."""
-        self.is_lost, self.returncode = True, -signal.SIGHUP
-        self._how = f"is lost, with its place on the node {self._address} ({why})"
 
     def how_ended(self) -> str:
         """Which signal has ended it, or that its node is gone."""
@@ -194,21 +190,26 @@ def _placed(
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    ranks = [_Asked(cpus=job.cpus_per_process, gpus=job.gpus_per_process)] * job.processes
-    servers = [_Asked(cpus=cluster.cpus_per_engine, gpus=cluster.gpus_per_engine)] * cluster.engines
-    asked = " and ".join(f"{len(alike)} times {alike[0]}" for alike in (ranks, servers) if alike)
-    group = placement_group([amount.bundle() for amount in (*ranks, *servers)], strategy="PACK")
+    ranks = [{"CPU": job.cpus_per_process, "GPU": job.gpus_per_process}] * job.processes
+    servers = [{"CPU": cluster.cpus_per_engine, "GPU": cluster.gpus_per_engine}] * cluster.engines
+    asked = " and ".join(f"{len(alike)} times {_written(alike[0])}" for alike in (ranks, servers) if alike)
+    group = placement_group([*ranks, *servers], strategy="PACK")
 
     def actor(kind: type, place: int, **options: Any) -> Any:
         amount, where = (*ranks, *servers)[place], PlacementGroupSchedulingStrategy(group, place)
-        options |= {"num_cpus": amount.cpus, "num_gpus": amount.gpus, "max_restarts": 0, "scheduling_strategy": where}
+        options |= {
+            "num_cpus": amount["CPU"],
+            "num_gpus": amount["GPU"],
+            "max_restarts": 0,
+            "scheduling_strategy": where,
+        }
         return ray.remote(kind).options(**options).remote()
 
     try:
         if not _is_there(group, 5):
-            say(f"waiting for the cluster to have {asked}; now it has {_free()}")
+            say(f"waiting for the cluster to have {asked}; now it has {_written(ray.available_resources())} free")
         if not _is_there(group, job.wait_seconds):
-            what = f"it has not had {asked} within {job.wait_seconds} s, but {_free()}"
+            what = f"it has not had {asked} within {job.wait_seconds} s, but {_written(ray.available_resources())} free"
             raise UserError(what, where=_WHERE, fix="ask for less, or add nodes; --wait-seconds says how long to wait")
         actors = [actor(_Host, place) for place in range(len(ranks))]
         places = ray.get([host.place.remote() for host in actors])
@@ -229,26 +230,8 @@ def _is_there(group: Any, seconds: float) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """Of the cluster, for an actor."""
-
-    cpus: int
-    gpus: int
-
-    def bundle(self) -> dict[str, int]:
-        """As Ray has it."""
-        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
-
-    def __str__(self) -> str:
-        return f"{self.cpus} CPU and {self.gpus} GPU"
-
-
-def _free() -> str:
-    import ray
-
-    free = ray.available_resources()
-    return f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU free"
+def _written(resources: Mapping[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
 
 
 def _started(

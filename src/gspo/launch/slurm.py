@@ -84,8 +84,8 @@ def slurm_script(job: SlurmJob, name: str, arguments: Sequence[str]) -> str:
     }
     options = [f"--{option}={value}" for option, value in named.items() if value is not None]
     for option in (options := [*options, "--requeue", *job.options]):  # a line of the script, which sbatch cuts up
-        if not option.isprintable() or {*option} & {*" '\"\\#"}:
-            fix = "give one word without blanks, quotes, # and \\"
+        if not option.isprintable() or not re.fullmatch(r"-[^ '\"\\#=]+(=[^ '\"\\#]+)?", option):
+            fix = "give one word, --name or --name=value, without blanks, quotes, # and \\"
             raise UserError(f"sbatch would not read this as one option: {option!r}", where="gspo launch slurm", fix=fix)
     directives = "\n".join(f"#SBATCH {option}" for option in options)
     container, python = "", shlex.quote(sys.executable)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gspo.errors import SILENT, listed
 
+LOST = -128  # the exit code of a rank that does not end, or whose host does not answer; no signal's
 FIX = "\n  fix: gspo resume goes on from the last checkpoint"
 _SIGNALLED = 128  # is less than the exit code of a run that a signal has ended
 _TWICE_SECONDS = 1.0
@@ -20,18 +21,13 @@ _POLL_SECONDS = 0.05
 class RankProcess(Protocol):
     """A rank's process, of this machine or another. Its methods are those of subprocess.Popen."""
 
-    returncode: int | None  # of a signal's number, below zero; None while it runs
+    returncode: int | None  # of a signal's number, below zero; None while it runs; what is set counts from then on
 
     def poll(self) -> int | None:
         """See whether it has ended; its exit code."""
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
-
-    is_lost: bool  # it cannot be ended or reached any more, and counts as ended
-
-    def lose(self) -> None:
-        """Count it as ended from now on: it does not end, or does not answer."""
 
     def how_ended(self) -> str:
         """Why it has no exit code of its own, where that is so."""
@@ -93,16 +89,15 @@ def _kill(ranks: Sequence[RankProcess]) -> None:
         time.sleep(_POLL_SECONDS)
     for process in ranks:
         if process.poll() is None:
-            process.lose()
+            process.returncode = LOST
 
 
 def _exit_code(ranks: Sequence[RankProcess], received: Sequence[signal.Signals], failed: set[int]) -> int:
     """The run's. Says why it has ended where no rank does."""
     codes = [process.returncode or 0 for process in ranks]
-    causes = [number for number, process in enumerate(ranks) if number in failed or process.is_lost]
+    causes = [number for number, process in enumerate(ranks) if number in failed or process.returncode == LOST]
     # A rank that a signal ends before it listens to signals has not failed.
-    ended = [number for number in causes if codes[number] < 0]
-    ended = [number for number in ended if ranks[number].is_lost or -codes[number] not in received]
+    ended = [number for number in causes if codes[number] < 0 and -codes[number] not in received]
     said = [codes[number] for number in causes if 0 < codes[number] != SILENT]
     if len(received) > 1 and any(codes):
         print(f"ended at once by {received[1].name}{FIX}")

@@ -22,14 +22,7 @@ RENAMED = {
     "reward.per: turn": "per: segment",
     **{f"actor.surrogate: {name}": f"actor.surrogate: {surrogate}" for name, surrogate in ALIASES.items()},
 }
-# Of pydantic's messages, in a person's words.
-_PLAIN = {
-    **{"a valid string": "text", "a valid integer": "an integer", "a valid number": "a number"},
-    **{"a valid boolean": "true or false", "a valid tuple": "a list", "a valid dictionary": "a mapping"},
-    **dict.fromkeys((", unable to interpret input", ", unable to parse string as an integer"), ""),
-    ", unable to parse string as a number": "",
-}
-_NEAR, _MISSPELT = 0.6, 0.85  # how much of two names is alike: a guess, and what hardly means anything else
+_MISSPELT = 0.85  # how much of two names is alike where one hardly means anything else
 _SHORT = Repr()  # of a value in a message
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -82,7 +75,7 @@ def _is_of(overridden: Sequence[str], key: str, sentence: str) -> bool:
 def _faults(item: Any) -> Iterator[tuple[str, str]]:
     """The key and a sentence for one of pydantic's errors: what is wrong, and the nearest key or value."""
     location, kind, value = [part for part in item["loc"] if part != "tuple"], item["type"], item["input"]
-    where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ")
+    where, message = ".".join(map(str, location)), item["msg"].removeprefix("Input ").partition(", unable")[0]
     key = ".".join(part for part in location if isinstance(part, str))
     if new_name := RENAMED.get(key) or (isinstance(value, str) and RENAMED.get(f"{key}: {value}")):
         yield where, f"{where}{'' if key in RENAMED else f': {value}'} is called {new_name}"
@@ -102,8 +95,7 @@ def _faults(item: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_value(message: str, key: str, value: Any) -> str:
-    for pydantic_words, words in _PLAIN.items():
-        message = message.replace(pydantic_words, words)
+    message = message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")  # as YAML has them
     field = dict(recipe_keys()).get(key)
     meaning = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", field.description) if field and field.description else ""  # no links
     meaning = meaning or "see docs/reference/recipe.md"
@@ -115,17 +107,20 @@ def _unknown(where: str, value: Any) -> Iterator[tuple[str, str]]:
     """The fault of an unknown key; of an unknown section, those of the keys in it."""
     parent, dot, last = where.rpartition(".")
     known = _keys_in(re.sub(r"\.\d+", "", parent))
-    near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
-    is_misspelt = bool(near) and difflib.SequenceMatcher(None, last, near[0]).ratio() >= _MISSPELT
+    near = difflib.get_close_matches(last, known, n=1)
     is_of_others = isinstance(value, dict) and any(_other_names().keys() & {last, f"{last}.{name}"} for name in value)
     if isinstance(value, dict) and value and (not near or is_of_others):
         for name, inner in value.items():
             yield from _unknown(f"{where}.{name}", inner)
         return
-    guess = f"did you mean {parent}{dot}{near[0]}?" if near else f"known: {', '.join(known)}"
-    if not known:
-        guess = "write a section in a section" if where in dict(recipe_keys()) else "there is no section of this name"
-    yield where, f"unknown key {where}: {guess if is_misspelt else hint(where) or guess}"
+    guess = f"known: {', '.join(known)}" if known else "there is no section of this name"
+    if near:
+        guess = f"did you mean {parent}{dot}{near[0]}?"
+    if where in dict(recipe_keys()):
+        guess = "write it as a section in a section"
+    elif not difflib.get_close_matches(last, known, n=1, cutoff=_MISSPELT):
+        guess = hint(where) or guess
+    yield where, f"unknown key {where}: {guess}"
 
 
 def _keys_in(section: str) -> list[str]:

@@ -56,21 +56,16 @@ def check_files(recipe: Recipe, path: str | Path) -> None:
     needed["actor"] = recipe.actor.kl.coefficient > 0
     places = {str(Path(path).resolve().parent): "beside the recipe", str(Path.cwd()): "in the working directory"}
     for key, file in files_of(recipe):
-        if key.endswith(".python"):  # an interpreter that is missing has a message of its own
-            continue
+        is_needed = all(needed[section] for section in needed if key.startswith(section))
         is_local = file.endswith(".py") or names_file(file)
-        if (
-            all(is_needed for name, is_needed in needed.items() if key.startswith(name))
-            and is_local
-            and not os.path.lexists(file)
-        ):
-            folder, kind = Path(file).parent, Path(file).suffix
-            near = sorted(
-                {str(folder / path.name) for place in places for path in Path(place, folder).glob(f"*{kind}")}
-            )
-            fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
-            what = "no such directory" if key.startswith(_MODELS) else "no such file"
-            raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
+        # An interpreter that is missing has a message of its own.
+        if not is_needed or not is_local or key.endswith(".python") or os.path.lexists(file):
+            continue
+        folder, kind = Path(file).parent, Path(file).suffix
+        near = sorted({str(folder / path.name) for place in places for path in Path(place, folder).glob(f"*{kind}")})
+        fix = f"looked up {' and '.join(f'{words} ({place})' for place, words in places.items())}"
+        what = "no such directory" if key.startswith(_MODELS) else "no such file"
+        raise UserError(what, where=f"{key}: {file}", fix=f"there are: {listed(near)}; {fix}" if near else fix)
 
 
 def _file(key: str, value: Any) -> str | None:

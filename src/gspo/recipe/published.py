@@ -14,11 +14,6 @@ Correction = Literal["none", "tis", "mis", "icepop", "geometric_mask", "decouple
 CorrectionLevel = Literal["token", "sequence"]
 Range = tuple[float, float]
 
-# Keys of actor that are as the surrogate, or the correction, was published where they are left out or null.
-AS_PUBLISHED = (
-    *("importance_sampling_level", "advantage", "length_norm", "clip_low", "clip_high"),
-    *("correction_level", "correction_low", "correction_high"),
-)
 LEVELS: tuple[Level, ...] = ("token", "sequence", "sequence_token")
 
 
@@ -125,15 +120,15 @@ CORRECTIONS: Mapping[Correction, PublishedCorrection] = {
 
 
 def as_published(actor: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `actor`, and for those left out the values from the surrogate's and the correction's papers."""
-    given = {name: value for name, value in actor.items() if value is not None or name not in AS_PUBLISHED}
-    surrogate, correction = given.get("surrogate", "clip"), given.get("correction", "none")
-    if surrogate not in tuple(PUBLISHED) or correction not in tuple(CORRECTIONS):  # refused by the key itself
-        return given
-    published, corrected = PUBLISHED[surrogate], CORRECTIONS[correction]
-    level = given.get("importance_sampling_level", published.level)
+    """The keys of `actor`; those left out, or null, are as in the papers of the surrogate and the correction."""
+    # What is neither is refused by the key itself.
+    published = next((PUBLISHED[name] for name in PUBLISHED if name == actor.get("surrogate")), PUBLISHED["clip"])
+    corrected = next(
+        (CORRECTIONS[name] for name in CORRECTIONS if name == actor.get("correction")), CORRECTIONS["none"]
+    )
+    level = actor.get("importance_sampling_level")
     low, high = published.range(level if level in published.levels else published.level)
-    return {
+    in_papers = {
         "importance_sampling_level": published.level,
         "advantage": published.advantage,
         "length_norm": published.length_norm,
@@ -142,5 +137,5 @@ def as_published(actor: Mapping[str, Any]) -> dict[str, Any]:
         "correction_level": corrected.levels[0],
         "correction_low": corrected.low,
         "correction_high": corrected.high,
-        **given,
     }
+    return in_papers | {name: value for name, value in actor.items() if value is not None or name not in in_papers}

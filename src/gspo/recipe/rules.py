@@ -3,7 +3,6 @@
 Each table maps a sentence to the condition under which it is true of the recipe.
 """
 
-import math
 from collections.abc import Mapping
 from operator import attrgetter
 
@@ -173,26 +172,18 @@ def _refused_objectives(recipe: RecipeKeys) -> dict[str, object]:
 
 def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
     actor, level, updates = recipe.actor, recipe.actor.importance_sampling_level, recipe.actor.updates_per_step
-    per_token, most_clipped = _per_token(recipe), (1 - 1 / updates) / 2
+    most_clipped = (1 - 1 / updates) / 2
     return {
-        """actor.routing_replay: policy has no effect with actor.mini_batches 1: the only update has π_old's own experts
-        """: actor.routing_replay == "policy" and updates == 1,
         """actor.routing_replay: policy with actor.old_logprobs: engine: π_old's likelihood is under the engine's
         experts, π_θ's under the trainer's, which cost a pass (old_logprobs: recompute gets both from that pass)
         """: actor.routing_replay == "policy" and actor.old_logprobs == "engine",
         """actor.mini_batches is 1: each rollout batch gets one update, so every importance ratio is 1 and nothing is
         ever clipped: surrogates that differ in the ratio only (GSPO, GSPO-token, GRPO) are the same
         """: updates == 1,
-        """actor.opsm_delta with actor.mini_batches 1 drops sequences only where the engine's likelihoods differ
-        """: actor.opsm_delta is not None and updates == 1,
         f"""actor.surrogate: reinforce has no ratio: all but the first of {updates} mini-batches are stale
         """: actor.surrogate == "reinforce" and updates > 1,
         """actor.importance_sampling_level: sequence_token equals sequence: a response's tokens share an advantage here
-        """: level == "sequence_token" and not per_token,
-        """actor.surrogate: dppo has its ratios from the engine: actor.old_logprobs: engine spares a pass
-        """: actor.surrogate == "dppo" and actor.old_logprobs == "recompute",
-        f"""actor.surrogate: ppo with actor.advantage: {actor.advantage}: no value model is made
-        """: actor.surrogate == "ppo" and actor.advantage != "gae",
+        """: level == "sequence_token" and not _per_token(recipe),
         f"""actor.dual_clip {actor.dual_clip} will not bind: the ratio of a sequence stays near 1
         """: actor.surrogate == "dual_clip" and level != "token",
         f"""actor.clip_fraction is out of reach: {updates} mini-batches clip about {most_clipped:.2g} at most
@@ -202,25 +193,17 @@ def _noted_ratios(recipe: RecipeKeys) -> dict[str, object]:
 
 def _noted_terms(actor: ActorConfig) -> dict[str, object]:
     published, level, kl = PUBLISHED[actor.surrogate], actor.importance_sampling_level, actor.kl
-    low, high = actor.clip_low, actor.clip_high
-    clip_range, (usual_low, usual_high) = f"actor.clip_low/high {low:g}/{high:g}", published.range(level)
-    is_near = 0.1 <= low / usual_low <= 10 and 0.1 <= high / usual_high <= 10
-    clips_nothing, fixed = published.form in ("sapo", "reinforce"), actor.clip_fraction is None
+    clip_range, usual = (actor.clip_low, actor.clip_high), published.range(level)
+    is_far = any(not 1 / 20 < end / published_end < 20 for end, published_end in zip(clip_range, usual, strict=True))
+    clips_nothing = published.form in ("sapo", "reinforce")
+    written, usually = (f"{low:g}/{high:g}" for low, high in (clip_range, usual))
     by_sequence = actor.correction_level == "sequence"
-    clips_sequences = published.bounds_ratio and level != "token" and fixed and actor.old_logprobs == "engine"
     return {
-        f"""{clip_range} has no effect: {actor.surrogate} clips nothing
-        """: clips_nothing and (low, high) != (usual_low, usual_high),
-        f"""{clip_range} is far from the paper's {usual_low:g}/{usual_high:g} for {actor.surrogate}: null takes those
-        """: not clips_nothing and not is_near and actor.surrogate != "clip",
-        f"""{clip_range} is for token ratios and will not bind: sequence ratios stay near 1 (the paper: 3e-4/4e-4)
-        """: actor.surrogate == "clip" and fixed and level != "token" and min(low, high) >= 0.1,
-        f"""{clip_range} is a range for sequence ratios: most token ratios fall outside it (the paper's GRPO: 0.2/0.27)
-        """: actor.surrogate == "clip" and fixed and level == "token" and max(low, high) <= 0.01,
-        f"""{clip_range}: one end is {max(low, high) / min(low, high):.0f} times the other; set both
-        """: not clips_nothing and fixed and max(low, high) > 20 * min(low, high),
-        f"""actor.opsm_delta {actor.opsm_delta} drops nothing that actor.clip_low {low:g} has not clipped already
-        """: clips_sequences and math.exp(-(actor.opsm_delta or math.inf)) <= 1 - low and actor.opsm_delta,
+        f"""actor.clip_low/high {written} has no effect: {actor.surrogate} clips nothing
+        """: clips_nothing and clip_range != usual,
+        f"""actor.clip_low/high {written} is far from {usually}, which null takes and {actor.surrogate} was published
+        with for the ratio of a {level}: a wider range never binds, and most ratios fall outside a narrower one
+        """: not clips_nothing and is_far and actor.clip_fraction is None,
         f"""actor.kl.estimator: {kl.estimator} in the reward: only k1 there leads to the gradient of the KL
         """: kl.coefficient and kl.place == "reward" and kl.estimator != "k1",
         f"""actor.length_norm: {actor.length_norm} sums a response's tokens: beside them KL and entropy terms, which
@@ -233,40 +216,25 @@ def _noted_terms(actor: ActorConfig) -> dict[str, object]:
 
 
 def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
-    rollout, rewards, steps, actor = recipe.rollout, recipe.reward, recipe.steps, recipe.actor
-    updates, warmup = steps * actor.updates_per_step, actor.optimizer.warmup_steps
-    keeps_scale = actor.advantage not in ("group", "batch") or rollout.overlong == "penalty"
-    model, attention, refresh = recipe.model, recipe.model.attn_implementation, actor.kl.refresh_steps
-    evaluated = [recipe.evaluation.temperature, *(suite.temperature for suite in recipe.evaluation.suites)]
-    coldest = min(filter(None, evaluated), default=1.0)
-    cold_warmup, critic_warmup = recipe.cold_start.optimizer.warmup_steps, recipe.critic.optimizer.warmup_steps
+    rollout, actor, model, attention = recipe.rollout, recipe.actor, recipe.model, recipe.model.attn_implementation
+    updates = recipe.steps * actor.updates_per_step
+    steps = {"actor": updates, "critic": updates * (actor.advantage == "gae"), "cold_start": recipe.cold_start.steps}
+    warmups = {name: getattr(recipe, name).optimizer.warmup_steps for name in steps}
     return {
-        """rollout.overlong: penalty with overlong_margin 0 takes nothing off
-        """: rollout.overlong == "penalty" and rollout.overlong_margin == 0,
-        """rollout.max_rounds 1: dynamic sampling has no round to replace a group in
-        """: rollout.dynamic_sampling and rollout.max_rounds == 1,
-        f"""rollout.max_rows {rollout.max_rows} is less than a group: a group is decoded whole all the same
-        """: rollout.max_rows < rollout.group_size,
+        **{
+            f"{name}.optimizer.warmup_steps {warmups[name]} is not over within the {number} optimiser steps": True
+            for name, number in steps.items()
+            if 0 < number <= warmups[name]
+        },
         """rollout.max_staleness with actor.old_logprobs: recompute takes responses for those of the policy that begins
         the step; old_logprobs: engine or a correction, such as decoupled, counts the steps in between
         """: rollout.max_staleness > 0 and actor.old_logprobs == "recompute" and actor.correction == "none",
-        """queries.shuffle: false orders the queries of RL; the cold start's demonstrations are shuffled
-        """: recipe.cold_start.steps > 0 and not recipe.queries.shuffle,
         """checkpoint.seconds: null with every: 0 saves nothing before the end, a signal or an error
         """: recipe.checkpoint.seconds is None and not (recipe.checkpoint.every or recipe.checkpoint.best),
         f"""model.attn_implementation: {attention}: sequences are packed with sdpa only, so this is slower
         """: attention not in (None, "sdpa"),
         f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
         """: model.trust_remote_code,
-        f"""actor.kl.refresh_steps {refresh}: the reference is never refreshed before the last step, {steps}
-        """: actor.kl.coefficient and refresh is not None and refresh >= steps,
-        f"""checkpoint.every {recipe.checkpoint.every} is beyond the last step, {steps}
-        """: recipe.checkpoint.every > steps,
-        f"""evaluation.every {recipe.evaluation.every} is beyond the last step, {steps}
-        """: (recipe.evaluation.num_queries or recipe.evaluation.suites) and recipe.evaluation.every > steps,
-        f"""evaluation.temperature {coldest:g}: {rollout.engine} takes 0.01 for anything below,
-        which draws the likeliest token unless two are almost as likely
-        """: rollout.engine == "vllm" and coldest < LOWEST_TEMPERATURE,
         f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
         distribution than the one that is trained
         """: recipe.evaluation.num_queries > 0 and rollout.temperature != recipe.evaluation.temperature == 1,
@@ -274,25 +242,17 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
         """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
-        """reward.0.weight scales the only reward: advantages are normalised, so it only changes reward/mean
-        """: len(rewards) == 1 and rewards[0].weight not in (0, 1) and rewards[0].weight > 0 and not keeps_scale,
-        **{f"reward.{i}.weight is 0: measured only": reward.weight == 0 for i, reward in enumerate(rewards)},
-        f"""actor.optimizer.warmup_steps {warmup} is not over within the {updates} optimiser steps
-        """: warmup >= updates,
-        f"""critic.optimizer.warmup_steps {critic_warmup} is not over within the {updates} optimiser steps
-        """: actor.advantage == "gae" and critic_warmup >= updates,
-        f"""cold_start.optimizer.warmup_steps {cold_warmup} is not over within the {recipe.cold_start.steps} steps
-        """: 0 < recipe.cold_start.steps <= cold_warmup,
     }
 
 
 def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
-    """The keys that act only beside another setting, that setting, and whether the recipe has it."""
+    """The keys, or sections, that act only beside another setting, that setting, and whether the recipe has it."""
     rollout, actor, critic, report = recipe.rollout, recipe.actor, recipe.critic, recipe.report
     evaluation, cold_start, queries = recipe.evaluation, recipe.cold_start, recipe.queries
     per = {reward.per for reward in recipe.reward}
     has_high = CORRECTIONS[actor.correction].high is not None or actor.correction == "decoupled"
     has_hub_ids = [path is not None and not names_file(path) for path in (queries.path, evaluation.path)]
+    changes_experts = actor.routing_replay != "policy" or actor.updates_per_step > 1
     no_critic = actor.advantage != "gae"  # noted of the whole section
     return {
         ("actor.dual_clip", "actor.surrogate: dual_clip"): actor.surrogate == "dual_clip",
@@ -300,19 +260,19 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("actor.minirl_cap", "actor.surrogate: minirl"): actor.surrogate == "minirl",
         ("actor.advantage_ddof", "actor.advantage: group or batch"): actor.advantage in ("group", "batch"),
         ("actor.discount", "a reward per token or segment"): per - {"response"},
-        ("actor.kl.estimator actor.kl.place actor.kl.reference", "actor.kl.coefficient"): actor.kl.coefficient,
-        ("actor.kl.refresh_steps actor.kl.refresh_weight", "actor.kl.coefficient"): actor.kl.coefficient,
+        ("actor.kl", "actor.kl.coefficient"): actor.kl.coefficient,
         ("actor.kl.refresh_weight", "actor.kl.refresh_steps"): actor.kl.refresh_steps or not actor.kl.coefficient,
         ("actor.correction_level", "an actor.correction"): actor.correction != "none",
         ("actor.correction_low", "a correction with a lower bound"): CORRECTIONS[actor.correction].low is not None,
         ("actor.correction_high", "a correction with an upper bound"): has_high,
+        ("actor.routing_replay", "actor.mini_batches: the first update has π_old's own experts"): changes_experts,
         ("actor.optimizer.min_lr_fraction", "a schedule"): actor.optimizer.schedule != "constant",
         ("actor.optimizer.no_decay", "actor.optimizer.weight_decay"): _decays(actor.optimizer),
         ("critic", "actor.advantage: gae, whose value model it is"): not no_critic,
         ("critic.coefficient", "critic.trunk: shared"): no_critic or critic.trunk == "shared",
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
-        ("cluster.gpus_per_engine cluster.cpus_per_engine", "cluster.engines"): recipe.cluster.engines,
+        ("cluster", "cluster.engines"): recipe.cluster.engines,
         ("rollout.embedded", "rollout.engine: embedded beside the training"): rollout.engine == "embedded"
         and not rollout.is_in_trainer,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
@@ -321,11 +281,10 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("rollout.too_old rollout.in_turn", "rollout.max_staleness"): rollout.max_staleness,
         ("rollout.interrupt", "sampling beside the training"): rollout.at_publish != "none",
         ("rollout.old_cache", "rollout.interrupt beside the training"): rollout.at_publish in ("recompute", "keep"),
+        ("rollout.overlong", "an overlong_margin"): rollout.overlong != "penalty" or rollout.overlong_margin,
         ("rollout.overlong_margin", "rollout.overlong: penalty"): rollout.overlong == "penalty",
         ("rollout.segment_separator", "a reward per segment"): "segment" in per,
-        ("cold_start.path cold_start.demonstrations cold_start.rows", "cold_start.steps"): cold_start.steps,
-        ("cold_start.rows_per_step cold_start.optimizer.lr", "cold_start.steps"): cold_start.steps,
-        ("cold_start.optimizer.name cold_start.optimizer.options", "cold_start.steps"): cold_start.steps,
+        ("cold_start", "cold_start.steps"): cold_start.steps,
         ("cold_start.optimizer.min_lr_fraction", "a schedule"): cold_start.optimizer.schedule != "constant",
         ("cold_start.optimizer.no_decay", "cold_start.optimizer.weight_decay"): _decays(cold_start.optimizer),
         ("queries.config queries.split", "a hub id in queries.path"): has_hub_ids[0],
@@ -335,7 +294,7 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("evaluation.path evaluation.samples", "evaluation.num_queries"): evaluation.num_queries,
         ("evaluation.temperature evaluation.pass_threshold", "evaluation.num_queries"): evaluation.num_queries,
         ("checkpoint.best_is", "checkpoint.best"): recipe.checkpoint.best,
-        ("early_stop.patience early_stop.goal early_stop.best_is", "early_stop.metric"): recipe.early_stop.metric,
+        ("early_stop", "early_stop.metric"): recipe.early_stop.metric,
         ("early_stop.min_improvement", "early_stop.patience"): recipe.early_stop.patience,
         ("report.project", "trackio or wandb in report.trackers"): {*report.trackers} - {"tensorboard"},
         ("report.tokens", "report.rollouts, which writes the responses"): report.rollouts,

@@ -1,6 +1,6 @@
 """The suites that gspo brings, those of a user's own files, and how a recipe names either."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +29,15 @@ def suite_tree(value: Any) -> Any:
     if isinstance(value, str):
         return _read(value)
     if isinstance(value, Mapping) and isinstance(value.get("suite"), str):
-        return merged(_read(value["suite"]), {name: entry for name, entry in value.items() if name != "suite"})
+        return _merged(_read(value["suite"]), {name: entry for name, entry in value.items() if name != "suite"})
     return value
 
 
-def merged(tree: Any, changes: Any) -> Any:
+def _merged(tree: Any, changes: Any) -> Any:
     """The tree with the changes in it, section by section."""
     if not isinstance(tree, Mapping) or not isinstance(changes, Mapping):
         return changes
-    return {**tree, **{name: merged(tree.get(name), change) for name, change in changes.items()}}
-
-
-def with_data(suites: Sequence[dict[str, Any]], data: Sequence[str]) -> list[dict[str, Any]]:
-    """The suites' trees with the data that the command line gives them: FILE, where there is one suite, or SUITE=FILE.
-
-    UserError for a suite that is not there, or has two files.
-    """
-    names, given = [suite["name"] for suite in suites], dict[str, str]()
-    for argument in data:
-        name, separator, path = argument.partition("=")
-        if not separator or "/" in name or Path(argument).exists():  # a path may have a `=`, too
-            name, separator, path = "", "", argument
-        if not separator and len(suites) > 1:
-            fix = f"say whose it is: --data {names[0]}={argument}"
-            raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
-        if (name := name or names[0]) not in names:
-            fix = f"the suites are: {', '.join(names)}; gspo has: {', '.join(named_suites())}"
-            raise UserError(f"--data names the suite {name!r}", where="command line", fix=fix)
-        if name in given:
-            raise UserError(f"--data names two files for {name}", where="command line", fix="join them into one")
-        given[name] = path
-    changes = [{"queries": {"path": given[name]}} if name in given else {} for name in names]
-    return [merged(suite, change) for suite, change in zip(suites, changes, strict=True)]
+    return {**tree, **{name: _merged(tree.get(name), change) for name, change in changes.items()}}
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _given_function(given: Any, segment_separator: str | None) -> RewardFunction
     try:
         checked = RewardConfig(function=built_in or f"gspo.Reward({name})", **changed)
     except ValidationError as error:
-        raise described(error, where=f"gspo.Reward({name})", overridden=()) from None
+        raise described(error, where=f"gspo.Reward({name})") from None
     _check_options(checked, function)
     host = Processes(name, is_verifier=True) if built_in in VERIFIERS else Threads()
     described_settings = "".join(f", {key} {value}" for key, value in changed.items())
