@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from gspo.errors import UserError, printable
-from gspo.report.run_files import RunFiles, labels_of
+from gspo.report.run_files import RunFiles, labels_of, section
 from gspo.report.samples import Sample, cut_into_tokens, cut_prompt, interest, pass_threshold, passes, read_sample
-from gspo.report.shapes import section
 from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, rollout_files
 
 _PROMPT = 120  # characters of it in the table
