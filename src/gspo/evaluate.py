@@ -170,13 +170,8 @@ def _judge(
 
 def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The CodeForces rating of the judged tries, as evaluation.json has it: null for what does not exist."""
-    tries: dict[tuple[Any, Any], list[bool]] = {}
-    for line in lines:
-        verdicts = tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), [])
-        verdicts.append(bool(line["passed"]))
-    rows = [{"contest": contest, "index": index, "passed": passed} for (contest, index), passed in tries.items()]
-    rating = rate(read_contests(Path(str(suite.queries.path))), collect_attempts(rows))
-    return plain_rating(rating)
+    attempts = collect_attempts({**line["columns"], "passed": [bool(line["passed"])]} for line in lines)
+    return plain_rating(rate(read_contests(Path(str(suite.queries.path))), attempts))
 
 
 def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Sequence[str]) -> dict[str, Any]:

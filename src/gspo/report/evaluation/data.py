@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo.errors import UserError, printable
 from gspo.evaluation.compare import Evaluation, compare
-from gspo.report.page.arms import leaves
+from gspo.recipe.yaml_text import leaves
 from gspo.report.page.data import rounded
 from gspo.report.samples import by_query
 from gspo.run.journal import EVALUATION_FILE, FORMAT
