@@ -265,15 +265,15 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
 @pytest.mark.parametrize(
     ("break_it", "where", "what"),
     [
-        (lambda data: (data / STANDINGS).unlink(), STANDINGS, "no such file"),
+        (lambda data: (data / STANDINGS).unlink(), STANDINGS, "No such file"),
         (
             lambda data: (data / "contests/7").rename(data / "contests/seven"),
             "contests/seven",
             "not named by the number",
         ),
         (lambda data: (data / "contests").rename(data / "contest"), "contests", "no contest is here"),
-        (rewritten(STANDINGS, ""), STANDINGS, "the file is empty"),
-        (rewritten(STANDINGS, "{"), STANDINGS, "not usable JSON"),
+        (rewritten(STANDINGS, ""), STANDINGS, "it cannot be read"),
+        (rewritten(STANDINGS, "{"), STANDINGS, "it cannot be read"),
         (rewritten(STANDINGS, "[]"), STANDINGS, "the answer is not an object"),
         (rewritten(RATINGS, '{"status": "FAILED", "comment": "not rated"}'), RATINGS, "FAILED: not rated"),
         (changed(RATINGS, lambda _: []), STANDINGS, "none of the 0 humans"),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from gspo.errors import UserError, listed
@@ -45,7 +46,7 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
     if not (common := [query for query in before if query in after]):
         fix = "evaluate both models on the same questions"
         raise UserError("no question has judged responses of both models", where=f"suite {suite}", fix=fix)
-    differences = {query: _mean(after[query]) - _mean(before[query]) for query in common}
+    differences = {query: fmean(after[query]) - fmean(before[query]) for query in common}
     paired = estimate([[difference] for difference in differences.values()])
     errors = [estimate([verdicts[query] for query in common]).error_over_samples for verdicts in judged]
     won = tuple(query for query, difference in differences.items() if difference > 0)
@@ -103,7 +104,3 @@ def _questions(suite: Mapping[str, Any]) -> Questions:
         if response["passed"] is not None:
             passed.append(float(response["passed"]))
     return questions
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -94,12 +94,13 @@ def rate(
     if unknown := sorted(set(attempts) - known):
         what = f"no contest has the problem {unknown[0][0]}{unknown[0][1]}"
         raise UserError(what, where="judged rows", fix="judge the rows of read_problems for the same contests")
-    reasons = {contest.id: _reason_left_out(contest, attempts) for contest in contests}
-    left_out = {contest: reason for contest, reason in reasons.items() if reason}
+    tried = {contest for contest, _ in attempts}
+    left_out = {own.id: "nobody had a rating before it" for own in contests if not len(_known_ratings(own))}
+    left_out |= {own.id: "none of its problems was tried" for own in contests if own.id not in tried}
     counted = [contest for contest in contests if contest.id not in left_out]
     if not counted:
-        whys = "; ".join(f"{contest}: {reason}" for contest, reason in left_out.items())
-        raise UserError(f"no contest counts ({whys})", where="contests", fix="add contests and problems to the data")
+        fix = "add contests and problems to the data"
+        raise UserError(f"no contest counts: {left_out}", where="contests", fix=fix)
     num_tries = len(next(iter(attempts.values())))
     num_reruns = math.ceil(num_tries / MAX_TRIES)
     placements = [[place(contest, attempts, rerun=rerun) for rerun in range(num_reruns)] for contest in counted]
@@ -181,13 +182,6 @@ def _expected_before(
     The humans are given as their V different ratings and how many have each: contests are large, and ratings integers.
     """
     return 1 / (1 + np.exp((grid[:, None] - values) * (math.log(10) / 400))) @ counts.astype(float)
-
-
-def _reason_left_out(contest: Contest, attempts: Attempts) -> str:
-    """Why a contest does not count; empty if it does."""
-    if not any((contest.id, index) in attempts for index in contest.problems):
-        return "none of its problems was tried"
-    return "" if len(_known_ratings(contest)) else "nobody had a rating before it"
 
 
 def _rank_without_time(contest: Contest, solved: Mapping[str, int], attempted: Bool[np.ndarray, "P"]) -> float:

@@ -69,30 +69,26 @@ def _faults_of(suite: SuiteConfig | None) -> Iterator[None]:
 def read_suite(suite: SuiteConfig) -> list[Row]:
     """The rows of a suite, of its days where it has some; UserError where there are none, or without data."""
     with _faults_of(suite):
-        return _read_suite(suite)
-
-
-def _read_suite(suite: SuiteConfig) -> list[Row]:
-    queries = suite.queries
-    if queries.procedural is not None:
-        rows = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
-        return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(rows, start=1)]
-    if queries.path is None:
-        fix = f"give it: --data {suite.name}=FILE, or queries.path in the suite"
-        raise UserError(f"it has no data of its own. {suite.about}".rstrip(), fix=fix)
-    if suite.layout == "codeforces":
-        raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))
-    else:
-        raw_rows = read_rows(queries.path, config=queries.config, split=queries.split)
-    rows = lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt)
-    if suite.layout == "rows":  # a problem may be one of several contests
-        rows = distinct(rows)
-    if suite.dates is not None:
-        rows = [row for row in rows if _is_of_days(row, suite.dates)]
-        if not rows:
-            what = f"no row has a {suite.dates.column} from {suite.dates.first} to {suite.dates.last}"
-            raise UserError(what, fix="set dates, or dates: null for all rows")
-    return rows[: queries.limit]
+        queries = suite.queries
+        if queries.procedural is not None:
+            rows = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
+            return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(rows, start=1)]
+        if queries.path is None:
+            fix = f"give it: --data {suite.name}=FILE, or queries.path in the suite"
+            raise UserError(f"it has no data of its own. {suite.about}".rstrip(), fix=fix)
+        if suite.layout == "codeforces":
+            raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))
+        else:
+            raw_rows = read_rows(queries.path, config=queries.config, split=queries.split)
+        rows = lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt)
+        if suite.layout == "rows":  # a problem may be one of several contests
+            rows = distinct(rows)
+        if suite.dates is not None:
+            rows = [row for row in rows if _is_of_days(row, suite.dates)]
+            if not rows:
+                what = f"no row has a {suite.dates.column} from {suite.dates.first} to {suite.dates.last}"
+                raise UserError(what, fix="set dates, or dates: null for all rows")
+        return rows[: queries.limit]
 
 
 def _is_of_days(row: Row, dates: DatesConfig) -> bool:

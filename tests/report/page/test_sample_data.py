@@ -161,12 +161,8 @@ def test_runs_that_share_a_name_are_told_apart_by_their_path(tmp_path: Path) -> 
 
 
 def test_without_samples_it_is_said_why(tmp_path: Path) -> None:
-    assert carried(written(tmp_path / "a", None))[0]["coverage"] == "There are no samples yet."
-    off = carried(written(tmp_path / "b", None, report={"rollouts": False}))[0]
-    assert off["coverage"] == "The recipe has report.rollouts: false: no samples were kept." and not off["steps"]
-    odd: list[Any] = [None, "none", [], {}]
-    for report in odd:
-        assert carried(written(tmp_path / "c", None, report=report))[0]["coverage"] == "There are no samples yet."
+    (none,) = carried(written(tmp_path, None, report={"rollouts": False}))
+    assert none["coverage"].startswith("There are no samples yet, or report.rollouts is false") and not none["steps"]
 
 
 def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
