@@ -366,14 +366,10 @@ def _get(options: Namespace) -> None:
 
 
 def _report(options: Namespace) -> None:
-    from gspo.report.page.write import watch, write_report
+    from gspo.report.page.write import write_report
 
-    if options.watch:
-        os.nice(10)  # the cores are for the run that is watched
-        watch(options.target, options.out, note=_note)
-    else:
-        with _waiting("reading the run and writing its page"):
-            write_report(options.target, options.out, note=_note)
+    with _waiting("reading the run and writing its page"):
+        write_report(options.target, options.out, note=_note)
 
 
 def _view(options: Namespace) -> None:
@@ -533,7 +529,6 @@ def _add_reading(commands: Any) -> None:
     option = add("report", _report, text, type=Path, nargs="+", **_RUN)
     text = "the file to write; by default RUN_DIR/report.html, for several runs ./compared.html"
     option("--out", metavar="FILE", type=Path, help=text)
-    option("--watch", action="store_true", help="write it again after each new step, until all runs have ended")
     text = "serve the page of a run, or of several, with all samples to this machine's browser, while the run goes on"
     option = add("view", _view, text, type=Path, nargs="+", **_RUN)
     option("--port", type=int, default=0, metavar="N", help="the port to serve at; by default a free one")

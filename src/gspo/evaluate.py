@@ -34,18 +34,10 @@ from gspo.run.resume import contents_digest
 from gspo.run.summary import shown_tokens
 
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
-_OF_TRAINING = ["queries_per_step", "group_size", "dynamic_sampling", "max_rounds", "segment_separator"]
-_OF_TRAINING += [
-    "overlong",
-    "overlong_margin",
-    "max_staleness",
-    "too_old",
-    "interrupt",
-    "old_cache",
-    "in_turn",
-    "embedded",
-]
-OWN_FUNCTIONS = [*BUILT_IN.values()]
+_OF_TRAINING = {
+    *("queries_per_step", "group_size", "dynamic_sampling", "max_rounds", "segment_separator", "overlong"),
+    *("overlong_margin", "max_staleness", "too_old", "interrupt", "old_cache", "in_turn", "embedded"),
+}
 _CHUNK = 2  # times rollout.max_rows responses are sampled and judged before they are written
 
 
@@ -170,13 +162,8 @@ def _judge(
 
 def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The CodeForces rating of the judged tries, as evaluation.json has it: null for what does not exist."""
-    tries: dict[tuple[Any, Any], list[bool]] = {}
-    for line in lines:
-        verdicts = tries.setdefault((line["columns"]["contest"], line["columns"]["index"]), [])
-        verdicts.append(bool(line["passed"]))
-    rows = [{"contest": contest, "index": index, "passed": passed} for (contest, index), passed in tries.items()]
-    rating = rate(read_contests(Path(str(suite.queries.path))), collect_attempts(rows))
-    return plain_rating(rating)
+    attempts = collect_attempts({**line["columns"], "passed": [bool(line["passed"])]} for line in lines)
+    return plain_rating(rate(read_contests(Path(str(suite.queries.path))), attempts))
 
 
 def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Sequence[str]) -> dict[str, Any]:
@@ -188,10 +175,8 @@ def _about(eval_set: EvaluationSet, suite: SuiteConfig, engine: str, ends: Seque
     rows = [[query.id, query.prompt, query.columns] for query in eval_set.queries]
     data = {"path": suite.queries.path, "num_rows": len(rows), "sha256": contents_digest(rows)}
     data["prompts_sha256"] = contents_digest([query.text for query in eval_set.queries])  # by the model's chat template
-    # Of gspo's own functions the version says enough.
-    code = {
-        function.name: code_of(function.call) for function in eval_set.functions if function.call not in OWN_FUNCTIONS
-    }
+    others = [function for function in eval_set.functions if function.call not in BUILT_IN.values()]
+    code = {function.name: code_of(function.call) for function in others}  # of gspo's own the version says enough
     settings |= {**sampling, "samples": eval_set.sampling.group_size, "engine": engine, "code": code}
     return {"settings": settings, "data": data}
 
@@ -275,5 +260,5 @@ def _of_run(run: Path) -> dict[str, Any]:
         raise UserError("this run has no model yet", where=str(run), fix=fix)
     kept = {"dtype", "device", "trust_remote_code", "attn_implementation"}
     model = recipe.model.model_dump(mode="json", include=kept)
-    rollout = recipe.rollout.model_dump(mode="json", exclude=set(_OF_TRAINING))
+    rollout = recipe.rollout.model_dump(mode="json", exclude=_OF_TRAINING)
     return {"model": {**model, "path": str(path)}, "rollout": rollout}

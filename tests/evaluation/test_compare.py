@@ -102,7 +102,7 @@ def test_the_sign_test_is_exact() -> None:
     [
         (evaluated({"a": [True]}, data="d2"), ["d1.jsonl", "d2.jsonl"]),
         (evaluated({"a": [True]}, temperature=0.6), ["temperature 1.0 and 0.6"]),
-        (evaluated({"a": [True]}, queries={"template": "{prompt}!"}), ["queries.template None and {prompt}!"]),
+        (evaluated({"a": [True]}, queries={"template": "{prompt}!"}), ['queries.template null and "{prompt}!"']),
         (evaluated({"b": [True]}), ["no question"]),
         ({"model": {"name": "small"}, "suites": {"gsm8k": {}}}, ["small", "no suite sums", "gsm8k"]),
     ],

@@ -265,15 +265,15 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
 @pytest.mark.parametrize(
     ("break_it", "where", "what"),
     [
-        (lambda data: (data / STANDINGS).unlink(), STANDINGS, "no such file"),
+        (lambda data: (data / STANDINGS).unlink(), STANDINGS, "No such file"),
         (
             lambda data: (data / "contests/7").rename(data / "contests/seven"),
             "contests/seven",
             "not named by the number",
         ),
         (lambda data: (data / "contests").rename(data / "contest"), "contests", "no contest is here"),
-        (rewritten(STANDINGS, ""), STANDINGS, "the file is empty"),
-        (rewritten(STANDINGS, "{"), STANDINGS, "not usable JSON"),
+        (rewritten(STANDINGS, ""), STANDINGS, "it cannot be read"),
+        (rewritten(STANDINGS, "{"), STANDINGS, "it cannot be read"),
         (rewritten(STANDINGS, "[]"), STANDINGS, "the answer is not an object"),
         (rewritten(RATINGS, '{"status": "FAILED", "comment": "not rated"}'), RATINGS, "FAILED: not rated"),
         (changed(RATINGS, lambda _: []), STANDINGS, "none of the 0 humans"),
@@ -308,10 +308,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_how_to_mend_
 @pytest.mark.parametrize(
     ("passed", "what"),
     [
-        ({(1, "A"): []}, "a list of true and false"),
-        ({(1, "A"): [1, 0]}, "a list of true and false"),
-        ({(1, "A"): "passed"}, "a list of true and false"),
-        ({("1", "A"): [True]}, "`contest`, an integer"),
+        ({(1, "A"): []}, "the numbers of tries are 0"),
         ({(1, "A"): [True], (1, "B"): [True] * 2}, "the numbers of tries are 1, 2"),
         ({(1, "A"): [True] * 12}, "the numbers of tries are 12"),
     ],
@@ -325,5 +322,8 @@ def test_attempts_that_no_contest_can_use_are_refused() -> None:
     contests, _ = simulate(1500, np.random.default_rng(0), [FINE], num_humans=40)
     with pytest.raises(UserError, match="no contest has the problem 9A"):
         rate(contests, {(9, "A"): (True,)})
-    with pytest.raises(UserError, match="given twice"):
-        collect_attempts([*judged({(1, "A"): [True]}), *judged({(1, "A"): [True]})])
+
+
+def test_the_tries_of_several_rows_of_a_problem_follow_one_another() -> None:
+    rows = [*judged({(1, "A"): [False]}), *judged({(1, "A"): [True, False]})]
+    assert collect_attempts(rows) == {(1, "A"): [False, True, False]}

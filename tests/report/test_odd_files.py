@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rich.console import Console
 from tests.report.page.made_runs import metrics_line, rollouts, write_run
 
@@ -21,7 +20,7 @@ from gspo.report.show import show
 from gspo.report.steps import LAST, lines_up_to, table_of
 
 NUM_ROUNDS = 150  # a random change of a good run in each, the same ones every time
-FILES = ("metrics.jsonl", "history.jsonl", "cold_start.jsonl", "rollouts/step_000001.jsonl", "recipe.yaml")
+FILES = ("metrics.jsonl", "history.jsonl", "cold_start.jsonl", "rollouts/step_000001.jsonl")
 ODD: list[Any] = [
     *(None, True, -1, 0, 2**53 + 1, 10**30, 10**400, -0.5, 1e308, 5e-324, float("nan"), float("inf")),
     *("", "x", "\x1b[2J", "\ud800", "</script>", "9" * 4301, "2026-13-01"),
@@ -58,13 +57,19 @@ def changed(rng: random.Random, value: Any) -> Any:
     return rng.choice(ODD)
 
 
-def changed_text(rng: random.Random, text: str, *, is_yaml: bool) -> str:
-    """A file's text with up to three changes in it."""
-    lines = [yaml.safe_load(text)] if is_yaml else [json.loads(line) for line in text.splitlines()]
+def damaged(rng: random.Random, line: str) -> str:
+    """What a full disk or a power failure leaves of a line, in one or two."""
+    place = rng.randrange(len(line))
+    return line[:place] + rng.choice(["", "\n", "\x00" * (len(line) - place), line[place + 1 :]])
+
+
+def changed_text(rng: random.Random, text: str, *, is_rollouts: bool) -> str:
+    """A file's text with up to three changes in it; those of responses are whole, or no JSON."""
+    lines = text.splitlines()
     for _ in range(rng.randint(1, 3)):
         place = rng.randrange(len(lines))
-        lines[place] = changed(rng, lines[place])
-    return "".join(json.dumps(line) + "\n" for line in lines)
+        lines[place] = damaged(rng, lines[place]) if is_rollouts else json.dumps(changed(rng, json.loads(lines[place])))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def look(path: Path) -> None:
@@ -91,7 +96,7 @@ def test_whatever_a_file_holds_is_shown_or_refused(run: Path) -> None:
         rng = random.Random(number)
         file = run / rng.choice(FILES)
         whole = file.read_text(encoding="utf-8")
-        file.write_text(changed_text(rng, whole, is_yaml=file.suffix == ".yaml"), encoding="utf-8")
+        file.write_text(changed_text(rng, whole, is_rollouts="rollouts" in file.parts), encoding="utf-8")
         try:
             with suppress(UserError):
                 look(run)

@@ -169,7 +169,6 @@ def test_what_is_not_what_it_should_be_is_left_out_and_counted(written: Writing,
     assert len(run.history) == 1 and run.state == "running"
     assert run.notes == [
         "5 line(s) of metrics.jsonl could not be read",
-        "2 value(s) of metrics.jsonl are no numbers",
         "2 line(s) of history.jsonl could not be read",
     ]
 
@@ -266,7 +265,7 @@ def test_a_checkpoint_is_told_from_its_run(written: Writing) -> None:
     (checkpoint / "manifest.json").touch()
     (checkpoint / "recipe.yaml").write_text(RECIPE)
     error = refused(checkpoint)
-    assert (error.what, error.fix) == ("this is a checkpoint, not a run", "name the run: runs/a")
+    assert (error.what, error.fix) == ("this is a checkpoint, not a run's directory", "name the run: runs/a")
 
 
 def test_a_directory_above_runs_is_none_and_says_which_are_in_it(written: Writing) -> None:

@@ -130,12 +130,9 @@ def test_the_table_begins_with_the_users_words_and_the_group_tells_them_from_the
     prompt = f"<|im_start|>system\n{system}<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
     start = prompt.index(words)
     lines = [{**sample("a", prompt), "prompt_words": [start, start + len(words)]}, sample("older", prompt)]
-    odd: list[Any] = [[1], [2, None], [0.5, 3], "ab", [-1, 2], {}]
-    lines += [{**sample(f"odd {number}", prompt), "prompt_words": span} for number, span in enumerate(odd)]
     samples = looked_at(written(tmp_path, {1: lines}))
     shown = dict(samples.index()["queries"])
-    assert shown["a"] == words[:120] and shown["older"] == shown["odd 0"] == printable(prompt[-120:])
+    assert shown["a"] == words[:120] and shown["older"] == printable(prompt[-120:])
     before, own, behind = samples.group(1, 0)["prompt"]
     assert own == words and before.endswith("user\n") and behind.startswith("<|im_end|>")
-    for place in range(1, 2 + len(odd)):
-        assert "".join(samples.group(1, place)["prompt"]) == prompt
+    assert "".join(samples.group(1, 1)["prompt"]) == prompt

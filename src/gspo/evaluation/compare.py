@@ -3,20 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from gspo.errors import UserError, listed
 from gspo.evaluation.held_out import Estimate, estimate
+from gspo.recipe.yaml_text import leaves
 
 Evaluation = Mapping[str, Any]  # as evaluation.json has it
 Questions = Mapping[str, Sequence[float]]  # whether the judged responses to each pass
-_FREE = (
-    "samples",
-    "about",
-    "queries.path",
-    "queries.limit",
-    "engine",
-)  # settings that may differ: the data's digest is compared
+# Settings that may differ: the data's digest is compared.
+_FREE = ("samples", "about", "queries.path", "queries.limit", "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
     if not (common := [query for query in before if query in after]):
         fix = "evaluate both models on the same questions"
         raise UserError("no question has judged responses of both models", where=f"suite {suite}", fix=fix)
-    differences = {query: _mean(after[query]) - _mean(before[query]) for query in common}
+    differences = {query: fmean(after[query]) - fmean(before[query]) for query in common}
     paired = estimate([[difference] for difference in differences.values()])
     errors = [estimate([verdicts[query] for query in common]).error_over_samples for verdicts in judged]
     won = tuple(query for query, difference in differences.items() if difference > 0)
@@ -89,21 +86,13 @@ def _check_alike(both: Sequence[Mapping[str, Any]], suite: str) -> None:
         fix = "evaluate both models on the same data"
         shown = " and ".join(f"{tree['data'].get('path')} ({tree['data'].get('num_rows')} rows)" for tree in both)
         raise UserError(f"the two models were evaluated on different data: {shown}", where=where, fix=fix)
-    settings = [_leaves(tree["settings"]) for tree in both]
-    names = dict.fromkeys(name for leaves in settings for name in leaves if name not in _FREE)
-    differing = [name for name in names if settings[0].get(name) != settings[1].get(name)]
-    if differing:
-        pairs = [f"{name} {settings[0].get(name)} and {settings[1].get(name)}" for name in differing]
+    first, second = (leaves(tree["settings"]) for tree in both)
+    names = [name for name in first | second if name not in _FREE]
+    values = {name: (first.get(name, "null"), second.get(name, "null")) for name in names}
+    pairs = [f"{name} {before} and {after}" for name, (before, after) in values.items() if before != after]
+    if pairs:
         fix = "evaluate both models with the same settings"
         raise UserError(f"the settings differ: {listed(pairs)}", where=where, fix=fix)
-
-
-def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys with their values."""
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    dotted = {f"{prefix}.{key}" if prefix else str(key): value for key, value in tree.items()}
-    return {name: leaf for key, value in dotted.items() for name, leaf in _leaves(value, key).items()}
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:
@@ -115,7 +104,3 @@ def _questions(suite: Mapping[str, Any]) -> Questions:
         if response["passed"] is not None:
             passed.append(float(response["passed"]))
     return questions
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -102,7 +102,10 @@ def _read_contest(folder: Path) -> Contest:
     if not rows:
         fix = "save the contest's whole answers: of a rated contest that is over"
         raise UserError(f"none of the {len(ratings)} humans of ratings.json has a row", where=where, fix=fix)
-    results = [_results(row, len(problems), where) for row in rows.values()]
+    results = [_field(row, "problemResults", list, where) for row in rows.values()]
+    if odd := next((own for own in results if len(own) != len(problems)), None):
+        fix = "save the API's whole answer"
+        raise UserError(f"a row has {len(odd)} problemResults for {len(problems)} problems", where=where, fix=fix)
     return Contest(
         id=int(folder.name),
         name=_field(_field(standings, "contest", dict, where), "name", str, where),
@@ -111,11 +114,9 @@ def _read_contest(folder: Path) -> Contest:
             [_field(problem, "points", float, where) if "points" in problem else math.nan for problem in problems]
         ),
         ratings=np.array([ratings[handle] for handle in rows]),
-        solved=np.array(
-            [[_field(result, "points", float, where) > 0 for result in row_results] for row_results in results]
-        ),
+        solved=np.array([[_field(result, "points", float, where) > 0 for result in own] for own in results]),
         wrong_tries=np.array(
-            [[_field(result, "rejectedAttemptCount", int, where) for result in row_results] for row_results in results]
+            [[_field(result, "rejectedAttemptCount", int, where) for result in own] for own in results]
         ),
     )
 
@@ -129,24 +130,13 @@ def _handle(row: Any, where: str) -> str | None:
     return _field(members[0], "handle", str, where)
 
 
-def _results(row: Mapping[str, Any], num_problems: int, where: str) -> list[Any]:
-    results = _field(row, "problemResults", list, where)
-    if len(results) != num_problems:
-        fix = "save the API's whole answer"
-        raise UserError(f"a row has {len(results)} problemResults for {num_problems} problems", where=where, fix=fix)
-    return results
-
-
 def _read_answer(path: Path, kind: type[T], method: str) -> T:
     """What the API answered, with or without the envelope of `status` and `result`."""
     fix = f"save the answer of the API's method {method} there"
-    if not path.is_file():
-        raise UserError("no such file", where=str(path), fix=fix)
     try:
         answer = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        what = "the file is empty" if not path.stat().st_size else f"not usable JSON: {error}"
-        raise UserError(what, where=str(path), fix=fix) from None
+        raise UserError(f"it cannot be read: {error}", where=str(path), fix=fix) from None
     if isinstance(answer, dict) and "status" in answer:
         if answer["status"] != "OK":
             raise UserError(f"the API answered {answer['status']}: {answer.get('comment')}", where=str(path), fix=fix)

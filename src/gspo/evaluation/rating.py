@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gspo.errors import UserError
+from gspo.errors import UserError, writable
 from gspo.evaluation.contests import Contest
 
 Attempts = Mapping[tuple[int, str], Sequence[bool]]  # by contest and index of the problem: whether each try passed
@@ -63,22 +63,14 @@ class Rating:
 def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
     """The attempts in judged rows: `contest`, `index`, and `passed`, a list of bools in the order of the tries.
 
-    More than 8 tries are runs of 8, one after another. Raises UserError for another number, for one that differs
-    between problems, for a wrong type and for a problem given twice.
+    The tries of rows with the same problem follow one another. More than 8 tries are runs of 8, one after another.
+    Raises UserError for another number, and for one that differs between problems.
     """
-    attempts: dict[tuple[int, str], Sequence[bool]] = {}
+    attempts: dict[tuple[int, str], list[bool]] = {}
     for row in rows:
-        contest, index, passed = (row.get(name) for name in ("contest", "index", "passed"))
-        where = f"judged row of problem {contest}{index}"
-        is_list = isinstance(passed, Sequence) and all(isinstance(has_passed, bool) for has_passed in passed)
-        if type(contest) is not int or not isinstance(index, str) or not is_list or not passed:
-            what = "it needs `contest`, an integer, `index`, text, and `passed`, a list of true and false"
-            raise UserError(what, where=where, fix="pass the rows of read_problems on, with the judge's verdicts")
-        if (contest, index) in attempts:
-            raise UserError("the problem is given twice", where=where, fix="put all its tries into one row")
-        attempts[contest, index] = tuple(passed)
+        attempts.setdefault((row["contest"], row["index"]), []).extend(row["passed"])
     numbers = sorted({len(passed) for passed in attempts.values()})
-    if len(numbers) > 1 or any(number > MAX_TRIES and number % MAX_TRIES for number in numbers):
+    if len(numbers) > 1 or any((number > MAX_TRIES and number % MAX_TRIES) or not number for number in numbers):
         fix = f"try each problem equally often: up to {MAX_TRIES} times, or a multiple of it for more than one run"
         raise UserError(f"the numbers of tries are {', '.join(map(str, numbers))}", where="judged rows", fix=fix)
     return attempts
@@ -102,12 +94,13 @@ def rate(
     if unknown := sorted(set(attempts) - known):
         what = f"no contest has the problem {unknown[0][0]}{unknown[0][1]}"
         raise UserError(what, where="judged rows", fix="judge the rows of read_problems for the same contests")
-    reasons = {contest.id: _reason_left_out(contest, attempts) for contest in contests}
-    left_out = {contest: reason for contest, reason in reasons.items() if reason}
+    tried = {contest for contest, _ in attempts}
+    left_out = {own.id: "nobody had a rating before it" for own in contests if not len(_known_ratings(own))}
+    left_out |= {own.id: "none of its problems was tried" for own in contests if own.id not in tried}
     counted = [contest for contest in contests if contest.id not in left_out]
     if not counted:
-        whys = "; ".join(f"{contest}: {reason}" for contest, reason in left_out.items())
-        raise UserError(f"no contest counts ({whys})", where="contests", fix="add contests and problems to the data")
+        fix = "add contests and problems to the data"
+        raise UserError(f"no contest counts: {left_out}", where="contests", fix=fix)
     num_tries = len(next(iter(attempts.values())))
     num_reruns = math.ceil(num_tries / MAX_TRIES)
     placements = [[place(contest, attempts, rerun=rerun) for rerun in range(num_reruns)] for contest in counted]
@@ -133,19 +126,9 @@ def rate(
 def plain_rating(rating: Rating) -> dict[str, Any]:
     """A rating as JSON has it: null for what is no finite number; `contests` are the runs in each contest."""
     tree = {name: value for name, value in vars(rating).items() if name != "placements"}
-    tree["contests"] = [
-        {"id": placement.contest, **vars(placement), "solved": dict(placement.solved)}
-        for placement in rating.placements
-    ]
-    return dict(_finite(tree))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    tree["left_out"] = {str(contest): why for contest, why in rating.left_out.items()}
+    tree["contests"] = [{"id": placement.contest, **vars(placement)} for placement in rating.placements]
+    return dict(writable(tree))
 
 
 def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
@@ -199,13 +182,6 @@ def _expected_before(
     The humans are given as their V different ratings and how many have each: contests are large, and ratings integers.
     """
     return 1 / (1 + np.exp((grid[:, None] - values) * (math.log(10) / 400))) @ counts.astype(float)
-
-
-def _reason_left_out(contest: Contest, attempts: Attempts) -> str:
-    """Why a contest does not count; empty if it does."""
-    if not any((contest.id, index) in attempts for index in contest.problems):
-        return "none of its problems was tried"
-    return "" if len(_known_ratings(contest)) else "nobody had a rating before it"
 
 
 def _rank_without_time(contest: Contest, solved: Mapping[str, int], attempted: Bool[np.ndarray, "P"]) -> float:

@@ -149,7 +149,7 @@ def _read_hub(path: str, *, config: str | None, split: str) -> Any:
         return load_dataset(path, name=config, split=split)
     except Exception as error:  # the hub's client raises its own, httpx's, and the builtin kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = "check the id, queries.config, queries.split and the network; a file's path ends in .jsonl, .json, …"
+        fix = "check the id, queries.config, queries.split, the network; or give a file (gspo eval: --data F.jsonl)"
         what = f"no such file, and as a hub data set it does not load: {reason}"
         raise UserError(what, where=path, fix=fix) from None
 

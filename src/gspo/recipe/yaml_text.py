@@ -1,6 +1,8 @@
 """YAML text to plain values, with the line of every fault; needs no more than PyYAML, so the report reads it too."""
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -29,6 +31,17 @@ def read_yaml(text: str, *, where: str) -> Any:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "problem", error)
         raise UserError(f"not valid YAML: {place}{' '.join(str(problem).split())}", where=where) from None
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, str]:
+    """Dotted keys with their values as text."""
+    pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    dotted: dict[str, str] = {}
+    for key, value in pairs:
+        name = f"{prefix}{key}"
+        nested = isinstance(value, Mapping | list) and value
+        dotted |= leaves(value, f"{name}.") if nested else {name: json.dumps(value, default=str)}
+    return dotted
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,23 +2,18 @@
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from gspo.errors import UserError, visible
+from gspo.errors import UserError, did_you_mean, listed, visible
 from gspo.report.run_files import RunFiles
 from gspo.report.samples import Sample, interest, read_groups
-from gspo.report.shapes import section
 from gspo.run.plain_files import content_of
 
-_NAMED = 5  # queries, where there are too many to name them all
 _LOOKED_THROUGH = 10  # steps, for a group that shows something
-_COMPARED = 10_000  # queries with one that is nowhere, from the last step backwards
 _ID = re.compile(rb'^\{"query": ?("(?:[^"\\]|\\.)*")', re.MULTILINE)  # a line begins with it
 
 
@@ -37,16 +32,23 @@ def find_group(run: RunFiles, step: int | None, query: str | None) -> Group:
     The end of a query's id names it, such as `3` for `prompts.jsonl:3`, where one id of the step alone ends so.
     Raises UserError where there is no such group.
     """
-    files = _files(run)
+    files = run.rollout_files
+    if not files:
+        fix = "wait for the end of its first step, or resume it with report.rollouts=true"
+        raise UserError("this run has no rollouts yet", where=str(run.path), fix=fix)
     if step is not None and step not in files:
-        nearest = sorted(sorted(files, key=lambda other: abs(other - step))[:2])
-        fix = f"name one that has, the nearest: {', '.join(map(str, nearest))}"
+        fix = f"name one that has, such as {min(files, key=lambda other: abs(other - step))}"
         raise UserError(f"step {step} has no rollouts", where=str(run.path / "rollouts"), fix=fix)
-    steps = list(reversed(files)) if step is None else [step]
+    steps = sorted(files, reverse=True) if step is None else [step]
     found = _most_to_see(files, steps) if query is None else _with_query(files, steps, query)
-    if found is None:
-        raise _not_there(run, files, step, query)
-    return found
+    if found is not None:
+        return found
+    where, ids = str(files[steps[0]]), next(filter(None, (queries_in(files[number]) for number in steps)), [])
+    if query is None or not ids:
+        raise UserError("no response is written whole in it", where=where, fix="wait for the end of the step")
+    what = "no step has the query" if step is None else f"step {step} has no query"
+    fix = visible(did_you_mean(query, ids, f"name one of {named(ids)}"))
+    raise UserError(f"{what} {visible(query)}", where=where, fix=fix)
 
 
 def _most_to_see(files: Mapping[int, Path], steps: Sequence[int]) -> Group | None:
@@ -66,52 +68,18 @@ def _with_query(files: Mapping[int, Path], steps: Sequence[int], query: str) -> 
     """The first of these steps that has the query, or one whose id alone ends so; UserError where several do."""
     for step in steps:
         ids = queries_in(files[step])
-        named = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
-        if len(named) > 1:
-            fix = f"name one of {first_of(named)}"
+        meant = [query] if query in ids else [name for name in ids if name.endswith(f":{query}")]
+        if len(meant) > 1:
+            fix = f"name one of {named(meant)}"
             raise UserError(f"several queries end with {visible(query)}", where=str(files[step]), fix=fix)
-        if named and named[0] in (groups := read_groups(files[step])):
-            return Group(step=step, query=named[0], groups=groups)
+        if meant and meant[0] in (groups := read_groups(files[step])):
+            return Group(step=step, query=meant[0], groups=groups)
     return None
 
 
-def _not_there(run: RunFiles, files: dict[int, Path], step: int | None, query: str | None) -> UserError:
-    where = run.path / "rollouts" if step is None else files[step]
-    steps = reversed(files) if step is None else [step]
-    ids = list(islice(dict.fromkeys(name for other in steps for name in queries_in(files[other])), _COMPARED))
-    if query is None or not ids:
-        is_going_on = run.state in ("running", "unknown")
-        fix = "wait for the end of the step" if is_going_on else "name another step, if there is"
-        return UserError("no response is written whole in it", where=str(where), fix=fix)
-    fix = f"name one of {first_of(list(dict.fromkeys([*get_close_matches(query, ids, n=_NAMED), *ids])))}"
-    if step is not None and (having := steps_with(run, query, but=step)):
-        fix = f"{in_words(having)} it; or {fix}"
-    what = "no step has the query" if step is None else f"step {step} has no query"
-    return UserError(f"{what} {visible(query)}", where=str(where), fix=fix)
-
-
-def _files(run: RunFiles) -> dict[int, Path]:
-    """The run's rollouts by step; UserError where it has none."""
-    if run.rollout_files:
-        return dict(run.rollout_files)
-    resume = f"gspo resume {shlex.quote(str(run.path))}"
-    if section(run.recipe, "report").get("rollouts") is False:
-        fix = f"{resume} report.rollouts=true writes those of the steps to come"
-        raise UserError("this run writes no rollouts: report.rollouts is false", where=str(run.path), fix=fix)
-    fix = "wait for the end of its first step" if run.state in ("running", "unknown") else f"go on with it: {resume}"
-    raise UserError("this run has no rollouts yet", where=str(run.path), fix=fix)
-
-
-def first_of(ids: Sequence[str]) -> str:
+def named(ids: Sequence[str]) -> str:
     """The first five."""
-    return ", ".join([*map(visible, ids[:_NAMED]), *(["…"] if len(ids) > _NAMED else [])])
-
-
-def in_words(steps: Sequence[int]) -> str:
-    """`step 3 has`, `steps 1, 2, 3 have`; of very many the last ones."""
-    left_out = f"{len(steps)} steps, the last of them " if len(steps) > 4 * _NAMED else ""
-    named = ", ".join(map(str, steps[-4 * _NAMED :]))
-    return f"step {named} has" if len(steps) == 1 else f"{left_out or 'steps '}{named} have"
+    return listed([*map(visible, ids)], 5)
 
 
 def steps_with(run: RunFiles, query: str, *, but: int) -> list[int]:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from gspo.errors import UserError, listed
 from gspo.metrics.numbers import numbers
 from gspo.recipe.yaml_text import read_yaml
-from gspo.report.shapes import is_step, section
 from gspo.run.lock import is_locked
 from gspo.run.plain_files import read_json_lines, read_plain, rollout_files
 
 Waiting = Callable[[str], AbstractContextManager[object]]  # a block whose name is shown once it takes seconds
 State = Literal["running", "finished", "stopped", "interrupted", "failed", "killed", "unknown"]
 
+_LARGEST_WHOLE = 2**53  # that every reader of JSON has exactly
 _NAME_A_RUN = "name the directory that a run has made, such as runs/arithmetic"
 
 
@@ -68,14 +68,11 @@ def read_run(path: Path) -> RunFiles:
     recipe = _recipe(path)
     lines, num_bad_lines = read_json_lines(path / "metrics.jsonl")
     of_steps = [line for line in lines if is_step(line.get("step"))]
-    read = [numbers(line) for line in of_steps]
-    by_step = {line["step"]: line for line in read}
+    by_step = {line["step"]: numbers(line) for line in of_steps}
     history, num_bad_events = read_json_lines(path / "history.jsonl")
     cold_start, _ = read_json_lines(path / "cold_start.jsonl")
-    num_odd = sum(map(len, of_steps)) - sum(map(len, read))
     not_read = {
         "line(s) of metrics.jsonl could not be read": num_bad_lines + len(lines) - len(of_steps),
-        "value(s) of metrics.jsonl are no numbers": num_odd,
         "line(s) of history.jsonl could not be read": num_bad_events,
     }
     return RunFiles(
@@ -87,6 +84,17 @@ def read_run(path: Path) -> RunFiles:
         state=state_of(path, history),
         notes=[f"{number} {what}" for what, number in not_read.items() if number],
     )
+
+
+def is_step(value: Any) -> TypeGuard[int]:
+    """Whether it numbers a step."""
+    return type(value) is int and 0 <= value <= _LARGEST_WHOLE
+
+
+def section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of a recipe; empty where that of another version has something else there, or nothing."""
+    value = tree.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def labels_of(runs: Sequence[RunFiles]) -> list[str]:
@@ -101,14 +109,10 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         near = runs_in(path.parent)
         fix = f"there are: {listed(near)}" if near else _NAME_A_RUN
         raise UserError("no such directory", where=str(path), fix=fix)
-    if (path / "manifest.json").is_file():
-        run = next((parent for parent in path.parents if (parent / "history.jsonl").is_file()), path.parent.parent)
-        raise UserError("this is a checkpoint, not a run", where=str(path), fix=f"name the run: {run}")
-    if path.is_file():
+    if (is_file := path.is_file()) or (path / "manifest.json").is_file():
+        what = f"this is a {'file' if is_file else 'checkpoint'}, not a run's directory"
         runs = [parent for parent in path.parents if (parent / "recipe.yaml").is_file()]
-        advice = f"name the directory of its run, such as runs/{path.stem}" if path.suffix == ".yaml" else _NAME_A_RUN
-        fix = f"name the run: {runs[0]}" if runs else advice
-        raise UserError("this is a file, not a run's directory", where=str(path), fix=fix)
+        raise UserError(what, where=str(path), fix=f"name the run: {runs[0]}" if runs else _NAME_A_RUN)
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:

@@ -17,7 +17,6 @@ from typing import Any
 from gspo.errors import UserError, printable
 from gspo.report.run_files import RunFiles, labels_of
 from gspo.report.samples import Sample, cut_into_tokens, cut_prompt, interest, pass_threshold, passes, read_sample
-from gspo.report.shapes import section
 from gspo.run.plain_files import EVALUATION, ROLLOUTS, for_reading, rollout_files
 
 _PROMPT = 120  # characters of it in the table
@@ -53,7 +52,6 @@ class SampleSet:
         self.name, self.kind = name, kind if folder == EVALUATION else "training"
         self._path, self._folder, self._evaluated = self.key
         self._threshold = pass_threshold(run, evaluated)
-        self._off = section(run.recipe, "report").get("rollouts") is False
         self._files: Mapping[int, Path] = {}
         self._seen: dict[int, tuple[int, int]] = {}  # size and time of each file, as it was when it was read
         self._prompts: dict[str, str] = {}
@@ -182,8 +180,7 @@ class SampleSet:
             return f"{left:,} files of steps are still to be read."
         num_steps, num_groups = len(self.steps), sum(map(len, self.steps.values()))
         if not num_steps:
-            why = "The recipe has report.rollouts: false: no samples were kept."
-            return why if self._off else "There are no samples yet."
+            return "There are no samples yet, or report.rollouts is false: then none are kept."
         said = f"All samples of {f'all {num_steps:,} steps' if num_steps > 1 else 'the one step'}."
         if carried is not None and (num_carried := sum(carried.values())) < num_groups:
             last = f"those of the last {sum(map(bool, carried.values())):,} of {num_steps:,} steps"

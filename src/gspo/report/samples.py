@@ -1,13 +1,12 @@
 """The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from gspo.metrics.numbers import is_number
-from gspo.report.run_files import RunFiles
-from gspo.report.shapes import is_sample, is_step, section
-from gspo.run.plain_files import parsed, read_json_lines
+from gspo.report.run_files import RunFiles, section
+from gspo.run.plain_files import content_of, parsed
 
 # Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
 # rounding has no colour, and a step can be compared with another. tokens.js has them, too.
@@ -16,14 +15,14 @@ Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/ru
 
 
 def read_sample(line: bytes) -> Sample | None:
-    """The response that a line of a file is; None where it is none."""
-    content = parsed(line)
-    return content if content is not None and is_sample(content) else None
+    """The response that a line of a file is; None where it is none, as half a line is."""
+    content = parsed(line) or {}
+    return content if isinstance(content.get("query"), str) else None
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:
     """The responses of a step's file, by query, both in the order in which they were sampled."""
-    return by_query(filter(is_sample, read_json_lines(path)[0]))
+    return by_query(filter(None, map(read_sample, content_of(path).split(b"\n")[:-1])))
 
 
 def by_query(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
@@ -37,11 +36,8 @@ def by_query(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 def pass_threshold(run: RunFiles, evaluated: str | None = None) -> float:
     """What a response must get to pass: the recipe's, or that of the suite of this name."""
     evaluation = section(run.recipe, "evaluation")
-    suites = evaluation.get("suites")
-    named = [suite for suite in suites if isinstance(suite, Mapping)] if isinstance(suites, list) else []
-    settings = next((suite for suite in named if evaluated is not None and suite.get("name") == evaluated), evaluation)
-    threshold = settings.get("pass_threshold")
-    return float(threshold) if is_number(threshold) else 1.0
+    suites = {suite["name"]: suite for suite in evaluation.get("suites", ())}
+    return float(suites.get(evaluated, evaluation).get("pass_threshold", 1.0))
 
 
 def passes(sample: Sample, threshold: float) -> bool | None:
@@ -64,18 +60,14 @@ def interest(group: Sequence[Sample]) -> int:
 
 def cut_prompt(sample: Sample) -> list[str]:
     """The prompt in three parts, of which the second is the user's last words; empty where it is not said where."""
-    prompt, words = str(sample.get("prompt", "")), sample.get("prompt_words") or []
-    start, end = words if len(words) == 2 and all(map(is_step, words)) else (len(prompt), len(prompt))
+    prompt = sample.get("prompt", "")
+    start, end = sample.get("prompt_words") or (len(prompt), len(prompt))
     return [prompt[:start], prompt[start:end], prompt[end:]]
 
 
 def cut_into_tokens(sample: Sample) -> Sequence[str] | None:
     """The text that each token of a response makes; None where the file does not say."""
-    lengths = sample.get("token_characters")
-    if not (isinstance(lengths, list) and all(isinstance(length, int) and length >= 0 for length in lengths)):
+    text, lengths = sample.get("completion", ""), sample.get("token_characters")
+    if lengths is None or sum(lengths) != len(text):
         return None
-    text, place, pieces = str(sample.get("completion", "")), 0, []
-    for length in lengths:
-        pieces.append(text[place : place + length])
-        place += length
-    return pieces if place == len(text) else None
+    return [text[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]

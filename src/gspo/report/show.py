@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gspo.errors import visible
-from gspo.report.find_group import Group, find_group, first_of, in_words, steps_with
+from gspo.errors import listed, visible
+from gspo.report.find_group import Group, find_group, named, steps_with
 from gspo.report.run_files import RunFiles, Waiting, read_run
 from gspo.report.samples import LEVELS, Sample, cut_into_tokens, pass_threshold, passes
 from gspo.run.plain_files import content_of
@@ -99,15 +99,11 @@ def _rewards(run: RunFiles, group: Sequence[Sample]) -> str:
 
 
 def _legend(group: Sequence[Sample], *, colours: bool) -> Text:
-    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=None)
-    if largest is None:
-        is_trained = any(sample.get("mini_batch") is not None for sample in group)
-        why = "the run kept none (report.tokens: false)" if is_trained else "none was trained (advantage 0)"
-        return Text(f"no token has a log ratio here: {why}")
+    largest = max((abs(ratio) for sample in group for ratio in _log_ratios(sample) or ()), default=0.0)
     if largest < LEVELS[0]:
-        first = all(not sample.get("mini_batch") for sample in group)
-        why = "in the first mini-batch the policy had not changed yet" if first else f"none reaches {LEVELS[0]:g}"
-        return Text(f"no token is coloured: {why}")
+        first = any(sample.get("mini_batch") == 0 for sample in group)
+        why = " (in the first mini-batch the policy had not changed yet)" if first else ""
+        return Text(f"no token is coloured: no log ratio reaches {LEVELS[0]:g}{why}")
     text = f"log ratio of each token, the largest ±{largest:.3g}"
     if not colours:
         return Text(f"{text}: not shown without colours; --json has the numbers")
@@ -179,10 +175,9 @@ def _elsewhere(run: RunFiles, chosen: Group) -> Iterator[Text]:
     command = f"  gspo show {shlex.quote(str(run.path))} --step"
     others = [other for other in chosen.groups if other != chosen.query]
     if others:
-        named = "1 more query" if len(others) == 1 else f"{len(others)} more queries"
-        yield Text(f"{named} in this step: {first_of(others)}")
+        yield Text(f"{len(others)} more queries in this step: {named(others)}")
         yield Text(visible(f"{command} {chosen.step} --query {shlex.quote(others[0])}"))
     steps = steps_with(run, chosen.query, but=chosen.step)
-    yield Text(f"{in_words(steps)} this query too" if steps else "no other step has this query")
     if steps:
+        yield Text(f"this query in other steps: {listed([*map(str, reversed(steps))])}")
         yield Text(visible(f"{command} {steps[-1]} --query {shlex.quote(chosen.query)}"))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.errors import writable
-from gspo.report.run_files import RunFiles
+from gspo.report.run_files import RunFiles, is_step
 from gspo.report.samples import read_sample
-from gspo.report.shapes import is_step
 from gspo.run.plain_files import for_reading, parsed
 
 LAST = sys.maxsize  # the number of a step after all others

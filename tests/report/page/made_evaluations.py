@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.report.evaluation.data import _NUMBERS
+
 Line = dict[str, Any]
 
 
@@ -38,7 +40,7 @@ def suite(lines: Sequence[Line], *, settings: Mapping[str, Any] | None = None, *
     return {
         "settings": {"samples": 2, "temperature": 1.0, "max_new_tokens": 64, **(settings or {})},
         "data": {"path": "sums.jsonl", "num_rows": 4, "sha256": "d1"},
-        "numbers": {"pass_at_1": None, "num_responses": len(lines), "seconds_judging": 0.5, **numbers},
+        "numbers": {**dict.fromkeys(_NUMBERS), "num_responses": len(lines), "pass_at_k": {}, **numbers},
         "responses": list(lines),
     }
 

@@ -13,8 +13,7 @@ from tests.report.page.made_evaluations import Line, response, responses, suite,
 
 from gspo.errors import UserError
 from gspo.report.evaluation import responses as carrying
-from gspo.report.evaluation.data import evaluation_data
-from gspo.report.evaluation.read import read_evaluation
+from gspo.report.evaluation.data import evaluation_data, read_evaluation
 from gspo.report.evaluation.responses import Carried, carried_responses
 from gspo.report.evaluation.write import write_evaluation_page
 from gspo.report.samples import by_query
@@ -58,7 +57,7 @@ def test_distributions_count_questions_by_rate_and_responses_by_doubling_length(
 
 
 def test_the_curve_of_pass_at_k_begins_with_pass_at_1_and_leaves_out_null(tmp_path: Path) -> None:
-    numbers: dict[str, Any] = {"pass_at_1": 0.25, "pass_at_k": {"16": 0.9, "2": 0.5, "4": None, "many": 1.0}}
+    numbers: dict[str, Any] = {"pass_at_1": 0.25, "pass_at_k": {"1": 0.25, "2": 0.5, "4": None, "16": 0.9}}
     (own,) = shown(tmp_path, suite(FIRST, **numbers))["numbers"]
     assert own["pass_at_k"] == [[1, 0.25], [2, 0.5], [16, 0.9]]
 
@@ -110,19 +109,14 @@ def test_questions_are_found_in_the_chunk_that_they_are_in(monkeypatch: pytest.M
     assert unpacked(found.chunks[1])[0]["prompt"] == "You are asked: what is d?"
 
 
-def test_a_response_that_cannot_be_read_is_skipped_and_counted(tmp_path: Path) -> None:
-    odd: list[Line] = [{"completion": 7}, {"rewards": {"math": "1"}}, {"tokens": "many"}, {"passed": "yes"}]
-    lines = [response("a", True), response("b", False, tokens=None), *({**response("a", True), **one} for one in odd)]
-    path = write_evaluation(tmp_path / "a", sums=suite(lines), empty={})
-    page = write_evaluation_page([path], tmp_path / "page.html").read_text(encoding="utf-8")
-    sums, empty = data_in(page)["suites"]
-    assert sums["coverage"] == "All responses. 4 response(s) could not be read." and empty["name"] == "empty"
-    assert [one["passed"] for one in read_evaluation(path)["suites"]["sums"]["responses"]] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no evaluation.json"), ("{", "no JSON"), ("[]", "no JSON"), ('{"format": 2}', "format 1, but of 2")],
+    [
+        (None, "No such file"),
+        ("{", "no JSON"),
+        ("[]", "no JSON"),
+        ('{"format": 2}', "format 1, but of 2"),
+    ],
 )
 def test_what_is_no_evaluation_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

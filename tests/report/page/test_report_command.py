@@ -38,17 +38,6 @@ def test_the_command_writes_the_page_and_says_where(capsys: Said) -> None:
     assert len(data_in(Path("both.html").read_text(encoding="utf-8"))["runs"]) == 2
 
 
-def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    nicer: list[int] = []
-    monkeypatch.setattr(cli.os, "nice", nicer.append)
-    made_run(Path("a"))
-    assert cli.main(["report", "a"]) == 0 and nicer == []
-    capsys.readouterr()
-    assert cli.main(["report", "a", "--watch"]) == 0 and nicer == [10]
-    once = "report: a/report.html (written once: no run is under way)"
-    assert capsys.readouterr() == (f"made: finished: 6 of 6 steps\n{once}\n", "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "where", "what", "fix"),
     [
@@ -60,13 +49,6 @@ def test_only_a_watch_makes_way_for_the_run(capsys: Said, monkeypatch: pytest.Mo
         (["a/recipe.yaml"], "a/recipe.yaml", "this is a file", "name the run: a"),
         (["a", "--out", "partial"], "partial", "is there already, and is no page", "--out page.html"),
         (["a", "--out", "absent/x.html"], "absent/x.html", "cannot be written: No such file", "--out page.html"),
-        (
-            ["a", "--watch", "--out", "absent/x.html"],
-            "absent/x.html",
-            "cannot be written: No such file",
-            "--out page.html",
-        ),
-        (["absent", "--watch"], "absent", "no such directory", "there are: a"),
     ],
 )
 def test_what_is_wrong_ends_with_2_and_says_what_where_and_how_to_mend_it(
@@ -91,7 +73,7 @@ def test_nothing_that_a_directory_holds_or_is_called_reaches_the_terminal_as_a_c
     hostile = "\x1b[2J\x9b\u202e\ud800"
     settings = {"name": f"a{hostile}", "steps": 1, "model": {}}
     run = write_run(Path(os.fsdecode(b"a\x1b[2J\xff")), settings=settings, history=[begun(), ended("failed", hostile)])
-    for arguments in ([str(run)], [str(run), "--watch"], ["absent"], [str(run), "--out", f"{hostile[:-1]}/x"]):
+    for arguments in ([str(run)], ["absent"], [str(run), "--out", f"{hostile[:-1]}/x"]):
         cli.main(["report", *arguments])
     said = capsys.readouterr()
     for text in (said.out, said.err):
@@ -112,7 +94,7 @@ def test_an_option_that_there_is_not_is_refused(capsys: Said) -> None:
 
 def test_the_help_names_what_it_takes() -> None:
     ended_process = subprocess.run([GSPO, "report", "--help"], capture_output=True, text=True, check=True)
-    for word in ("RUN_DIR", "--out FILE", "--watch", "report.html"):
+    for word in ("RUN_DIR", "--out FILE", "report.html"):
         assert word in ended_process.stdout
 
 

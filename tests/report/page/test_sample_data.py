@@ -161,12 +161,8 @@ def test_runs_that_share_a_name_are_told_apart_by_their_path(tmp_path: Path) -> 
 
 
 def test_without_samples_it_is_said_why(tmp_path: Path) -> None:
-    assert carried(written(tmp_path / "a", None))[0]["coverage"] == "There are no samples yet."
-    off = carried(written(tmp_path / "b", None, report={"rollouts": False}))[0]
-    assert off["coverage"] == "The recipe has report.rollouts: false: no samples were kept." and not off["steps"]
-    odd: list[Any] = [None, "none", [], {}]
-    for report in odd:
-        assert carried(written(tmp_path / "c", None, report=report))[0]["coverage"] == "There are no samples yet."
+    (none,) = carried(written(tmp_path, None, report={"rollouts": False}))
+    assert none["coverage"].startswith("There are no samples yet, or report.rollouts is false") and not none["steps"]
 
 
 def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -198,14 +194,7 @@ def test_the_numbers_of_tokens_have_three_significant_digits_however_small(tmp_p
     assert shown["token_advantages"] == [1.0, 0.0, -0.667]
 
 
-def test_a_line_that_gspo_cannot_have_written_is_skipped_and_counted(tmp_path: Path) -> None:
-    odd: list[Line] = [{"tokens": -1}, {"completion": None}, {"token_log_ratios": ["x"]}, {"new": [float("nan")]}]
-    (page,) = carried(written(tmp_path, {1: [sample(), *({**sample(), **one} for one in odd)], 2: [sample()]}))
-    assert [len(group["samples"]) for groups in page["contents"].values() for group in groups] == [1, 1]
-    assert page["coverage"] == "All samples of all 2 steps. 4 line(s) could not be read."
-
-
-@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1], [-1, 8, 0], [4.0, 3, 0]])
+@pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1]])
 def test_numbers_of_tokens_whose_places_are_not_known_are_left_out(lengths: Any, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"token_log_ratios": [0.1, 0.2, 0.3], "token_advantages": [1.0, 2.0, 3.0]}
     assert shown_of(sample(**numbers), tmp_path)["token_log_ratios"] == [0.1, 0.2, 0.3]

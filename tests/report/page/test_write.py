@@ -211,3 +211,18 @@ def test_only_a_live_page_may_ask_its_own_server_and_has_no_samples() -> None:
     assert f"content=\"{policy}; connect-src 'self'\"" in live
     assert samples_in(live) == {"live": True} and data_in(live)["live"] is True
     assert json.loads(page_json([run], live=True))["runs"] == data_in(live)["runs"]
+
+
+def test_two_that_write_at_once_do_not_spoil_each_others_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_run(tmp_path / "a")
+    unfinished, replace = [], Path.replace
+
+    def look(path: Path, target: Path) -> Path:
+        unfinished.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        write_report([tmp_path / "a"], note=lambda _: None)
+    assert len(set(unfinished)) == 2

@@ -5,17 +5,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from os.path import commonprefix
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from gspo.errors import UserError, printable
-from gspo.evaluation.compare import compare
-from gspo.metrics.numbers import is_number
-from gspo.report.evaluation.read import Evaluation
-from gspo.report.page.arms import leaves
+from gspo.evaluation.compare import Evaluation, compare
+from gspo.recipe.yaml_text import leaves
 from gspo.report.page.data import rounded
 from gspo.report.samples import by_query
-from gspo.report.shapes import section
+from gspo.run.journal import EVALUATION_FILE, FORMAT
+from gspo.run.plain_files import parsed, read_plain
 
 Response = Mapping[str, Any]
 Questions = Mapping[str, Sequence[Response]]  # the responses to each, in the order in which they were sampled
@@ -27,6 +27,20 @@ _NUMBERS = (
     *("seconds_sampling", "seconds_judging"),
 )
 _RATES = ("0 %", "to 25 %", "to 50 %", "to 75 %", "below 100 %", "100 %", "not judged")
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """The evaluation that `gspo eval` has written into a directory; UserError where there is none."""
+    file, fix = path / EVALUATION_FILE, "name the directory that gspo eval has written"
+    try:
+        tree = parsed(read_plain(file))
+    except OSError as error:
+        raise UserError(f"this evaluation cannot be read: {error.strerror}", where=str(file), fix=fix) from None
+    if tree is None or (number := tree.get("format")) != FORMAT:
+        what = "no JSON" if tree is None else f"no evaluation of format {FORMAT}, but of {number!r}"
+        fix = "read it with the gspo that has written it, or evaluate again"
+        raise UserError(f"this is {what}", where=str(file), fix=fix)
+    return tree
 
 
 def evaluation_data(evaluations: Sequence[Evaluation], labels: Sequence[str]) -> dict[str, Any]:
@@ -67,30 +81,26 @@ def rate(responses: Sequence[Response]) -> float | None:
 
 
 def _numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    by_k = {"1": tree.get("pass_at_1"), **section(tree, "pass_at_k")}
-    pass_at_k = [[int(k), rounded(value)] for k, value in by_k.items() if k.isdecimal() and len(k) < 7]
-    numbers = {name: rounded(tree.get(name)) for name in _NUMBERS}
-    at_k = sorted(pair for pair in pass_at_k if pair[1] is not None)
-    return {**numbers, "pass_at_k": at_k, "rating": _rating(section(tree, "rating"))}
+    at_k = [[int(k), rounded(value)] for k, value in tree["pass_at_k"].items() if value is not None]
+    numbers = {name: rounded(tree[name]) for name in _NUMBERS}
+    return {**numbers, "pass_at_k": at_k, "rating": _rating(tree["rating"]) if "rating" in tree else None}
 
 
-def _rating(tree: Mapping[str, Any]) -> dict[str, Any] | None:
-    """In CodeForces' numbers, with a row for each run in each contest; None where there is none."""
-    if not tree:
-        return None
+def _rating(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """In CodeForces' numbers, with a row for each run in each contest."""
     return {
-        **{name: rounded(tree.get(name)) for name in ("rating", "low", "high", "confidence")},
-        "note": printable(str(tree.get("note") or "")),
-        "contests": [*map(_contest, tree.get("contests", []))],
-        "left_out": [[printable(contest), printable(f"{why}")] for contest, why in section(tree, "left_out").items()],
+        **{name: rounded(tree[name]) for name in ("rating", "low", "high", "confidence")},
+        "note": tree["note"],
+        "contests": [*map(_contest, tree["contests"])],
+        "left_out": [*tree["left_out"].items()],
     }
 
 
 def _contest(tree: Mapping[str, Any]) -> list[str]:
-    solved = ", ".join(f"{index} at try {number}" for index, number in section(tree, "solved").items())
-    values = [tree.get(name) for name in ("name", "rank", "num_humans", "rating")]
-    texts = [f"{value:,.6g}" if is_number(value) else "–" if value is None else str(value) for value in values]
-    return [printable(text) for text in (*texts, solved or "none")]
+    solved = ", ".join(f"{index} at try {number}" for index, number in tree["solved"].items())
+    values = [tree[name] for name in ("rank", "num_humans", "rating")]
+    numbers = ["–" if value is None else f"{value:,.6g}" for value in values]
+    return [printable(text) for text in (tree["name"], *numbers, solved or "none")]
 
 
 def _difference(first: Evaluation, second: Evaluation, suite: str) -> dict[str, Any] | None:

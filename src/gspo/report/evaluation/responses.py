@@ -1,8 +1,10 @@
 """The responses that a page carries: the first ones to each question, as many as fit."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from gspo.errors import printable
@@ -28,37 +30,25 @@ class Carried:
 def carried_responses(questions: Sequence[Questions], changed: Collection[str], max_size: int) -> Carried:
     """What fits of each model's responses; those to questions that `changed` come first."""
     names = dict.fromkeys(query for rows in questions for query in rows)
-    counts = _counts(questions, sorted(names, key=lambda query: query not in changed), max_size)
+    turns = sorted(  # each question gets its first response before any gets its second
+        (number, query not in changed, rank, model, query)
+        for rank, query in enumerate(names)
+        for model, rows in enumerate(questions)
+        for number in range(len(rows.get(query, ())))
+    )
+    sizes = accumulate(_size(questions[model][query][number]) for number, _, _, model, query in turns)
+    counts = Counter((query, model) for *_, model, query in turns[: bisect_right([*sizes], max_size)])
     shown = [query for query in names if any((query, model) in counts for model in range(len(questions)))]
     places = names | {query: divmod(number, _IN_CHUNK) for number, query in enumerate(shown)}
     contents = [_shown(query, questions, counts) for query in shown]
     chunks = [packed(contents[start : start + _IN_CHUNK]) for start in range(0, len(contents), _IN_CHUNK)]
-    num_all = sum(len(row) for rows in questions for row in rows.values())
-    page = f"This page carries {counts.total():,} of {num_all:,} responses, the first ones to each question"
-    coverage = "All responses." if counts.total() == num_all else f"{page}; evaluation.json has all."
+    page = f"This page carries {counts.total():,} of {len(turns):,} responses, the first ones to each question"
+    coverage = "All responses." if counts.total() == len(turns) else f"{page}; evaluation.json has all."
     return Carried(places=places, chunks=chunks, coverage=coverage)
 
 
-def _counts(questions: Sequence[Questions], queries: Sequence[str], max_size: int) -> Counter[tuple[str, int]]:
-    """By query and model, how many of its first responses fit: each question gets its first before any its second."""
-    turns = sorted(
-        (place, rank, model)
-        for rank, query in enumerate(queries)
-        for model, rows in enumerate(questions)
-        for place in range(len(rows.get(query, ())))
-    )
-    counts = Counter[tuple[str, int]]()
-    for place, rank, model in turns:
-        max_size -= _size(questions[model][queries[rank]][place], with_prompt=place == 0)
-        if max_size < 0:
-            break
-        counts[queries[rank], model] += 1
-    return counts
-
-
-def _size(response: Response, *, with_prompt: bool) -> int:
-    texts = len(response["completion"]) + len(str(response["extra"]))
-    return _OWN_SIZE + texts + (len(response["prompt"]) if with_prompt else 0)
+def _size(response: Response) -> int:
+    return _OWN_SIZE + sum(len(str(response[name])) for name in ("completion", "extra", "prompt"))
 
 
 def _shown(query: str, questions: Sequence[Questions], counts: Mapping[tuple[str, int], int]) -> dict[str, Any]:

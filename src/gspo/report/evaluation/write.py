@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gspo.report.evaluation.data import evaluation_data
-from gspo.report.evaluation.read import Evaluation, read_evaluation
+from gspo.evaluation.compare import Evaluation
+from gspo.report.evaluation.data import evaluation_data, read_evaluation
 from gspo.report.evaluation.responses import MAX_SIZE, carried_responses
 from gspo.report.page.write import asset, check_replaceable, filled, replace_page, script_json
 from gspo.report.samples import by_query
@@ -37,9 +37,7 @@ def evaluation_document(evaluations: Sequence[Evaluation], labels: Sequence[str]
         }
         carried = carried_responses(questions, changed, MAX_SIZE // len(data["suites"]))
         suite["questions"] = [[*suite["questions"][query], place] for query, place in carried.places.items()]
-        num_not_read = sum(tree["num_not_read"] for tree in trees if tree)
-        skipped = f" {num_not_read:,} response(s) could not be read." if num_not_read else ""
-        suite["coverage"] = carried.coverage + skipped
+        suite["coverage"] = carried.coverage
         chunks.append(carried.chunks)
     title = labels[0] if len(labels) == 1 else f"{len(labels)} models"
     parts = {

@@ -1,11 +1,11 @@
 """Runs side by side: which runs are seeds of one arm, and where the recipes of the arms differ."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
+from gspo.recipe.yaml_text import leaves
 from gspo.report.run_files import RunFiles
 
 _SAME_ARM = ("name", "seed", "output_dir", "checkpoint", "report")  # keys that change nothing about what is learned
@@ -46,14 +46,3 @@ def _label(runs: Sequence[RunFiles]) -> str:
     num_seeds = len({str(run.recipe.get("seed")) for run in runs})
     count = f"{len(runs)} seeds" if num_seeds == len(runs) else f"{len(runs)} runs of {num_seeds} seed(s)"
     return f"{common or runs[0].name} ({count})"
-
-
-def leaves(tree: Any, prefix: str = "") -> dict[str, str]:
-    """Dotted keys with their values as text."""
-    pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
-    dotted: dict[str, str] = {}
-    for key, value in pairs:
-        name = f"{prefix}{key}"
-        nested = isinstance(value, Mapping | list) and value
-        dotted |= leaves(value, f"{name}.") if nested else {name: json.dumps(value, default=str)}
-    return dotted

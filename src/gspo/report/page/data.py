@@ -10,8 +10,7 @@ from gspo.metrics.numbers import is_number
 from gspo.metrics.words import first_and_last, measures
 from gspo.report.page.arms import arms_of, differences
 from gspo.report.page.overview import overview
-from gspo.report.run_files import RunFiles, labels_of
-from gspo.report.shapes import is_step, section
+from gspo.report.run_files import RunFiles, is_step, labels_of, section
 from gspo.run.plain_files import content_of
 
 MOST_CURVES = 32  # of a list of numbers: its first ones

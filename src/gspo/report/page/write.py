@@ -1,9 +1,8 @@
-"""Writing the page: once, or again whenever a run has gone on."""
+"""Writing the page of a run, or of several side by side."""
 
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -12,7 +11,6 @@ from typing import Any
 
 from gspo.errors import UserError
 from gspo.report.page.data import run_data
-from gspo.report.page.overview import state_sentence
 from gspo.report.page.sample_data import samples_json
 from gspo.report.run_files import RunFiles, read_run, runs_in
 from gspo.run.plain_files import read_plain, replace_text
@@ -21,8 +19,6 @@ Note = Callable[[str], object]
 
 _COMPARED = "compared.html"  # a page of several runs does not replace a run's own page
 _MARK, _MARKED = b'<meta name="generator" content="gspo report">', 1_000  # in the first bytes of a page
-_LOOK_SECONDS = 2.0  # between two looks at a run that is watched
-_REST = 10.0  # times as long as a page took to write: the cores are for training
 _UPLOT = "uPlot-1.6.32"
 _SCRIPTS = ("store.js", "theme.js", "charts.js", "plot.js", "tokens.js", "queries.js", "samples.js", "page.js")
 
@@ -38,32 +34,6 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, note: Note) 
     replace_page(target, document([read_run(path) for path in distinct(paths)]))
     note(f"report: {target}")
     return target
-
-
-def watch(
-    paths: Sequence[Path], out: Path | None = None, *, note: Note, sleep: Callable[[float], None] = time.sleep
-) -> None:
-    """Write the page, and again whenever there is more to show, until none of the runs is under way.
-
-    Raises UserError as `write_report` does.
-    """
-    target, seen = _target(distinct(paths), out), None
-    while True:
-        runs = [read_run(path) for path in distinct(paths)]
-        running = any(run.state == "running" for run in runs)
-        now = [(run.num_steps, len(run.cold_start), len(run.history), len(run.rollout_files)) for run in runs]
-        started = time.monotonic()
-        if now != seen or not running:
-            replace_page(target, document(runs))
-        if not running:
-            break
-        if seen is None:
-            note(f"report: {target} (written again as the run goes on; Ctrl-C ends this)")
-        seen = now
-        sleep(max(_LOOK_SECONDS, _REST * (time.monotonic() - started)))
-    for run in runs:
-        note(f"{run.name}: {state_sentence(run)}")
-    note(f"report: {target}{' (written once: no run is under way)' if seen is None else ''}")
 
 
 def document(runs: Sequence[RunFiles], *, live: bool = False) -> str:
@@ -132,7 +102,7 @@ def distinct(paths: Sequence[Path]) -> list[Path]:
 
 
 def replace_page(target: Path, text: str) -> None:
-    """At any instant there is a whole page, though a process that watches and one that trains write at once."""
+    """At any instant there is a whole page, though `gspo report` and a run that ends may write at once."""
     try:
         replace_text(target, text, is_only_writer=False)
     except OSError as error:
