@@ -98,8 +98,7 @@ def forked_ranks() -> None:
 
 class _ForkedRank:
     returncode: int | None = None
-    is_lost = False
-    lose, how_ended = LocalRank.lose, LocalRank.how_ended
+    how_ended = LocalRank.how_ended
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, Any], **_: Any) -> None:
         sys.stdout.flush()
