@@ -24,7 +24,9 @@ from benchmarks.machine import load
 from benchmarks.peer.workloads import MINI_BATCHES, WORKLOADS, Workload, write_model
 
 ROOT = Path(__file__).parents[2]
-_ON_CPU = [name for name, work in WORKLOADS.items() if not work.gpu]
+_ON_CPU = [
+    name for name, work in WORKLOADS.items() if not work.gpu and (work.model is None or (ROOT / work.model).exists())
+]
 _ENDS_BY_CHANCE = 0.01  # where only one token in 151,936 ends a response
 _TOKENS_MAY_DIFFER = 0.10  # both sides draw the lengths of their responses, from the same distribution
 

@@ -55,6 +55,7 @@ def main() -> None:
             "steps": 10**6,
             "output_dir": str(options.directory / f"run_{options.old_logprobs}"),
             "model": {"path": str(options.directory / "model"), "device": "cuda" if work.gpu else "cpu"},
+            "queries": {"chat": False},
             "rollout": {
                 "queries_per_step": work.sequences // work.group_size,
                 "group_size": work.group_size,

@@ -1,5 +1,6 @@
 """What both sides work on: a model directory, prompts and a reward, made once and read by both."""
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ LEARNING_RATE = 1e-6
 _NUM_ROWS = 256
 _SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=?."
+_ROOT = Path(__file__).parents[2]
+_CHAT = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class Workload:
     gpu: bool = False  # in bf16, and only where there is one
     half_equal: bool = False  # every second query gives all its responses the same reward
     may_end: bool = True
+    model: str | None = None  # a directory of the tree, in place of an untrained model
+    data: str | None = None  # its prompts
     turns: int = 9  # of each side, after one that is not counted
 
 
@@ -54,6 +59,15 @@ WORKLOADS = {
             hidden=256,
             may_end=False,
             turns=2,
+        ),
+        Workload(
+            name="smollm2",  # after `make smollm2`
+            goal=0.28,
+            memory_goal=0.65,
+            model="models/smollm2-135m",
+            data="recipes/smollm2_sums.jsonl",
+            max_new_tokens=32,
+            turns=4,
         ),
         Workload(
             name="half a billion",
@@ -82,7 +96,10 @@ def equal_or_even(prompts: Sequence[str], completions: Sequence[str], equal: Seq
 
 
 def rows(work: Workload) -> list[dict[str, Any]]:
-    """Random prompts, a token a character."""
+    """Random prompts, a token a character; a real model's are questions in its chat format."""
+    if work.data is not None:
+        lines = (_ROOT / work.data).read_text(encoding="utf-8").splitlines()[:_NUM_ROWS]
+        return [{"prompt": _CHAT.format(**json.loads(line)), "equal": False} for line in lines]
     rng = random.Random(0)
     return [
         {
@@ -94,7 +111,10 @@ def rows(work: Workload) -> list[dict[str, Any]]:
 
 
 def write_model(work: Workload, directory: Path) -> None:
-    """An untrained Qwen3 and a tokenizer of one token a character, as a directory that both sides load."""
+    """A real model, or an untrained Qwen3 with a token a character, as a directory that both sides load."""
+    if work.model is not None:
+        directory.symlink_to(_ROOT / work.model)
+        return
     import torch
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
