@@ -265,7 +265,7 @@ def test_a_checkpoint_is_told_from_its_run(written: Writing) -> None:
     (checkpoint / "manifest.json").touch()
     (checkpoint / "recipe.yaml").write_text(RECIPE)
     error = refused(checkpoint)
-    assert (error.what, error.fix) == ("this is a checkpoint, not a run's directory", "name the run: runs/a")
+    assert (error.what, error.fix) == ("this is a checkpoint, not a run", "name the run: runs/a")
 
 
 def test_a_directory_above_runs_is_none_and_says_which_are_in_it(written: Writing) -> None:
@@ -289,7 +289,7 @@ def test_any_other_file_is_no_run() -> None:
     Path("notes.txt").touch()
     error = refused("notes.txt")
     assert error.what == "this is a file, not a run's directory"
-    assert error.fix == "name the directory that a run has made, such as runs/arithmetic"
+    assert error.fix == "name the directory of its run, such as runs/notes"
 
 
 @pytest.mark.parametrize("recipe", ["a: 1", "- name\n- steps\n- model", "", "name: x\nsteps: 1"])

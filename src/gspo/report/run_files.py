@@ -109,10 +109,11 @@ def _recipe(path: Path) -> Mapping[str, Any]:
         near = runs_in(path.parent)
         fix = f"there are: {listed(near)}" if near else _NAME_A_RUN
         raise UserError("no such directory", where=str(path), fix=fix)
-    if (is_file := path.is_file()) or (path / "manifest.json").is_file():
-        what = f"this is a {'file' if is_file else 'checkpoint'}, not a run's directory"
+    if path.is_file() or (path / "manifest.json").is_file():
+        what = "this is a file, not a run's directory" if path.is_file() else "this is a checkpoint, not a run"
         runs = [parent for parent in path.parents if (parent / "recipe.yaml").is_file()]
-        raise UserError(what, where=str(path), fix=f"name the run: {runs[0]}" if runs else _NAME_A_RUN)
+        fix = f"name the run: {runs[0]}" if runs else f"name the directory of its run, such as runs/{path.stem}"
+        raise UserError(what, where=str(path), fix=fix)
     try:
         tree = read_yaml(read_plain(file).decode(), where=str(file))
     except FileNotFoundError:

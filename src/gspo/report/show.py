@@ -72,7 +72,7 @@ def _page(run: RunFiles, chosen: Group, *, colours: bool) -> Iterator[Text]:
         if sample.get("failure"):
             yield Text(visible(f"failed: {sample['failure']}"))
         if sample.get("sequence_ratio") is None and sample.get("mini_batch") is None:
-            yield Text(f"not trained: {_why_not(sample)}")
+            yield Text(f"not trained: {'no reward' if sample.get('reward') is None else 'advantage 0'}")
         yield _quoted(_coloured(sample))
         if extra := sample.get("extra"):
             yield _quoted([("; ".join(f"{name}: {value}" for name, value in extra.items()), "")])
@@ -125,12 +125,6 @@ def _numbers(sample: Sample) -> str:
             f"policy version {_number(sample.get('policy_version'))}",
         ]
     )
-
-
-def _why_not(sample: Sample) -> str:
-    if sample.get("reward") is None:
-        return "no reward, for a function failed" if sample.get("failure") else "no reward, for no function applies"
-    return "advantage 0"
 
 
 def _number(value: Any, form: str = "g") -> str:

@@ -21,6 +21,7 @@ RATING = {
     "low": 1100,
     "high": 1390,
     "confidence": 0.95,
+    "note": "",
     "contests": [ROUND],
     "left_out": {"7": "no ranks"},
 }
@@ -46,7 +47,7 @@ def rows(tab: Tab, selector: str) -> list[list[str]]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two models on two suites, of which only the first model has a rating."""
     path = tmp_path_factory.mktemp("evaluations")
-    rates: dict[str, Any] = {"pass_at_1": 0.5, "pass_at_k": {"2": 0.75}}
+    rates: dict[str, Any] = {"pass_at_1": 0.5, "pass_at_k": {"1": 0.5, "2": 0.75}}
     solved: dict[str, Any] = {"codes": suite(responses({"x": [True]}), rating=RATING)}
     extra = response("c", False, number=5, completion="late", finish_reason="length", extra={"test": "3 of 4"})
     first = write_evaluation(path / "a", sums=suite(responses(FIRST), **rates, **NUMBERS), **solved)
@@ -140,7 +141,7 @@ def test_the_next_question_is_the_next_of_the_list(page: Tab) -> None:
 
 
 def test_everything_of_an_evaluation_is_text(tab: Tab, tmp_path: Path) -> None:
-    contest = {"contests": [dict.fromkeys(("name", "rank", "num_humans", "rating", "solved"), ALL)], "rating": 1}
+    contest = {**RATING, "note": ALL, "contests": [{**ROUND, "name": ALL, "solved": {ALL: 2}}], "left_out": {ALL: ALL}}
     texts: dict[str, Any] = {**dict.fromkeys(("prompt", "completion", "failure", "finish_reason"), ALL)}
     texts |= {
         "columns": {ALL: ALL},
