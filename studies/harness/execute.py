@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.harness.cold import REPORT
-from studies.harness.jobs import Job, Overrides, as_arguments, from_model
+from studies.harness.jobs import RECIPES_MODEL, Job, Overrides, as_arguments, from_model
 from studies.harness.results import Result, collect
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,8 @@ def side_by_side(tasks: Sequence[Task], workers: int) -> bool:
 
 def has_start(job: Job, results: Path, work: Path) -> bool:
     """Whether the model that a run begins from is there, and its report."""
+    if job.start is RECIPES_MODEL:
+        return True
     return (model_of(job, work) / REPORT).is_file() and _start_report(job, results).is_file()
 
 
@@ -79,7 +81,8 @@ def train(job: Job, results: Path, work: Path, place: Overrides | None = None) -
     """
     directory = work / "runs" / job.name
     shutil.rmtree(directory, ignore_errors=True)  # what an interrupted one left
-    overrides = {**job.overrides, **(place or {}), **from_model(model_of(job, work)), "output_dir": str(directory)}
+    start = {} if job.start is RECIPES_MODEL else from_model(model_of(job, work))
+    overrides = {**job.overrides, **(place or {}), **start, "output_dir": str(directory)}
     started = time.monotonic()
     done = _python(["gspo.cli", "train", str(job.base), *as_arguments(overrides)])
     seconds = time.monotonic() - started

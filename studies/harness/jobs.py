@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,13 @@ class Named(Protocol):
         ...
 
 
+class _RecipesModel:
+    name = "recipe"
+
+
+RECIPES_MODEL = _RecipesModel()  # a run begins from the model that its recipe names, and nothing is cold-started
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One run: an arm under a condition with a seed."""
@@ -29,9 +36,9 @@ class Job:
     experiment: str  # the folder of its result
     arm: Named
     seed: int
-    start: Named
+    start: Named = RECIPES_MODEL
     overrides: Overrides  # of the base, but for where the model lies and where the run writes
-    cold_overrides: Overrides  # that make the base the recipe of the model it begins from
+    cold_overrides: Overrides = field(default_factory=dict)  # that make the base the recipe of the model it begins from
 
     @property
     def name(self) -> str:

@@ -1,0 +1,39 @@
+"""The figures: small SVG files, the same bytes for the same results."""
+
+from pathlib import Path
+
+from studies.baselines.arms import ARMS, TASKS
+from studies.harness.figures import plt, save
+from studies.harness.runs import Runs
+from studies.harness.summary import deviation, mean
+
+WINDOW = 4  # steps whose rewards are averaged
+
+
+def draw_all(runs: Runs, output: Path) -> None:
+    """For each task the reward of every arm by step: means over the seeds, with a standard deviation to either side."""
+    output.mkdir(parents=True, exist_ok=True)
+    for task in TASKS:
+        figure, axes = plt.subplots(3, 4, figsize=(9, 6), layout="constrained", sharex=True, sharey=True)
+        reference = runs.of(task, ARMS[0])
+        for axis, arm in zip(axes.flat, ARMS, strict=False):
+            for results, colour in ((reference, "#999999"), (runs.of(task, arm), "#1f6fb4")):
+                curves = [_smooth(result.values("reward/mean")) for result in results.values()]
+                steps = list(zip(*curves, strict=False))
+                centres, spreads = [mean(own) for own in steps], [deviation(own) for own in steps]
+                places = range(WINDOW, WINDOW + len(steps))
+                axis.plot(places, centres, color=colour)
+                low, high = zip(*((c - s, c + s) for c, s in zip(centres, spreads, strict=True)), strict=True) or (
+                    (),
+                    (),
+                )
+                axis.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
+            axis.set_title(arm.label, fontsize=8)
+        for axis in axes.flat[len(ARMS) :]:
+            axis.set_axis_off()
+        figure.supxlabel("step (grey: GSPO)")
+        save(figure, output / f"{task}.svg")
+
+
+def _smooth(rewards: list[float]) -> list[float]:
+    return [mean(rewards[end - WINDOW : end]) for end in range(WINDOW, len(rewards) + 1)]
