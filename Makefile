@@ -5,8 +5,9 @@ INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 VLLM := .venv-vllm
 
-# A file's tests share a process, and its fixtures; up to four processes, one a core.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file's tests share a process, and its fixtures; up to four processes, and one more than cores, for some tests wait.
+WORKERS = $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What needs a server of `make vllm`, or the model of `make smollm2`.
 REAL := tests/test_real_model.py tests/test_engines_end_to_end.py $(addprefix tests/rollout/servers/,test_vllm.py test_vllm_experts.py test_vllm_process.py)

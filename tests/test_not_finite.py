@@ -20,7 +20,7 @@ from gspo.learner.update import MiniBatchReport
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.prepare import Prepared, prepare
+from gspo.run.prepare import NOTHING, Prepared, prepare
 from gspo.run.recorder import Recorder, rollout_lines
 from gspo.run.run import open_run
 from gspo.types import Batch, Score
@@ -73,7 +73,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
 def broken_run() -> Iterator[tuple[Recorder, Callable[..., None]]]:
     """A recorder, and a step in which all four updates are skipped: the weights turn to NaN after sampling."""
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
-    given: dict[str, Any] = {"given": {}, "display": Display(quiet=True), "resume": False}
+    given: dict[str, Any] = {"given": NOTHING, "display": Display(quiet=True), "resume": False}
     with open_run(recipe, **given) as run:
         parts, recorder = run.parts, Recorder(run)
         run.display.start("GSPO", recipe.steps)

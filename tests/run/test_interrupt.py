@@ -185,7 +185,7 @@ def test_a_signal_when_all_steps_are_done_leaves_a_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    signal_at(monkeypatch, "gspo.run.recorder.sha256", 2, signal.SIGTERM)  # of the last step's rollouts
+    signal_at(monkeypatch, "gspo.run.recorder.rollout_lines", 2, signal.SIGTERM)  # of the last step's rollouts
     assert cli.main(["train", str(TINY), "evaluation.num_queries=0"]) == 0
     assert (tmp_path / "runs" / "tiny" / "model" / "model.safetensors").is_file()
 

@@ -23,6 +23,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Relative paths are looked up beside the recipe, then in the working directory; those of overrides the other way
     round. Raises UserError where the file, a key or a value cannot be used.
     """
+    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
+        fix = '["steps=10", "actor.clip_low=1e-3"]'
+        raise UserError("overrides are a list of texts", where="load_recipe", fix=fix)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

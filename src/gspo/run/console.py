@@ -113,6 +113,7 @@ class Display:
         self._every, self._printed_at = 1, 0.0  # steps to a line, and when the last one was printed
         self._activity: Activity | None = None
         self._timer: threading.Timer | None = None
+        self.just_shown: frozenset[str] = frozenset()  # names of diagnoses that have a line since the last step
         self._printed: set[str] = set()  # names of activities that have a line in this phase
 
     def note(self, text: str, style: str = "") -> None:
@@ -126,6 +127,7 @@ class Display:
 
     def diagnoses(self, sentences: Mapping[str, str], new: Collection[str]) -> None:
         """Print those of the diagnoses that are new."""
+        self.just_shown |= frozenset(new)
         for name in new:
             self.note(f"diagnosis: {sentences[name]}", style="yellow")
 
@@ -150,6 +152,7 @@ class Display:
 
     def _step(self, step: int, name: str, text: str) -> None:
         assert self._bar is not None
+        self.just_shown = frozenset()
         (task,), now = self._bar.tasks, time.monotonic()
         self._bar.update(task.id, completed=step)
         is_due = step in (task.fields["first"], task.total) or step % self._every == 0

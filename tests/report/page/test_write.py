@@ -1,6 +1,7 @@
 """Writing the page: where, of which runs, how large, whole at any instant, and what is said where it cannot be."""
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -113,17 +114,15 @@ def test_a_directory_that_is_not_there_is_not_made() -> None:
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
 def test_what_cannot_be_written_is_said_and_nothing_is_left(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Any, flags: int = 0, mode: int = 0) -> int:
-        if flags & os.O_CREAT or number == errno.ENOSPC:
+    def fail(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if "x" in mode or number == errno.ENOSPC:
             raise OSError(number, os.strerror(number))
-        return opened(path, flags, mode)
+        return opened(path, mode, *arguments, **options)
 
-    opened = os.open
+    opened = io.open
     made_run(Path("a"))
     before = sorted(Path("a").iterdir())
-    monkeypatch.setattr(os, "fsync" if number == errno.ENOSPC else "open", fail)
-    if number == errno.EROFS:
-        monkeypatch.setattr(Path, "unlink", fail)
+    monkeypatch.setattr(*(os, "fsync") if number == errno.ENOSPC else (io, "open"), fail)
     error = refused(Path("a"))
     assert error.what == f"cannot be written: {os.strerror(number)}" and error.where == "a/report.html"
     assert sorted(Path("a").iterdir()) == before
