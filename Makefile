@@ -5,8 +5,8 @@ INSTALLED := $(VENV)/.installed
 PEER := .venv-trl
 VLLM := .venv-vllm
 
-# A file's tests share a process, and its fixtures; up to four processes, two a core, for many tests wait.
-WORKERS = $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# A file's tests share a process, and its fixtures; up to four processes, one more than cores, for many tests wait.
+WORKERS = $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What needs a server of `make vllm`, or the model of `make smollm2`.

@@ -32,6 +32,8 @@ from gspo.recipe.sections import OptimizerConfig
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 
+PATIENCE = 4.0  # seconds; on a busy machine ranks need more than 2 to find each other
+
 
 def main() -> None:
     """Run each job on three ranks, and write what each rank has come to."""
@@ -49,7 +51,7 @@ def _fork(job: str, own: int, directory: Path) -> int:
     os.environ |= {"RANK": str(own), "WORLD_SIZE": "3", RENDEZVOUS: f"file://{directory}/store {job}", HAS_LAUNCHER: ""}
     result: Any
     try:
-        with joined(seconds=2.0 if job in ("slow", "stuck", "silent", "loses one") else 20.0):
+        with joined(seconds=PATIENCE if job in ("slow", "stuck", "silent", "loses one") else 20.0):
             result = JOBS[job]()
     except BaseException as error:
         result = [type(error).__name__, str(error), is_of_all(error)]
@@ -69,7 +71,7 @@ def _fail(*ranks: int) -> Callable[[], str]:
 def _slow() -> Any:
     """Waiting is no failure: rank 1 comes later than any collective would wait."""
     if rank() == 1:
-        time.sleep(3.0)
+        time.sleep(PATIENCE + 1.0)
     meet()
     return gathered(rank())
 
@@ -79,7 +81,7 @@ def _stuck() -> Any:
     for _ in range(3 if rank() == 1 else 4):
         highest(0)
     if rank() == 1:
-        time.sleep(5.0)
+        time.sleep(PATIENCE + 3.0)
     return None
 
 
