@@ -139,7 +139,10 @@ def test_what_a_family_of_tokenizers_has_unsaid_is_there_too(tmp_path: Path) -> 
     from transformers import AutoTokenizer, GenerationConfig
 
     def own(name: str, *changes: Callable[[Any], None]) -> Any:
-        change = lambda writer: [each(writer) for each in (replaced("tokenizer.ggml.pre", name), *changes)]  # noqa: E731
+        def change(writer: Any) -> None:
+            for each in (replaced("tokenizer.ggml.pre", name), *changes):
+                each(writer)
+
         write(tmp_path / f"{name}.gguf", original("qwen3", tied=True), change=change)
         get(str(tmp_path / f"{name}.gguf"), tmp_path / name)
         return AutoTokenizer.from_pretrained(tmp_path / name)
