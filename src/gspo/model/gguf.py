@@ -2,6 +2,7 @@
 
 from math import isclose, log
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,30 +36,39 @@ def convert(file: Path, directory: Path) -> list[str]:
     Each weight is the number that the quantised file stands for. UserError for a file that cannot be proven right.
     """
     fields, num_numbers, kinds = _contents(file)
-    tokenizer = _tokenizer(file, fields)
-    model = _model(file, fields, num_numbers)
-    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
-    model.config.bos_token_id = model.generation_config.bos_token_id = tokenizer.bos_token_id
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    _check_saved(file, directory, model, tokenizer)
+    try:
+        tokenizer = _tokenizer(file, fields)
+        model = _model(file, fields, num_numbers)
+    except KeyError as error:
+        raise _unproven(file, f"it does not say its {error}") from error
+    ends = {tokenizer.eos_token_id, fields.get("tokenizer.ggml.eot_token_id")} - {None}
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = min(ends) if len(ends) == 1 else sorted(ends)
+        config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=directory.parent) as scratch:  # a file that is refused leaves nothing behind
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        _check_saved(file, scratch, model, tokenizer)
+        Path(scratch).chmod(0o755)
+        Path(scratch).rename(directory)
+        Path(scratch).mkdir()
     ids = torch.tensor([tokenizer.encode(_TEXTS[0])])
     with torch.no_grad():
-        nats = float(model(input_ids=ids, labels=ids).loss)
+        nats, chance = float(model(input_ids=ids, labels=ids).loss), log(len(tokenizer))
+    doubt = "" if nats < 0.8 * chance else ": this one knows no English, or the file was read wrongly"
+    stops = ", ".join(tokenizer.convert_ids_to_tokens(sorted(ends)))
     return [
         f"{directory}: {model.config.model_type}, {model.num_parameters():,} parameters in float32, from {kinds}; "
-        f"{len(tokenizer):,} tokens; ends with {tokenizer.eos_token}",
-        f"{_TEXTS[0]!r} has {nats:.1f} nats a token; a model that has learned nothing needs {log(len(tokenizer)):.1f}",
+        f"{len(tokenizer):,} tokens; ends with {stops}",
+        f"{_TEXTS[0]!r} has {nats:.1f} nats a token; a model that has learned nothing needs {chance:.1f}{doubt}",
     ]
 
 
 def _contents(file: Path) -> tuple[dict[str, Any], int, str]:
     """What the file says of itself, how many numbers its tensors have, and how they are stored."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise UserError("GGUF files need the package gguf", where=str(file), fix="pip install 'gspo[gguf]'") from error
+    import gguf
+
     try:
         reader = gguf.GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
@@ -76,7 +86,7 @@ def _contents(file: Path) -> tuple[dict[str, Any], int, str]:
 
 def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     """The tokenizer of the file: each token has the number that the file gives it, and texts come back as they were."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     own = {name.removeprefix("tokenizer.ggml."): value for name, value in fields.items()}
@@ -86,6 +96,8 @@ def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     merges = [tuple(merge.split(" ")) for merge in own["merges"]]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=own["pre"] == "llama-bpe"))
+    if own["pre"] == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[own["pre"]]]
     own_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, own_bytes])
@@ -97,7 +109,7 @@ def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     given = {name: own.get(f"{short}_token_id") for name, short in named.items()}
     special = {name: tokens[number] for name, number in given.items() if number is not None}
-    if own.get("add_bos_token"):
+    if own.get("add_bos_token", own["pre"] == "llama-bpe"):  # as llama.cpp
         begin = special["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, own["bos_token_id"])]
@@ -124,13 +136,7 @@ def _model(file: Path, fields: dict[str, Any], num_numbers: int) -> Any:
         model.load_state_dict(tensors, strict=False)
     except Exception as error:
         raise _unproven(file, f"transformers does not read it: {error}") from error
-    tree = config.to_dict()
-    known = [*tree.values(), *tree.get("rope_parameters", {}).values()]
-    known = [own for own in known if isinstance(own, (int, float))]
-    prefix = f"{fields['general.architecture']}."
-    for name, value in ((name, value) for name, value in fields.items() if name.startswith(prefix)):
-        if isinstance(value, (int, float)) and not any(isclose(own, value, rel_tol=1e-6) for own in known):
-            raise _unproven(file, f"transformers makes no use of its {name}, {value}")
+    _check_shape(file, fields, config)
     if missing := dict(model.named_parameters()).keys() - tensors.keys():
         raise _unproven(file, f"it has no tensor for {min(missing)}")
     if num_numbers != model.num_parameters():
@@ -138,7 +144,32 @@ def _model(file: Path, fields: dict[str, Any], num_numbers: int) -> Any:
     return model.eval()
 
 
-def _check_saved(file: Path, directory: Path, model: Any, tokenizer: Any) -> None:
+def _check_shape(file: Path, fields: dict[str, Any], config: Any) -> None:
+    """UserError for what the file says of its shape and the configuration has not; KeyError for uncounted heads.
+
+    Without their number transformers leaves the rows of queries and keys in the order that llama.cpp has them in.
+    """
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    tree = config.to_dict()
+    tree |= tree.get("rope_parameters") or {}
+    head = tree.get("head_dim") or config.hidden_size // config.num_attention_heads
+    implied = dict.fromkeys(("rope.dimension_count", "attention.key_length", "attention.value_length"), head)
+    names, prefix = GGUF_CONFIG_MAPPING[config.model_type], f"{fields['general.architecture']}."
+    for name, value in fields.items():
+        if name.startswith(prefix):
+            key = name.removeprefix(prefix)
+            known = tree.get(names.get(key) or "", implied.get(key))
+            is_known = isclose(known, value, rel_tol=1e-6) if isinstance(known, float) else known == value
+            if not is_known:
+                raise _unproven(file, f"transformers makes no use of its {name}, {value}")
+    if (
+        f"{prefix}attention.head_count_kv" not in fields
+    ):  # without it rows of queries and keys stay as llama.cpp has them
+        raise KeyError(f"{prefix}attention.head_count_kv")
+
+
+def _check_saved(file: Path, directory: str, model: Any, tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     saved = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict()

@@ -261,7 +261,7 @@ def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:
 
 
 def _refuse_missing_directory(path: str, key: str) -> None:
-    if path.endswith(".gguf"):
+    if path.endswith(".gguf") and Path(path).is_file():
         fix = f"gspo get {path} makes a model directory of it"
         raise UserError("this is a GGUF file, and not a directory", where=f"{key}: {path}", fix=fix)
     if not Path(path).exists() and (path.startswith((".", "~", os.sep)) or path.count("/") > 1):
