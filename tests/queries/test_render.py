@@ -100,6 +100,20 @@ def test_a_tokenizer_without_a_vocabulary_is_found_out() -> None:
         render("hello", empty)
 
 
+@pytest.mark.parametrize("added", ["<s> $A", "<s> $A </s>"])
+def test_a_text_of_characters_that_the_tokenizer_lacks_is_found_out(added: str) -> None:
+    from tokenizers import Tokenizer, models, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = {"<s>": 0, "</s>": 1, "h": 2, "i": 3}
+    built = Tokenizer(models.BPE(tokens, []))
+    built.post_processor = processors.TemplateProcessing(single=added, special_tokens=[("<s>", 0), ("</s>", 1)])
+    latin = PreTrainedTokenizerFast(tokenizer_object=built, bos_token="<s>", eos_token="</s>")
+    assert render("hi", latin).prompt_ids == (0, 2, 3)
+    with pytest.raises(UserError, match=r"data:1(.|\n)*none of it is a token"):
+        render("七加二等于多少？", latin)
+
+
 @pytest.fixture
 def thinking_tokenizer(chat_tokenizer: Any) -> Any:
     """Its template has a variable of its own."""

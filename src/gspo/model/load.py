@@ -246,14 +246,19 @@ def _refuse_quantised(config: Any, *, where: str) -> None:
     """Have transformers turn quantised weights into ordinary numbers; UserError for a method without such a way."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    trees = (config, config.get_text_config())
+    trees, reason = (config, config.get_text_config()), ""
     if (declared := next(filter(None, (getattr(t, "quantization_config", None) for t in trees)), None)) is None:
         return
     declared["dequantize"] = True  # else a GPU that computes in FP8 would keep it
     with suppress(Exception):  # of methods that it does not know, or cannot use here
-        if AutoHfQuantizer.from_config(dict(declared)).quantization_config.dequantize is True:
-            return
-    raise UserError(_QUANTISED, where=where, fix=_QUANTISED_FIX)
+        quantizer = AutoHfQuantizer.from_config(dict(declared))
+        if quantizer.quantization_config.dequantize is True:
+            try:
+                quantizer.validate_environment(device_map=None)
+                return
+            except ImportError as error:  # a package that this way needs, and gspo does not
+                reason = f": {one_line(error)}"
+    raise UserError(f"{_QUANTISED}{reason}", where=where, fix=_QUANTISED_FIX)
 
 
 def _of_the_hub(recipe: ModelConfig) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
     written = [_written(row, queries, template, tokens) for row in rows]
     # A chat template has written its special tokens itself.
     encoded = tokenizer([pieces[0] for pieces, _ in written], add_special_tokens=not is_chat)["input_ids"]
-    first, rendered = tokenizer.bos_token_id, []
+    first, special, rendered = tokenizer.bos_token_id, {*tokenizer.all_special_ids}, []
     begins = first is not None and tokenizer("a")["input_ids"][:1] == [first]
     for row, (pieces, remarks), ids in zip(rows, written, encoded, strict=True):
         # Some tokenizers end every text with their end token, after which a model has nothing to say.
@@ -50,9 +50,12 @@ def render_all(rows: Sequence[Row], tokenizer: Any, *, queries: QueriesConfig) -
             remarks.append(f"the tokenizer begins texts with {tokenizer.bos_token}, and the chat template does not")
         rest = [token for piece in pieces[1:] for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
         prompt_ids = (*ids[begins and ids[:2] == [first, first] :], *rest)  # the text may have the first one, too
-        made = Query(id=row.id, prompt=row.prompt, text="", prompt_ids=prompt_ids, columns=row.clean_columns)
-        rendered.append(replace(made, text="".join(pieces), remarks=tuple(dict.fromkeys(remarks))))
-        if not (rendered[-1].text.strip() and prompt_ids):
+        text = "".join(pieces)
+        made = Query(id=row.id, prompt=row.prompt, text=text, prompt_ids=prompt_ids, columns=row.clean_columns)
+        rendered.append(replace(made, remarks=tuple(dict.fromkeys(remarks))))
+        # Of a text of characters that it lacks, a tokenizer makes no token but those that it adds.
+        are_added = special.issuperset(prompt_ids) and not tokenizer(text, add_special_tokens=False)["input_ids"]
+        if are_added or not text.strip():
             fix = "remove the row, or name the right column in queries.prompt"
             raise UserError("the prompt is empty, or none of it is a token", where=row.id, fix=fix)
     return tuple(rendered)

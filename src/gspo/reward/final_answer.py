@@ -39,7 +39,10 @@ _DOUBTED = re.compile(
 _CONCEDED = re.compile(
     r"(?is)^(?:.*(?:[,;–—]\s*(?:but|so|thus|hence|therefore|yet|still|nevertheless|and|however(?!,))\b|;"
     r"|(?<!thing)(?<!help)(?<!none)(?<!all)\sbut\b))?"
-    r"(?:\W*(?:since|because|as|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*,)?"
+    r"(?:\W*(?:(?:since|because|although|though|even though|while|whereas|(?:perhaps|maybe)\s+\w+ly)\b[^,]*"
+    r"|as (?:you|one) (?:may|might|can|could|will)(?: have)? guess(?:ed)?"  # as a guess, it might be: is no reason
+    r"|as it is impossible\b(?![^,]*\b(?:I|my|know\w*|say|tell|see|find|determine|decide|verify|check|sure|certain\w*|"
+    r"guess\w*|maybe|perhaps|prob\w+|doubt\w*|suspect\w*)\b)[^,?]*),)?"
 )
 # A value with one of these shortly before or anywhere behind it is denied, inexact or one of several.
 _HEDGED = re.compile(

@@ -33,11 +33,11 @@ FAMILIES: list[tuple[str, Means, dict[str, Any]]] = [
     ("lfm2", Means.OWN_MODULES, {"layer_types": ["conv", "full_attention"]}),
     ("bamba", Means.OWN_MODULES, {"attn_layer_indices": [1], "mamba_chunk_size": 8, **MAMBA}),
     ("gpt_oss", Means.OWN_MODULES, {"sliding_window": 4, **EXPERTS}),
-    ("mamba", Means.NO_CACHE, {"state_size": 8}),
-    ("falcon_mamba", Means.NO_CACHE, {"state_size": 8}),
+    ("mamba", Means.NO_PADDING, {"state_size": 8}),
+    ("falcon_mamba", Means.NO_PADDING, {"state_size": 8}),
     (
         "llama4_text",
-        Means.NO_CACHE,
+        Means.NO_PADDING,
         {
             "attention_chunk_size": 6,
             "layer_types": ["chunked_attention", "full_attention"],
@@ -80,16 +80,17 @@ def test_each_family_samples_from_what_its_plain_passes_compute(
     policy = drawn_anew(new_policy(family, **shape))
     assert gap(policy, plain_logprobs) < 1e-4
     assert proven_means(policy) == means
-    assert ("decoding" in EmbeddedEngine(policy).describe()) == (means is Means.NO_CACHE)
+    assert ("decoding" in EmbeddedEngine(policy).describe()) == (means >= Means.NO_PADDING)
 
 
-def test_without_a_cache_tokens_and_experts_are_the_same(new_policy: NewPolicy, query_of: Any) -> None:
+@pytest.mark.parametrize("means", [Means.NO_PADDING, Means.NO_CACHE])
+def test_slower_means_sample_the_same_tokens_and_experts(means: Means, new_policy: NewPolicy, query_of: Any) -> None:
     policy = new_policy("qwen3_moe")
     queries = [query_of(prompt, number) for number, prompt in enumerate(PROMPTS)]
     options: dict[str, Any] = {"group_size": 2, "seed": 0, "record_experts": True}
     usual: list[Any] = []
     slower: list[Any] = []
-    for found, chosen in ((usual, Means.WRITTEN_OUT), (slower, Means.NO_CACHE)):
+    for found, chosen in ((usual, Means.WRITTEN_OUT), (slower, means)):
         proof._proven[policy.trunk] = chosen
         for rows in (64, 2):  # all side by side, and one group after the other
             settings = RolloutConfig(max_new_tokens=9, max_rows=rows)
@@ -104,11 +105,11 @@ def test_without_a_cache_tokens_and_experts_are_the_same(new_policy: NewPolicy, 
         assert torch.equal(one.experts.row, other.experts.row)
 
 
-def test_what_is_wrong_beside_padding_is_decoded_without_a_cache(
+def test_what_is_wrong_beside_padding_is_decoded_without(
     new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding.Rows, "mask", None)
-    assert proven_means(new_policy("llama")) is Means.NO_CACHE
+    assert proven_means(new_policy("llama")) is Means.NO_PADDING
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -133,7 +134,7 @@ def test_rows_that_join_wrongly_are_noticed(
         self.keys.copy_(self.keys.roll(1, dims=2))
 
     monkeypatch.setattr(InPlaceLayer, "join", shifted)
-    assert proven_means(new_policy("llama")) is Means.NO_CACHE
+    assert proven_means(new_policy("llama")) is Means.NO_PADDING
 
 
 @pytest.mark.parametrize(("family", "window"), [("mistral", 20), ("starcoder2", 33)])
@@ -184,28 +185,29 @@ def test_a_half_precision_model_whose_states_are_of_float32_samples_and_learns(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.model.parameters())
 
 
-def test_weights_that_change_while_all_tokens_are_read_again_are_used(
+def test_weights_that_change_while_rows_of_one_length_are_decoded_are_used(
     new_policy: NewPolicy, plain_logprobs: Any
 ) -> None:
     policy = new_policy("llama")
+    for means in (Means.NO_PADDING, Means.NO_CACHE):
 
-    def look() -> None:
-        if len(decoder.transcript._steps) == 4 and not decoder.transcript._changes:
-            for parameter in policy.model.parameters():
-                parameter.data.mul_(1.1)
-            decoder.change_weights(keep_cache=False)
+        def look() -> None:
+            if len(decoder.transcript._steps) == 4 and not decoder.transcript._changes:  # noqa: B023
+                for parameter in policy.model.parameters():
+                    parameter.data.mul_(1.1)
+                decoder.change_weights(keep_cache=False)  # noqa: B023
 
-    decoder = decoding.Decoding(
-        policy=policy,
-        prompts=PROMPTS[1:2],
-        settings=RolloutConfig(max_new_tokens=8, group_size=2),
-        keys=range(2),
-        check_stop=look,
-        means=Means.NO_CACHE,
-    )
-    with torch.no_grad():
-        for response in decoder.generate().responses([]):
-            sequence = TokenSequence(prompt_ids=tuple(PROMPTS[1]), response_ids=response.token_ids)
-            expected = plain_logprobs(policy, [sequence])
-            torch.testing.assert_close(response.logprobs[4:], expected[4:], rtol=0, atol=1e-5)
-            assert not torch.allclose(response.logprobs[:4], expected[:4], rtol=0, atol=1e-3)
+        decoder = decoding.Decoding(
+            policy=policy,
+            prompts=PROMPTS[1:2],
+            settings=RolloutConfig(max_new_tokens=8, group_size=2),
+            keys=range(2),
+            check_stop=look,
+            means=means,
+        )
+        with torch.no_grad():
+            for response in decoder.generate().responses([]):
+                sequence = TokenSequence(prompt_ids=tuple(PROMPTS[1]), response_ids=response.token_ids)
+                expected = plain_logprobs(policy, [sequence])
+                torch.testing.assert_close(response.logprobs[4:], expected[4:], rtol=0, atol=1e-5)
+                assert not torch.allclose(response.logprobs[:4], expected[:4], rtol=0, atol=1e-3)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
+from transformers import DynamicCache
 
 from gspo.model.policy import Policy
 from gspo.model.routing import traced
@@ -45,7 +46,8 @@ class Means(IntEnum):
 
     WRITTEN_OUT = 0  # the decoder of one_token.py stands in for the model's modules
     OWN_MODULES = 1
-    NO_CACHE = 2  # plain passes: all tokens are read again for each new one, those of one length side by side
+    NO_PADDING = 2  # the model's own cache; only prompts of one length are side by side, and no others join them
+    NO_CACHE = 3  # plain passes: all tokens are read again for each new one, those of one length side by side
 
 
 class Transcript:
@@ -218,7 +220,7 @@ class Decoding:
         """
         rows: Rows | None = None
         lengths = [len(prompt) for prompt in self.prompts]
-        if self.means is not Means.NO_CACHE:
+        if self.means < Means.NO_PADDING:
             lengths = [0] * len(lengths)  # any stand side by side
         waiting = sorted(range(len(lengths)), key=lengths.__getitem__)  # the numbers of the prompts not read yet
         while waiting or rows is not None:
@@ -351,7 +353,9 @@ class Decoding:
             if self.means is Means.NO_CACHE:
                 hidden = policy.trunk(input_ids=read, use_cache=False).last_hidden_state
             else:
-                cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
+                cache = DynamicCache(config=policy.model.config)  # not in place, so that no others join
+                if self.means is not Means.NO_PADDING:
+                    cache = in_place_cache(policy.model.config, most=width + self.settings.max_new_tokens)
                 hidden = read_tokens(policy.trunk, read, mask, column.clamp(min=0), cache)
         experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), width))
         number = torch.arange(len(sequences), device=device)

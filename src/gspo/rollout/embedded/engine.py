@@ -12,7 +12,10 @@ from gspo.rollout.engine import SamplingKey
 from gspo.rollout.segments import text_and_segments
 from gspo.types import Group, Query, Sample, ShowProgress
 
-_SLOW = "without a cache, slowly: all tokens are read again for each new one"
+_SLOW = {
+    Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
+    Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
+}
 
 
 class EmbeddedEngine:
@@ -75,7 +78,7 @@ class EmbeddedEngine:
 
     def describe(self) -> Mapping[str, str]:
         """By which means tokens are decoded: the decoder written out rounds in its own way."""
-        slow = {"decoding": _SLOW} if self._means is Means.NO_CACHE else {}
+        slow = {"decoding": _SLOW[self._means]} if self._means in _SLOW else {}
         return {"engine": "embedded", "decoder written out": str(self._means is Means.WRITTEN_OUT), **slow}
 
     def take_metrics(self) -> Mapping[str, float]:
