@@ -25,7 +25,7 @@ from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
-from gspo.run.place import check_place, how_to_resume, move_old_run
+from gspo.run.place import check_place, how_to_resume, move_old_run, put_back
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
@@ -231,7 +231,9 @@ def open_run(
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         if overwrite:  # now that all is loaded, and before an engine writes there
-            from_first(partial(move_old_run, recipe, display.note))
+            old = from_first(partial(move_old_run, recipe, display.note))
+            if old is not None and rank() == 0:
+                stack.callback(put_back, recipe, old, display.note)
         with interrupt, display.waiting("starting the engine") as say:
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
