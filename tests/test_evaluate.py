@@ -194,6 +194,11 @@ def test_an_evaluation_of_odd_content_is_refused_in_one_message(
     assert file.read_text() == before
 
 
+def test_the_data_of_a_suite_may_have_any_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "model_a", "--suite", "even.yaml", "--data", "🙂.jsonl"]) == 2
+    assert "suite even, 🙂.jsonl: no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["evaluation.json", "unfinished.jsonl"])
 def test_an_evaluation_that_is_nested_too_deep_is_refused(place: Path, file: str) -> None:
     (place / "other").mkdir()

@@ -332,7 +332,9 @@ def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
     note, recipe = run.display.note, run.recipe
     inexact = inexactness(saved, recipe, run.about["environment"])
     for line in inexact:
-        note(f"NOT an exact resume: {line}")
+        is_missed = line.startswith("code of hook on_step was ") and line.endswith(" is None")
+        missed = "; it is not called: from Python, give on_step= again" if is_missed else ""
+        note(f"NOT an exact resume: {line}{missed}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:
