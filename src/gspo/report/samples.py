@@ -1,8 +1,8 @@
 """The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,12 @@ from gspo.run.plain_files import content_of, parsed
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/run_directory.md has its keys
 
-
 _KINDS: Mapping[Any, Sequence[str]] = {
     str: ("query", "prompt", "completion", "finish_reason"),
     dict: ("rewards", "columns", "extra"),
     list | None: ("token_characters", "token_log_ratios", "token_advantages", "prompt_words"),
-    str | None: ("failure",),
-    bool | None: ("passed",),
 }
-_NUMBERS = ("reward", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version", "tokens")
+_NUMBERS = ("reward", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version", "tokens")  # or null
 
 
 def read_sample(line: bytes) -> Sample | None:
@@ -41,14 +38,11 @@ def _is_sample(line: Sample) -> bool:
         return False
     lists = {name: line.get(name) or () for name in _KINDS[list | None]}
     json.dumps({name: value for name, value in line.items() if name not in lists}, allow_nan=False)
-    numbers = [[line.get(name) for name in _NUMBERS], line.get("rewards", {}).values(), *lists.values()]
     places = (line.get("tokens", 0), *lists["token_characters"], *lists["prompt_words"])
-    return all(map(_are_numbers, numbers)) and all(map(is_step, places)) and len(lists["prompt_words"]) in (0, 2)
-
-
-def _are_numbers(values: Collection[Any]) -> bool:
-    """Or null. Lists of a number a token are long: the whole is looked at at once."""
-    return set(map(type, values)) <= {int, float, type(None)} and is_number(sum(map(abs, filter(None, values))))
+    numbers = [*map(line.get, _NUMBERS), *line.get("rewards", {}).values(), *chain(*lists.values())]
+    are_numbers = set(map(type, numbers)) <= {int, float, type(None)}
+    are_small = are_numbers and is_number(sum(map(abs, filter(None, numbers))))
+    return are_small and all(map(is_step, places)) and len(lists["prompt_words"]) in (0, 2)
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:
