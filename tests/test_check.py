@@ -115,6 +115,12 @@ def test_check_says_what_will_be_inert(capsys: pytest.CaptureFixture[str], overr
     assert any(named in note for note in notes), notes
 
 
+def test_check_says_how_many_processes_would_have_nothing_to_train_on(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "note        a mini-batch has 8 sequences: 2 processes train on none"
+    assert note in check(capsys, "--processes", "10").splitlines()
+    assert "train on none" not in check(capsys, "--processes", "8")
+
+
 def test_check_of_a_sound_recipe_has_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note" not in check(capsys)
 

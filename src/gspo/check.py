@@ -103,6 +103,8 @@ def _rank_lines(recipe: Recipe, num_ranks: int) -> Iterator[str]:
     queries = recipe.rollout.queries_per_step
     each = f"{sequences / num_ranks:.3g} sequences of a mini-batch and {queries / num_ranks:.3g} queries for each"
     yield f"processes   {num_ranks}, sharding: {recipe.trainer.sharding}; {each}"
+    if sequences < num_ranks:
+        yield f"note        a mini-batch has {sequences} sequences: {num_ranks - sequences} processes train on none"
     gpus = torch.cuda.device_count()
     if device_of(recipe.model.device).type == "cuda" and num_ranks > gpus:
         yield f"note        a process needs a GPU of its own, and this machine has {gpus}: the others must be elsewhere"

@@ -163,7 +163,11 @@ def _train(options: Namespace) -> int:
         check_place(recipe, overwrite=options.overwrite)
     if (options.processes or 1) > 1:
         flags = [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
-        place = [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir))}"] if options.new else []
+        place = (
+            [f"name={recipe.name}", f"output_dir={json.dumps(str(recipe.run_dir), ensure_ascii=False)}"]
+            if options.new
+            else []
+        )
         return run_processes(["train", options.target, *options.overrides, *place, *flags], options.processes)
     return _run(recipe, resume=options.resume, overwrite=options.overwrite)
 
@@ -211,7 +215,7 @@ def _resume(options: Namespace) -> int:
     if any(override.lstrip("+").startswith("output_dir=") for override in options.overrides):
         fix = "move the directory, then resume it under its new name"
         raise UserError("a run goes on in its own directory", where="output_dir", fix=fix)
-    output_dir = f"output_dir={json.dumps(str(directory))}"
+    output_dir = f"output_dir={json.dumps(str(directory), ensure_ascii=False)}"
     recipe = load_recipe(directory / "recipe.yaml", [*options.overrides, output_dir])
     if not recipe.reward or not (recipe.queries.path or recipe.queries.procedural):
         fix = "resume it there: gspo.train(recipe, queries=…, reward=…, resume=True)"
@@ -319,7 +323,7 @@ def _eval(options: Namespace) -> None:
         if len(suites) > 1:
             fix = f"say whose it is: {suites[0]['name']}.queries.path={options.data}"
             raise UserError(f"{len(suites)} suites, and --data names one file", where="command line", fix=fix)
-        overrides.insert(0, f"queries.path={json.dumps(options.data)}")
+        overrides.insert(0, f"queries.path={json.dumps(options.data, ensure_ascii=False)}")
     if not targets:
         raise UserError("name a model directory, a hub id or a run", where="command line", fix="gspo eval MODEL …")
     display = _display()

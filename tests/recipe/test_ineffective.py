@@ -56,6 +56,13 @@ def test_a_recipe_whose_settings_all_act_is_told_nothing(tree: Mapping[str, Any]
         ({"actor": {"optimizer": {"min_lr_fraction": 0.1}}}, "actor.optimizer.min_lr_fraction"),
         ({"actor": {"optimizer": {"warmup_steps": 100}}}, "actor.optimizer.warmup_steps"),
         ({"cold_start": {"demonstrations": "module:f"}}, "cold_start has no effect without cold_start.steps"),
+        ({"checkpoint": {"every": 11}}, "checkpoint.every 11 is beyond the last step, 10"),
+        ({"evaluation": {"every": 11}}, "evaluation.every 11 is beyond the last step, 10"),
+        ({"actor": {"kl": {"coefficient": 1, "refresh_steps": 10}}}, "never refreshed before the last step, 10"),
+        (
+            {"rollout": {"engine": "vllm"}, "evaluation": {"temperature": 0.001}},
+            "evaluation.temperature 0.001: vllm takes 0.01",
+        ),
         ({"rollout": {"temperature": 0.7}}, "evaluation.temperature is 1, and rollout.temperature 0.7"),
         ({"actor": {"optimizer": {"lr": 1e5}}}, "actor.optimizer.lr 100000 is far above"),
         ({"evaluation": {"num_queries": 0, "every": 2}}, "evaluation.num_queries"),

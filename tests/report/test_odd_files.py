@@ -64,11 +64,15 @@ def damaged(rng: random.Random, line: str) -> str:
 
 
 def changed_text(rng: random.Random, text: str, *, is_rollouts: bool) -> str:
-    """A file's text with up to three changes in it; those of responses are whole, or no JSON."""
+    """A file's text with up to three changes in it; a line of responses may be cut, too."""
     lines = text.splitlines()
     for _ in range(rng.randint(1, 3)):
         place = rng.randrange(len(lines))
-        lines[place] = damaged(rng, lines[place]) if is_rollouts else json.dumps(changed(rng, json.loads(lines[place])))
+        if is_rollouts and rng.random() < 0.2:
+            lines[place] = damaged(rng, lines[place])
+        else:
+            with suppress(ValueError):  # a change before has cut the line
+                lines[place] = json.dumps(changed(rng, json.loads(lines[place])))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from tests.report.shown import RUN, UNTRAINED, coloured, json_lines, sample, shown, write
 
 from gspo import cli
+from gspo.errors import UserError
 from gspo.report.show import show
 
 GSPO = Path(sys.executable).with_name("gspo")
@@ -132,6 +133,29 @@ def test_equal_responses_are_shown_once_by_the_one_that_changed_most() -> None:
     assert heads == ["1, 3/5 (2 equal responses)", "2/5", "4/5", "5/5"]
     assert "s 1.50000" in said and "s 1.10000" not in said
     assert len(json_lines(shown(as_json=True))) == 5
+
+
+ODD_RESPONSES: list[dict[str, Any]] = [
+    *({"reward": "much"}, {"reward": True}, {"rewards": None}, {"rewards": {"f": 1.0, "g": "x"}}, {"tokens": 1e9}),
+    *(
+        {"completion": ["no", "text"]},
+        {"completion": None},
+        {"prompt": None},
+        {"prompt_words": [1]},
+        {"columns": "odd"},
+    ),
+    *({"extra": 3}, {"extra": {"f": float("inf")}}, {"reward": 1e308}, {"token_log_ratios": [0.1, "x"]}),
+    *({"token_log_ratios": [10**400, 0.5]}, {"token_characters": "4 3 0"}, {"new": [float("nan")]}),
+]
+
+
+@pytest.mark.parametrize("odd", ODD_RESPONSES, ids=str)
+def test_a_response_that_gspo_cannot_have_written_is_skipped_and_counted(odd: dict[str, Any]) -> None:
+    write(s1=[sample(), sample(**odd)])
+    assert "1 line(s) of the step's file could not be read" in shown(1)
+    write(s1=[sample(), sample("other", **odd)])
+    with pytest.raises(UserError, match="step 1 has no query other"):
+        shown(1, "other")
 
 
 @pytest.mark.parametrize("odd", ['{"query":"q:1","rew', "\x00\x00", "7", '{"query": 1}', "{}"])

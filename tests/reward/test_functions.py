@@ -66,6 +66,7 @@ def test_an_edited_file_is_read_anew(home: Path) -> None:
         ("zzz", {}, "exact_match, format, math, reasoning_gym"),
         ("my_rewards.py:sort", {}, r"did you mean short\?$"),
         ("my_rewards.py:NUMBER", {}, "no function 'NUMBER'"),
+        ("neighbour_of_mine.py:f", {}, "no function 'f'$"),
         ("my_reward.py:short", {}, r"no such file my_reward\.py(.|\n)*my_rewards\.py"),
         ("no_module_of_this_name:f", {}, "No module named 'no_module_of_this_name'"),
         ("broken.py:f", {}, r"broken\.py, line 2 raises ModuleNotFoundError"),

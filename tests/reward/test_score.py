@@ -313,3 +313,11 @@ def test_a_function_that_sets_alarms_is_told_why_they_fail(groups: Any, function
 
     with pytest.raises(UserError, match="parsing_timeout=None"):
         score(groups(["$1$"]), functions(with_alarm))
+
+
+def test_a_function_that_takes_a_text_for_messages_is_told_so(groups: Any, functions: Any) -> None:
+    def for_messages(completions: list[Any], **columns: Any) -> list[float]:
+        return [float(completion[0]["content"] == "x") for completion in completions]
+
+    with pytest.raises(UserError, match="a completion is text where the prompt is text"):
+        score(groups(["x", "y"]), functions(for_messages), strict=True)

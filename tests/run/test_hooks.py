@@ -224,6 +224,7 @@ def test_a_hook_from_python_that_is_not_given_again_is_missed() -> None:
     train(recipe, on_step=steer)
     text = printed(recipe, resume=True)
     assert "NOT an exact resume: code of hook on_step was" in text
+    assert "is None; it is not called: from Python, give on_step= again" in text
 
 
 def test_check_names_the_hooks(capsys: pytest.CaptureFixture[str]) -> None:

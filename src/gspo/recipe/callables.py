@@ -51,7 +51,7 @@ def load_callable(name: str, *, where: str) -> Callable[..., Any]:
     if not callable(function):
         there = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
         names = [key for key, value in there.items() if f"{value.__module__}.".startswith(f"{module.__name__}.")]
-        fix = did_you_mean(attribute, names, f"its functions: {listed(names)}")
+        fix = did_you_mean(attribute, names, f"its functions: {listed(names)}") if names else None
         raise UserError(f"{source} has no function {attribute!r}", where=where, fix=fix)
     return function
 

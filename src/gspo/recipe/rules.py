@@ -220,6 +220,9 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
     updates = recipe.steps * actor.updates_per_step
     steps = {"actor": updates, "critic": updates * (actor.advantage == "gae"), "cold_start": recipe.cold_start.steps}
     warmups = {name: getattr(recipe, name).optimizer.warmup_steps for name in steps}
+    last, saves, evaluation, refresh = recipe.steps, recipe.checkpoint.every, recipe.evaluation, actor.kl.refresh_steps
+    evaluated = [evaluation.temperature, *(suite.temperature for suite in evaluation.suites)]
+    coldest = min(filter(None, evaluated), default=1.0)  # 0 takes the likeliest token in any engine
     return {
         **{
             f"{name}.optimizer.warmup_steps {warmups[name]} is not over within the {number} optimiser steps": True
@@ -235,13 +238,22 @@ def _noted_amounts(recipe: RecipeKeys) -> dict[str, object]:
         """: attention not in (None, "sdpa"),
         f"""model.trust_remote_code: true runs the Python code of {model.path or model.tokenizer} with your rights
         """: model.trust_remote_code,
+        f"""checkpoint.every {saves} is beyond the last step, {last}
+        """: saves > last,
+        f"""evaluation.every {evaluation.every} is beyond the last step, {last}
+        """: (evaluation.num_queries or evaluation.suites) and evaluation.every > last,
+        f"""actor.kl.refresh_steps {refresh}: the reference is never refreshed before the last step, {last}
+        """: actor.kl.coefficient and refresh is not None and refresh >= last,
+        f"""evaluation.temperature {coldest:g}: {rollout.engine} takes 0.01 for anything below,
+        which draws the likeliest token unless two are almost as likely
+        """: rollout.engine == "vllm" and coldest < LOWEST_TEMPERATURE,
         f"""evaluation.temperature is 1, and rollout.temperature {rollout.temperature:g}: pass@1 is of another
         distribution than the one that is trained
-        """: recipe.evaluation.num_queries > 0 and rollout.temperature != recipe.evaluation.temperature == 1,
+        """: evaluation.num_queries > 0 and rollout.temperature != evaluation.temperature == 1,
         f"""actor.optimizer.lr {actor.optimizer.lr:g} is far above what AdamW takes for a language model (1e-6 to 1e-3)
         """: actor.optimizer.name == "adamw" and actor.optimizer.lr > 0.1,
         """checkpoint.best, early_stop.metric: evaluations are before and after training only; set evaluation.every
-        """: _goes_by_evaluation(recipe) and not recipe.evaluation.every,
+        """: _goes_by_evaluation(recipe) and not evaluation.every,
     }
 
 

@@ -1,11 +1,13 @@
 """The responses of a run, read back from rollouts/step_*.jsonl or evaluation/step_*.jsonl."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from gspo.report.run_files import RunFiles, section
+from gspo.metrics.numbers import is_number
+from gspo.report.run_files import RunFiles, is_step, section
 from gspo.run.plain_files import content_of, parsed
 
 # Of a token's |log ratio|, the numbers at which its colour gets stronger: the same in every view, so that the noise of
@@ -13,11 +15,34 @@ from gspo.run.plain_files import content_of, parsed
 LEVELS = (0.001, 0.01, 0.1, 0.5)
 Sample = Mapping[str, Any]  # a line of rollouts/step_*.jsonl; docs/reference/run_directory.md has its keys
 
+_KINDS: Mapping[Any, Sequence[str]] = {
+    str: ("query", "prompt", "completion", "finish_reason"),
+    dict: ("rewards", "columns", "extra"),
+    list | None: ("token_characters", "token_log_ratios", "token_advantages", "prompt_words"),
+}
+_NUMBERS = ("reward", "advantage", "sequence_ratio", "clipped", "mini_batch", "policy_version", "tokens")  # or null
+
 
 def read_sample(line: bytes) -> Sample | None:
     """The response that a line of a file is; None where it is none, as half a line is."""
     content = parsed(line) or {}
-    return content if isinstance(content.get("query"), str) else None
+    try:
+        return content if "query" in content and _is_sample(content) else None
+    except (ValueError, OverflowError, RecursionError):  # a number that JSON does not have, or too large; too deep
+        return None
+
+
+def _is_sample(line: Sample) -> bool:
+    """Whether all that is made of a response can be made of this one; a later version may say more of it."""
+    if not all(isinstance(line[name], kind) for kind, names in _KINDS.items() for name in names if name in line):
+        return False
+    lists = {name: line.get(name) or () for name in _KINDS[list | None]}
+    json.dumps({name: value for name, value in line.items() if name not in lists}, allow_nan=False)
+    places = (line.get("tokens", 0), *lists["token_characters"], *lists["prompt_words"])
+    numbers = [*map(line.get, _NUMBERS), *line.get("rewards", {}).values(), *chain(*lists.values())]
+    are_numbers = set(map(type, numbers)) <= {int, float, type(None)}
+    are_small = are_numbers and is_number(sum(map(abs, filter(None, numbers))))
+    return are_small and all(map(is_step, places)) and len(lists["prompt_words"]) in (0, 2)
 
 
 def read_groups(path: Path) -> dict[str, list[Sample]]:

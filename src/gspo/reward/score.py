@@ -169,7 +169,7 @@ class Scores:
             if isinstance(part, str):
                 name, kind = f"reward function {function.name}", reply.kind or "invalid"
                 if function.weight != 0 or self._strict:
-                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, function.per)
+                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
                     self._first_masked = self._first_masked or UserError(part, where=where, fix=fix)
                     self._num_masked += sample not in found.masked
                     found.masked.add(sample)
@@ -263,7 +263,7 @@ def _masked_error(sample: Sample) -> UserError:
     """Why a sample that was scored before has no reward."""
     assert sample.score is not None and sample.score.failure is not None
     failure = sample.score.failure
-    fix = _fix(failure.kind, "response")
+    fix = _fix(failure.kind, failure.message, "response")
     return UserError(failure.message, where=f"row {sample.query.id}", fix=fix)
 
 
@@ -272,7 +272,9 @@ def _total(part: float | Tensor) -> float:
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 
-def _fix(kind: FailureKind, per: Per) -> str | None:
+def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
+    if "TypeError: string indices must be integers" in what:  # completion[0]["content"], as in functions for TRL
+        return "a completion is text where the prompt is text, and messages where the prompt is: use it as it comes"
     values = "a finite number" if per == "response" else f"a list (a finite number for each {per})"
     fixes: Mapping[FailureKind, str] = {
         "crashed": "look at what it wrote to standard error; after SIGKILL, at the memory it takes",

@@ -130,7 +130,10 @@ class Journal:
         try:
             if path.exists() and (content := path.read_bytes()):
                 read(content)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                for judged in self.suites.values():
+                    if judged.is_whole or judged.lines:
+                        numbers_of(judged.lines)  # as is done in the end: any error says that gspo has not written it
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
             raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 

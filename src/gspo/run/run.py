@@ -25,7 +25,7 @@ from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
 from gspo.run.interrupt import Interrupt
-from gspo.run.place import check_place, how_to_resume, move_old_run
+from gspo.run.place import check_place, how_to_resume, move_old_run, put_back
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
 from gspo.run.resume import (
@@ -231,7 +231,9 @@ def open_run(
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
         if overwrite:  # now that all is loaded, and before an engine writes there
-            from_first(partial(move_old_run, recipe, display.note))
+            old = from_first(partial(move_old_run, recipe, display.note))
+            if old is not None and rank() == 0:
+                stack.callback(put_back, recipe, old, display.note)
         with interrupt, display.waiting("starting the engine") as say:
             options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
@@ -330,7 +332,9 @@ def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:
     note, recipe = run.display.note, run.recipe
     inexact = inexactness(saved, recipe, run.about["environment"])
     for line in inexact:
-        note(f"NOT an exact resume: {line}")
+        is_missed = line.startswith("code of hook on_step was ") and line.endswith(" is None")
+        missed = "; it is not called: from Python, give on_step= again" if is_missed else ""
+        note(f"NOT an exact resume: {line}{missed}")
     phase = " of the cold start" if saved.is_cold_start else ""
     note(f"{'goes on' if inexact else 'resumed'} from {saved.path}: {progress.position}{phase}")
     if run.progress.is_over(recipe.steps) and not run.in_cold_start:

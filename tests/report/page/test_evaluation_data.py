@@ -102,6 +102,12 @@ def test_of_too_much_the_first_responses_to_each_question_come_first_and_questio
     assert set(carried(lines, max_size=0).places.values()) == {None}
 
 
+def test_the_prompt_of_a_question_counts_once() -> None:
+    lines = [response("q", True, number=number, prompt="x" * 8_000, completion="y" * 98) for number in range(16)]
+    assert carried(lines, max_size=8_000 + 16 * 300).coverage == "All responses."
+    assert carried(lines, max_size=8_000 + 16 * 300 - 1).coverage.startswith("This page carries 15 of 16 responses")
+
+
 def test_questions_are_found_in_the_chunk_that_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "_IN_CHUNK", 3)
     found = carried(FIRST, SECOND)

@@ -194,6 +194,13 @@ def test_the_numbers_of_tokens_have_three_significant_digits_however_small(tmp_p
     assert shown["token_advantages"] == [1.0, 0.0, -0.667]
 
 
+def test_a_line_that_gspo_cannot_have_written_is_skipped_and_counted(tmp_path: Path) -> None:
+    odd: list[Line] = [{"tokens": -1}, {"completion": None}, {"token_log_ratios": ["x"]}, {"new": [float("nan")]}]
+    (page,) = carried(written(tmp_path, {1: [sample(), *({**sample(), **one} for one in odd)], 2: [sample()]}))
+    assert [len(group["samples"]) for groups in page["contents"].values() for group in groups] == [1, 1]
+    assert page["coverage"] == "All samples of all 2 steps. 4 line(s) could not be read."
+
+
 @pytest.mark.parametrize("lengths", [None, [1, 2, 3], [4, 3, 1]])
 def test_numbers_of_tokens_whose_places_are_not_known_are_left_out(lengths: Any, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"token_log_ratios": [0.1, 0.2, 0.3], "token_advantages": [1.0, 2.0, 3.0]}

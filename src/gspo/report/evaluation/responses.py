@@ -36,7 +36,7 @@ def carried_responses(questions: Sequence[Questions], changed: Collection[str], 
         for model, rows in enumerate(questions)
         for number in range(len(rows.get(query, ())))
     )
-    sizes = accumulate(_size(questions[model][query][number]) for number, _, _, model, query in turns)
+    sizes = accumulate(_size(questions[model][query][number], number) for number, _, _, model, query in turns)
     counts = Counter((query, model) for *_, model, query in turns[: bisect_right([*sizes], max_size)])
     shown = [query for query in names if any((query, model) in counts for model in range(len(questions)))]
     places = names | {query: divmod(number, _IN_CHUNK) for number, query in enumerate(shown)}
@@ -47,8 +47,9 @@ def carried_responses(questions: Sequence[Questions], changed: Collection[str], 
     return Carried(places=places, chunks=chunks, coverage=coverage)
 
 
-def _size(response: Response) -> int:
-    return _OWN_SIZE + sum(len(str(response[name])) for name in ("completion", "extra", "prompt"))
+def _size(response: Response, number: int) -> int:
+    names = ("completion", "extra") if number else ("completion", "extra", "prompt")  # a question has its prompt once
+    return _OWN_SIZE + sum(len(str(response[name])) for name in names)
 
 
 def _shown(query: str, questions: Sequence[Questions], counts: Mapping[tuple[str, int], int]) -> dict[str, Any]:
