@@ -72,7 +72,7 @@ ARMS = (
 # Where GSPO and GRPO may part: the optimiser steps for one rollout batch, and the age of its responses.
 CONDITIONS: dict[str, Overrides] = {
     "mini_batches_1": {"actor.mini_batches": 1},
-    "mini_batches_16": {"actor.mini_batches": 4, "actor.epochs": 4},
+    "updates_16": {"actor.epochs": 4},  # four passes over the four mini-batches
     "age_4": {"rollout.max_staleness": 4, "rollout.in_turn": True},
 }
 
