@@ -12,6 +12,7 @@ from studies.baselines.tables import TABLES
 from studies.harness.jobs import Job, as_arguments
 from studies.harness.results import Result
 from studies.harness.runs import read_runs
+from tests.studies.pages import lines_of_tables
 
 from gspo.recipe.load import load_recipe
 
@@ -60,10 +61,6 @@ def test_tables_are_made_of_the_results(tmp_path: Path) -> None:
         save(job, tmp_path, 0.9 - 0.001 * place)
     runs = read_runs(tmp_path, all_jobs())
     assert not runs.missing
-    page = PAGE.read_text(encoding="utf-8")
-    for name, write in TABLES.items():
-        lines = [line for line in write(runs).splitlines() if line.startswith("|")]
-        assert f"<!-- {name} -->" in page and f"<!-- /{name} -->" in page, name
-        assert len({line.count("|") for line in lines}) <= 1, name
+    for name, lines in lines_of_tables(PAGE, TABLES, runs).items():
         if name.endswith("_conditions"):
             assert len(lines) == 2 + 1 + len(CONDITIONS) and "–" not in "".join(lines)

@@ -17,6 +17,7 @@ from studies.engine_likelihoods.runs import Runs, load_runs
 from studies.engine_likelihoods.tables import TABLES, answer
 from studies.harness.jobs import as_arguments
 from studies.harness.results import Result
+from tests.studies.pages import lines_of_tables
 
 from gspo.recipe.load import load_recipe
 
@@ -102,8 +103,4 @@ def test_tables_are_made_of_the_results_that_belong_to_the_recipes(tmp_path: Pat
     assert found.missing == (stale.name,)
     draw_all(found, tmp_path)
     assert all(dtype in (tmp_path / "reward.svg").read_text(encoding="utf-8") for dtype in DTYPES)
-    page = PAGE.read_text(encoding="utf-8")
-    for name, text in ((name, write(found)) for name, write in TABLES.items()):
-        assert f"<!-- {name} -->" in page and f"<!-- /{name} -->" in page, name
-        widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-        assert len(widths) <= 1, name
+    assert lines_of_tables(PAGE, TABLES, found)

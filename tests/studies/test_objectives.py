@@ -16,6 +16,7 @@ from studies.objectives.measures import gain, is_apart, late, settled
 from studies.objectives.page import PAGE
 from studies.objectives.tables import TABLES
 from studies.objectives.worked import always, lines_right
+from tests.studies.pages import lines_of_tables
 
 from gspo.recipe.load import load_recipe
 from gspo.recipe.published import PUBLISHED
@@ -127,8 +128,4 @@ def test_tables_are_made_of_the_results_that_belong_to_the_recipes(tmp_path: Pat
         assert f"| {objective.label} | {objective.what} | {len(SEEDS)} |" in tables["objectives"]
     assert tables["lengths"].count("0.150 ± 0.000") == len(LENGTHS)
     assert len(tables["cuts"].splitlines()) == 2 + len(RANGES) + 2
-    page = PAGE.read_text(encoding="utf-8")
-    for name, text in tables.items():
-        assert f"<!-- {name} -->" in page and f"<!-- /{name} -->" in page, name
-        widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-        assert len(widths) <= 1, name
+    assert lines_of_tables(PAGE, TABLES, runs)

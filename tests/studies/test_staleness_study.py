@@ -10,6 +10,7 @@ from studies.objectives.jobs import BASE
 from studies.staleness.jobs import ARMS, ETAS, SEEDS, all_jobs
 from studies.staleness.page import PAGE
 from studies.staleness.tables import TABLES
+from tests.studies.pages import lines_of_tables
 
 from gspo.recipe.load import load_recipe
 
@@ -38,11 +39,8 @@ def test_tables_are_made_of_the_results(tmp_path: Path) -> None:
         result.save(tmp_path / f"{job.name}.json")
     runs = read_runs(tmp_path, all_jobs())
     assert not runs.missing
-    page = PAGE.read_text(encoding="utf-8")
-    for name, write in TABLES.items():
-        lines = [line for line in write(runs).splitlines() if line.startswith("|")]
-        assert f"<!-- {name} -->" in page and f"<!-- /{name} -->" in page, name
-        assert len({line.count("|") for line in lines}) <= 1 and "–" not in "".join(lines), name
+    for name, lines in lines_of_tables(PAGE, TABLES, runs).items():
+        assert "–" not in "".join(lines), name
     ratios = TABLES["ratios"](runs).splitlines()[2:]
     spreads = [line.split("|")[3].strip().partition(" ")[0] for line in ratios]
     assert spreads == ["0.050", "0.050", "0.050", "0.030"]  # with the engine's π_old log s is of both; 3² + 4² = 5²
