@@ -27,18 +27,14 @@ def get(source: str, out: Path | None) -> list[str]:
         raise UserError("GGUF files need the package gguf", where=source, fix="pip install 'gspo[gguf]'")
     directory = out or Path("models") / Path(source).stem
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(
-            "there is something", where=str(directory), fix="name another directory with --out, or remove it"
-        )
+        fix = "name another directory with --out, or remove this one"
+        raise UserError("this directory is not empty", where=str(directory), fix=fix)
     if source in MODELS:
         with TemporaryDirectory() as scratch:
             return convert(_download(source, Path(scratch)), directory)
     if not Path(source).is_file():
-        what, fix = (
-            f"there is no file and no model of this name; models are: {', '.join(MODELS)}",
-            "name one, or a .gguf file",
-        )
-        raise UserError(what, where=source, fix=fix)
+        what = f"there is no file and no model of this name; models are: {', '.join(MODELS)}"
+        raise UserError(what, where=source, fix="name one of them, or a .gguf file")
     return convert(Path(source), directory)
 
 

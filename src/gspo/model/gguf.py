@@ -11,10 +11,8 @@ from gspo.errors import UserError
 
 # How text is split before its bytes are merged, by the name that a file gives it: llama.cpp, src/llama-vocab.cpp.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LLAMA3 += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {
     "gpt-2": (_GPT2,),
     "smollm": (r"\p{N}", _GPT2),
@@ -22,12 +20,8 @@ _SPLITS = {
     "qwen2": (_LLAMA3.replace("{1,3}", ""),),
 }
 _CONTROL, _USER_DEFINED = 3, 4  # types of a token in the file
-_TEXTS = (
-    "The capital of France is Paris.",
-    "In 2026, 1048 + 7 = 1055!",
-    "def f(x):\n    return  x\n\n",
-    "Ünïcödé 你好 🙂",
-)
+_ENGLISH = "The capital of France is Paris."
+_TEXTS = (_ENGLISH, "In 2026, 1048 + 7 = 1055!", "def f(x):\n    return  x\n\n", "Ünïcödé 你好 🙂")
 
 
 def convert(file: Path, directory: Path) -> list[str]:
@@ -53,7 +47,7 @@ def convert(file: Path, directory: Path) -> list[str]:
         Path(scratch).chmod(0o755)
         Path(scratch).rename(directory)
         Path(scratch).mkdir()
-    ids = torch.tensor([tokenizer.encode(_TEXTS[0])])
+    ids = torch.tensor([tokenizer.encode(_ENGLISH)])
     with torch.no_grad():
         nats, chance = float(model(input_ids=ids, labels=ids).loss), log(len(tokenizer))
     doubt = "" if nats < 0.8 * chance else ": this one knows no English, or the file was read wrongly"
@@ -61,31 +55,30 @@ def convert(file: Path, directory: Path) -> list[str]:
     return [
         f"{directory}: {model.config.model_type}, {model.num_parameters():,} parameters in float32, from {kinds}; "
         f"{len(tokenizer):,} tokens; ends with {stops}",
-        f"{_TEXTS[0]!r} has {nats:.1f} nats a token; a model that has learned nothing needs {chance:.1f}{doubt}",
+        f"{_ENGLISH!r} has {nats:.1f} nats a token; a model that has learned nothing needs {chance:.1f}{doubt}",
     ]
 
 
 def _contents(file: Path) -> tuple[dict[str, Any], int, str]:
-    """What the file says of itself, how many numbers its tensors have, and how they are stored."""
+    """Read what the file says of itself, how many numbers its tensors have, and how they are stored."""
     import gguf
 
     try:
         reader = gguf.GGUFReader(file)
     except (OSError, ValueError, IndexError) as error:
-        raise UserError(
-            f"this is no GGUF file: {error}", where=str(file), fix="give a file that ends in .gguf"
-        ) from error
+        what, fix = f"this is no GGUF file: {error}", "give a whole file in the format of llama.cpp"
+        raise UserError(what, where=str(file), fix=fix) from error
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    if scaled := [name for name in fields if ".rope.scaling." in name] or [
-        tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_")
-    ]:
+    scaled = [name for name in fields if ".rope.scaling." in name]
+    scaled += [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_")]
+    if scaled:
         raise _unproven(file, f"it scales positions ({scaled[0]}), which transformers does not read from GGUF")
     kinds = " and ".join(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
     return fields, sum(int(tensor.n_elements) for tensor in reader.tensors), kinds
 
 
 def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
-    """The tokenizer of the file: each token has the number that the file gives it, and texts come back as they were."""
+    """Make the tokenizer: each token has the number that the file gives it, and texts come back as they were."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -103,9 +96,8 @@ def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, own_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     added = [number for number, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED)]
-    tokenizer.add_tokens(
-        [AddedToken(tokens[number], normalized=False, special=types[number] == _CONTROL) for number in added]
-    )
+    for number in added:
+        tokenizer.add_tokens([AddedToken(tokens[number], normalized=False, special=types[number] == _CONTROL)])
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     given = {name: own.get(f"{short}_token_id") for name, short in named.items()}
     special = {name: tokens[number] for name, number in given.items() if number is not None}
@@ -125,7 +117,7 @@ def _tokenizer(file: Path, fields: dict[str, Any]) -> Any:
 
 
 def _model(file: Path, fields: dict[str, Any], num_numbers: int) -> Any:
-    """The model of the file: it has each number that the file says of its shape, and each of its weights once."""
+    """Make the model of the file: it has each number that the file says of its shape, and each of its weights once."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -145,7 +137,7 @@ def _model(file: Path, fields: dict[str, Any], num_numbers: int) -> Any:
 
 
 def _check_shape(file: Path, fields: dict[str, Any], config: Any) -> None:
-    """UserError for what the file says of its shape and the configuration has not; KeyError for uncounted heads.
+    """Raise UserError for what the file says of its shape and the configuration lacks, KeyError for uncounted heads.
 
     Without their number transformers leaves the rows of queries and keys in the order that llama.cpp has them in.
     """
@@ -163,10 +155,8 @@ def _check_shape(file: Path, fields: dict[str, Any], config: Any) -> None:
             is_known = isclose(known, value, rel_tol=1e-6) if isinstance(known, float) else known == value
             if not is_known:
                 raise _unproven(file, f"transformers makes no use of its {name}, {value}")
-    if (
-        f"{prefix}attention.head_count_kv" not in fields
-    ):  # without it rows of queries and keys stay as llama.cpp has them
-        raise KeyError(f"{prefix}attention.head_count_kv")
+    if (counted := f"{prefix}attention.head_count_kv") not in fields:
+        raise KeyError(counted)
 
 
 def _check_saved(file: Path, directory: str, model: Any, tokenizer: Any) -> None:
