@@ -17,7 +17,7 @@ REAL := tests/test_real_model.py tests/test_engines_end_to_end.py $(addprefix te
 train: $(INSTALLED)  ## teach a small mixture-of-experts model arithmetic by GSPO (about 4 minutes on 2 cores)
 	$(VENV)/bin/gspo train recipes/arithmetic.yaml $(ARGS)
 
-test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` has (about 3 minutes on 2 cores)
+test: $(INSTALLED)  ## what to run before each commit: all but what `make test-rest` has (about 6 minutes on 2 cores)
 	$(PYTEST) -m "not browser" $(addprefix --ignore=,tests/faults tests/launch $(REAL)) $(ARGS)
 
 faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs, killed and damaged, of one process and of several (about 8 minutes on 2 cores)
@@ -27,7 +27,7 @@ faults: $(INSTALLED)  ## the fault matrix of docs/guides/resuming.md: real runs,
 test-rest: $(INSTALLED)  ## what `make test` leaves out: the fault matrix, the launchers, the browser, and servers of `make vllm`
 	$(PYTEST) tests/faults tests/launch tests/report/page/test_browser_*.py $(REAL) $(ARGS)
 
-test-all:  ## both, one after the other, with the shapes of all tensors checked (about 16 minutes on 2 cores, with `make vllm`)
+test-all:  ## both, one after the other, with the shapes of all tensors checked (about 14 minutes on 2 cores, with `make vllm`)
 	SHAPES=all $(MAKE) test
 	SHAPES=all $(MAKE) test-rest
 

@@ -362,6 +362,7 @@ def _init(options: Namespace) -> None:
 
 
 def _get(options: Namespace) -> None:
+    os.environ.setdefault("TQDM_DISABLE", "1")  # before transformers is there: its reader of GGUF draws a bar
     from gspo.run.prepare import quiet_transformers
 
     with _waiting("getting the model, and proving it"):

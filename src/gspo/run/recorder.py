@@ -186,7 +186,9 @@ class Recorder:
             run.engine.publish(parts.policy, version)
             for eval_set in parts.evaluation_sets:
                 if step == 0:
-                    run.display.note(f"evaluating on {len(eval_set.queries)} queries of {eval_set.name} …")
+                    number = len(eval_set.queries)
+                    queries = "1 query" if number == 1 else f"{number:,} queries"
+                    run.display.note(f"evaluating on {queries} of {eval_set.name} …")
                 score = evaluate(run.engine, eval_set, run.trainer_state(step), **watched)
                 numbers = evaluation_metrics(score, eval_set.name)
                 judged = {f"evaluation/{eval_set.name}/policy_version": float(version)}
