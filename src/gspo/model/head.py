@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gspo.model.products import linear, multiply
+
 MAX_LOGITS = 2**25  # the number that exist at once: 128 MiB in float32, whatever the vocabulary
 
 
@@ -22,7 +24,9 @@ class Head:
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """Logits in float32, also of bfloat16 states: rounded to bfloat16, logits near 16 would be 0.125 apart."""
-        logits = _product(hidden.to(self.weight.dtype), self.weight.T)  # some trunks add up in float32
+        hidden = hidden.to(self.weight.dtype)  # some trunks add up in float32
+        is_float = hidden.dtype == torch.float32
+        logits = linear(hidden, self.weight) if is_float else _product(hidden, self.weight.T)
         if self.bias is not None:
             logits += self.bias
         if self.scale != 1:
@@ -98,7 +102,7 @@ class _TokenLikelihood(torch.autograd.Function):
             if bias_gradient is not None:
                 bias_gradient += error.sum(0)
             error = error.to(weight.dtype)
-            torch.mm(error, weight, out=hidden_gradient[rows])
+            hidden_gradient[rows] = multiply(error, weight)
             if weight_gradient is not None and weight.dtype == torch.float32:
                 weight_gradient.addmm_(error.T, hidden[rows])
             elif weight_gradient is not None:

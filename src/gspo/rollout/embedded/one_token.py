@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gspo.model.products import linear
 from gspo.model.prove import MISFITS
 from gspo.model.trunk import NAME as PACKED
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place
@@ -125,7 +126,7 @@ def _mlp(layer: Any) -> Operator:
 def _linear(module: Any) -> Operator:
     if type(module) is not nn.Linear:
         raise TypeError(type(module).__name__)
-    return lambda states: F.linear(states, module.weight, module.bias)
+    return lambda states: linear(states, module.weight, module.bias)
 
 
 def _norm(module: Any) -> Operator:
