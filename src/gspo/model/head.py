@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gspo.model.products import linear, multiply
+from gspo.model.linear import linear
 
 MAX_LOGITS = 2**25  # the number that exist at once: 128 MiB in float32, whatever the vocabulary
 
@@ -24,9 +24,7 @@ class Head:
 
     def logits(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, "M V"]:
         """Logits in float32, also of bfloat16 states: rounded to bfloat16, logits near 16 would be 0.125 apart."""
-        hidden = hidden.to(self.weight.dtype)  # some trunks add up in float32
-        is_float = hidden.dtype == torch.float32
-        logits = linear(hidden, self.weight) if is_float else _product(hidden, self.weight.T)
+        logits = _product(hidden.to(self.weight.dtype), self.weight.T)  # some trunks add up in float32
         if self.bias is not None:
             logits += self.bias
         if self.scale != 1:
@@ -102,7 +100,7 @@ class _TokenLikelihood(torch.autograd.Function):
             if bias_gradient is not None:
                 bias_gradient += error.sum(0)
             error = error.to(weight.dtype)
-            hidden_gradient[rows] = multiply(error, weight)
+            hidden_gradient[rows] = linear(error, weight.T)
             if weight_gradient is not None and weight.dtype == torch.float32:
                 weight_gradient.addmm_(error.T, hidden[rows])
             elif weight_gradient is not None:
@@ -115,7 +113,7 @@ class _TokenLikelihood(torch.autograd.Function):
 def _product(left: Float[Tensor, "M K"], right: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:
     """The matrix product, accumulated and returned in float32."""
     if left.dtype == torch.float32:
-        return left @ right
+        return linear(left, right.T)
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()  # the CPU has no product of two precisions

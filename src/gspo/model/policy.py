@@ -17,11 +17,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.errors import UserError
 from gspo.model.head import Head, token_likelihood
+from gspo.model.linear import use_onednn
 from gspo.model.load import check_vocabulary, find_stop_ids, load_config, load_model, max_positions
 from gspo.model.neighbours import check_padding
 from gspo.model.packing import EMPTY, Pack, TokenSequence, pack, take
 from gspo.model.parameters import freeze, layers_of, trunk_of, whole
-from gspo.model.products import use_fast_products
 from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids, trunk_states
 from gspo.model.routing import Routing, find_routing
 from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
@@ -238,7 +238,7 @@ def load_policy(
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
     read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
     model = (on_all(read) if sharding else read()).to(device).eval()
-    use_fast_products(model)
+    use_onednn(model)
     # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.
     model.train = MethodType(lambda model, mode=True: model, model)
     freeze(model, recipe.frozen)

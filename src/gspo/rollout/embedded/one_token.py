@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gspo.model.products import linear
+from gspo.model.linear import linear
 from gspo.model.prove import MISFITS
 from gspo.model.trunk import NAME as PACKED
 from gspo.rollout.embedded.cache import in_place_cache, is_in_place

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.model.products import linear, multiply, use_fast_products
+from gspo.model.linear import linear, use_onednn
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1, 5), (2, 3, 4), (0,)])
@@ -18,7 +18,7 @@ def test_values_and_gradients_are_those_of_float64(shape: tuple[int, ...], bias:
     for dtype in (torch.float32, torch.float64):
         own = nn.Linear(*size, bias=bias, dtype=dtype)
         own.load_state_dict(layer.state_dict())
-        use_fast_products(own)
+        use_onednn(own)
         given = states.to(dtype, copy=True).requires_grad_()
         product = own(given)
         product.backward(upstream.to(dtype))
@@ -31,7 +31,7 @@ def test_values_and_gradients_are_those_of_float64(shape: tuple[int, ...], bias:
 
 def test_a_gradient_that_is_one_number_spread_over_all_places() -> None:
     layer = nn.Linear(512, 640)
-    use_fast_products(layer)
+    use_onednn(layer)
     states = torch.randn(5, 512)
     layer(states).sum().backward()
     torch.testing.assert_close(layer.weight.grad, states.sum(0).expand(640, 512), rtol=1e-4, atol=1e-4)
@@ -41,9 +41,3 @@ def test_a_frozen_weight_has_no_gradient_and_passes_one_on() -> None:
     weight, states = torch.randn(640, 512), torch.randn(3, 512, requires_grad=True)
     linear(states, weight).sum().backward()
     torch.testing.assert_close(states.grad, weight.sum(0).expand(3, 512), rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("columns", [512, 8])
-def test_a_product_of_two_matrices(columns: int) -> None:
-    left, right = torch.randn(6, 640), torch.randn(640, columns)
-    torch.testing.assert_close(multiply(left, right), (left.double() @ right.double()).float(), rtol=1e-4, atol=1e-4)
