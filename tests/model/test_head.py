@@ -40,6 +40,7 @@ def leaves(*tensors: torch.Tensor | None, dtype: torch.dtype | None = None) -> l
     return [None if t is None else t.detach().to(dtype or t.dtype).clone().requires_grad_() for t in tensors]
 
 
+@pytest.mark.parametrize("least", [0, 2**18])  # weights from which on oneDNN computes
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 50])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -51,8 +52,10 @@ def test_value_entropy_and_gradient_are_those_of_the_equation(
     with_bias: bool,
     temperature: float,
     chunk_tokens: int,
+    least: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("gspo.model.linear._LEAST", least)
     monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * VOCABULARY)
     hidden, weight, bias, targets = inputs()
     given = (hidden, weight, bias if with_bias else None)

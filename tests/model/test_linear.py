@@ -1,10 +1,14 @@
-"""Linear layers by oneDNN: values and gradients are those of float64, whatever the states' shape."""
+"""Linear layers by oneDNN: values and gradients are those of float64, and a whole model's those of torch's layers."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from gspo.model import linear as linear_layers
 from gspo.model.linear import linear, use_onednn
+from gspo.model.policy import response_likelihood
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1, 5), (2, 3, 4), (0,)])
@@ -41,3 +45,25 @@ def test_a_frozen_weight_has_no_gradient_and_passes_one_on() -> None:
     weight, states = torch.randn(640, 512), torch.randn(3, 512, requires_grad=True)
     linear(states, weight).sum().backward()
     torch.testing.assert_close(states.grad, weight.sum(0).expand(3, 512), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "granite"])
+def test_a_whole_model_has_the_gradient_that_it_has_with_torchs_own_layers(
+    family: str,
+    new_policy: Any,
+    ragged_sequences: Any,
+    plain_logprobs: Any,
+    gradient_of: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies = [new_policy(family), new_policy(family)]
+    sequences = ragged_sequences(6, vocabulary=len(policies[0].tokenizer))
+    expected = plain_logprobs(policies[0], sequences)
+    weights = torch.linspace(-1, 1, len(expected))
+    (expected * weights).sum().backward()
+    monkeypatch.setattr(linear_layers, "_LEAST", 0)
+    use_onednn(policies[1].model)
+    found = response_likelihood(policies[1], sequences).logprobs
+    (found * weights).sum().backward()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(*(gradient_of(policy.model) for policy in policies), rtol=1e-3, atol=1e-4)
