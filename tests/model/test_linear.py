@@ -47,6 +47,14 @@ def test_a_frozen_weight_has_no_gradient_and_passes_one_on() -> None:
     torch.testing.assert_close(states.grad, weight.sum(0).expand(3, 512), rtol=1e-4, atol=1e-3)
 
 
+def test_it_computes_in_inference_mode_where_the_engine_decodes() -> None:
+    layer, states = nn.Linear(512, 640), torch.randn(3, 512)
+    expected = layer(states)
+    use_onednn(layer)
+    with torch.inference_mode(), torch.enable_grad():  # as the proofs at load would be run by an engine
+        torch.testing.assert_close(layer(states * 1), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "granite"])
 def test_a_whole_model_has_the_gradient_that_it_has_with_torchs_own_layers(
     family: str,

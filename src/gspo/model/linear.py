@@ -33,6 +33,8 @@ def linear(
     is_float = states.dtype == weight.dtype == torch.float32
     if not (is_plain and is_float and states.numel() and _HAS_ONEDNN):
         return F.linear(states, weight, bias)
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():  # whose tensors cannot be kept for a gradient
+        return _by_onednn(states, weight, bias)
     product: Tensor = _Linear.apply(states, weight, bias)
     return product
 
