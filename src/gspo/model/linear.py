@@ -1,5 +1,6 @@
 """Linear layers by oneDNN: in float32, on an AMD CPU, twice as fast as by MKL, which torch takes there."""
 
+import os
 from types import MethodType
 from typing import Any
 
@@ -8,6 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+# Compiled products are kept by their shapes, and a run meets new numbers of rows all the time: a thousand of half a
+# megabyte, unless torch and oneDNN are told less before their first product. Compiling again costs nothing measurable.
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "32")
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LEAST = 2**18  # weights of a layer: the call costs 10 microseconds, more than a smaller product
