@@ -2,6 +2,7 @@
 
     python benchmarks/decode.py            # the table of docs/benchmarks/performance.md, about 3 minutes
     python benchmarks/decode.py --quick    # a small run that only shows that it works
+    python benchmarks/decode.py --models "SmolLM2, 135M" --repeats 3    # after `make smollm2`
 
 All sides sample from the same models at temperature 1. The engine returns the log-likelihood of every token, which
 training needs; `generate` gives none by itself, so it is timed a second time with its logits kept and the
@@ -11,13 +12,14 @@ log-likelihoods taken from them.
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gspo.model.load import fit_tokenizer
+from gspo.model.load import fit_tokenizer, load_tokenizer
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig, RolloutConfig
 from gspo.rollout.embedded.engine import EmbeddedEngine
@@ -33,7 +35,8 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 4096,
 }
-MODELS = {
+SMOLLM2 = Path(__file__).parents[1] / "models" / "smollm2-135m"  # after `make smollm2`
+MODELS: dict[str, Mapping[str, Any] | Path] = {
     "Qwen3, 1.0M": {"model_type": "qwen3", "num_hidden_layers": 4, **SHAPE},
     "Qwen3-MoE, 1.3M": {
         "model_type": "qwen3_moe",
@@ -43,6 +46,7 @@ MODELS = {
         "moe_intermediate_size": 64,
         **SHAPE,
     },
+    "SmolLM2, 135M": SMOLLM2,
 }
 WORDS = "State the final answer to the following arithmetic problem "
 VOCABULARY = [WORDS, "0123456789", "a b c d e f g h i j k l m n o p q r s t u v w x y z ."]
@@ -73,14 +77,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
+    untrained = [name for name, model in MODELS.items() if model is not SMOLLM2]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=untrained)
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s); median (min–max) of {repeats} rounds\n")
     print("| model | prompts × group | prompt | new tokens | gspo, s | generate / gspo | generate with log π / gspo |")
     print("|---|---|---|---|---|---|---|")
-    for name, architecture in MODELS.items():
-        policy = untrained(architecture)
-        for work in WORKLOADS[:1] if options.quick else WORKLOADS:
+    for name in options.models:
+        policy = policy_of(MODELS[name])
+        works = [work for work in WORKLOADS if MODELS[name] is not SMOLLM2 or not work.ends]  # which no one token ends
+        for work in works[:1] if options.quick else works:
             ours, plain, scored = _rounds(policy, work, repeats)
             tokens = f"{work.new_tokens}{', ending 1 in 48' if work.ends else ', all of them'}"
             cells = [name, f"{work.num_prompts} × 8", str(work.prompt_tokens), tokens, spread(ours)]
@@ -88,10 +95,11 @@ def main() -> None:
             print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def untrained(architecture: dict[str, Any]) -> Policy:
-    """A new model of that shape, and the tokenizer of a few words."""
-    tokenizer = fit_tokenizer(VOCABULARY)
-    return load_policy(ModelConfig(architecture=architecture, tokenizer="fit"), tokenizer, seed=0)
+def policy_of(model: Mapping[str, Any] | Path) -> Policy:
+    """The model of a directory; or a new one of that shape, with the tokenizer of a few words."""
+    if isinstance(model, Path):
+        return load_policy(ModelConfig(path=str(model), device="cpu"), load_tokenizer(str(model)), seed=0)
+    return load_policy(ModelConfig(architecture=dict(model), tokenizer="fit"), fit_tokenizer(VOCABULARY), seed=0)
 
 
 def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], list[float], list[float]]:

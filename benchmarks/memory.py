@@ -51,13 +51,14 @@ SHORT = ["steps=1", "cold_start.steps=0", "cold_start.demonstrations=null", "eva
 SHORT += ["reward=benchmarks/memory.py:odd", "queries.procedural.size=64", "rollout.queries_per_step=8"]
 SHORT += ["actor.mini_batches=2", "actor.gradient_noise=false", "actor.old_logprobs=recompute"]
 WIDE = {**LARGE, "num_hidden_layers": 6, "vocab_size": 50_000}
-RUNS = {  # of recipes/arithmetic.yaml: the architecture, and what else is other
+RUNS: dict[str, tuple[Mapping[str, Any], list[str]]] = {  # of recipes/arithmetic.yaml: architecture, what else is other
     "51 M": (LARGE, []),
     "51 M, `actor.gradient_checkpointing`": (LARGE, ["actor.gradient_checkpointing=true"]),
     "51 M, `model.dtype: bfloat16`": (LARGE, ["model.dtype=bfloat16", "rollout.max_new_tokens=40"]),
     "51 M, `actor.surrogate: ppo`": (LARGE, ["actor.surrogate=ppo", "rollout.max_new_tokens=40"]),
     "47 M, vocabulary of 50,000": (WIDE, ["actor.kl.coefficient=0.01", "rollout.max_new_tokens=40"]),
 }
+SMOLLM2 = ["recipes/smollm2_sums.yaml", "steps=1", "evaluation.num_queries=0", "evaluation.suites=[]"]
 
 
 def odd(completion_ids: list[list[int]], **columns: object) -> list[float]:
@@ -93,9 +94,14 @@ def memory_by(config: Any, actor: Mapping[str, Any]) -> Memory:
 def compare() -> str:
     """The formula's peak and the process's own, of runs on this CPU."""
     lines = ["| run | formula, MiB | measured, MiB | difference |", "|---|---:|---:|---:|"]
-    for name, (architecture, overrides) in RUNS.items():
-        made = f"model.architecture={json.dumps(architecture)}"
-        words = ["recipes/arithmetic.yaml", *SHORT, made, *overrides, "model.device=cpu"]
+    runs = {
+        name: ["recipes/arithmetic.yaml", *SHORT, f"model.architecture={json.dumps(architecture)}", *overrides]
+        for name, (architecture, overrides) in RUNS.items()
+    }
+    if Path("models/smollm2-135m").exists():  # `make smollm2` makes it
+        runs["SmolLM2, 135 M"] = SMOLLM2
+    for name, words in runs.items():
+        words += ["model.device=cpu"]
         computed, measured = formula(words), peak(words)
         cells = [name, f"{computed / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{computed / measured - 1:+.0%}"]
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,11 +1,12 @@
 """Seconds a step with an engine beside the trainer: synchronous, and with `rollout.max_staleness` 1 and 2; whole runs.
 
-    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 13] [--keep DIR]
+    python -m benchmarks.overlap [--vllm PYTHON] [--turns 2] [--steps 13] [--keep DIR] [--smollm2]
 
 The engine is the embedded one, or vLLM of that interpreter.
 
 Responses are ragged, up to 512 tokens: the untrained model ends each with one token of about 200, and learns next to
-nothing. The synchronous run has both cores for either side; beside each other they have one each. The bound is what
+nothing. With --smollm2 (after `make smollm2`) it is a real model of 135M parameters, whose responses to sums have up to
+48 tokens. The synchronous run has both cores for either side; beside each other they have one each. The bound is what
 one thread each would reach if nothing but the longer of the two sides were to be waited for.
 """
 
@@ -17,20 +18,18 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+from benchmarks.decode import SMOLLM2
 from benchmarks.machine import load
 
+SUMS = Path(__file__).parents[1] / "recipes" / "smollm2_sums.jsonl"
 ARMS = {"synchronous, 2 threads": (0, 2), "synchronous, 1 thread": (0, 1), "η = 1": (1, 1), "η = 2": (2, 1)}
 WARM, LAST = 3, 2  # steps that are not counted: beside the last ones nothing is sampled any more
 RECIPE = """\
 name: {name}
 steps: {steps}
-model:
-  tokenizer: fit
-  device: cpu
-  architecture: {{model_type: qwen3, hidden_size: 192, intermediate_size: 768, num_hidden_layers: 4,
-    num_attention_heads: 6, num_key_value_heads: 2, head_dim: 32, tie_word_embeddings: true,
-    max_position_embeddings: 1024}}
+model: {{device: cpu, {model}}}
 queries: {{path: {prompts}}}
 rollout: {{{engine}, queries_per_step: {queries}, group_size: 4, max_new_tokens: {new_tokens},
   max_staleness: {staleness}}}
@@ -40,6 +39,9 @@ evaluation: {{num_queries: 0}}
 checkpoint: {{every: 0}}
 report: {{tokens: false}}
 """
+UNTRAINED = """tokenizer: fit, architecture: {model_type: qwen3, hidden_size: 192, intermediate_size: 768,
+  num_hidden_layers: 4, num_attention_heads: 6, num_key_value_heads: 2, head_dim: 32, tie_word_embeddings: true,
+  max_position_embeddings: 1024}"""
 REWARD = "def share(completions, **_):\n    return [len(set(text)) / max(1, len(text)) for text in completions]\n"
 
 
@@ -50,7 +52,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=13)
     parser.add_argument("--keep", type=Path, help="where the run directories stay; benchmarks.simulate reads them")
+    parser.add_argument("--smollm2", action="store_true", help="the real model")
     options = parser.parse_args()
+    real: dict[str, Any] = (
+        {"model": f"path: {SMOLLM2}", "prompts": str(SUMS), "new_tokens": 48} if options.smollm2 else {}
+    )
     seconds: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}  # of each turn
     with tempfile.TemporaryDirectory() as passing:
         place = prepare(options.keep or Path(passing))
@@ -59,7 +65,7 @@ def main() -> None:
             for arm in ARMS:
                 staleness, threads = ARMS[arm]
                 how = {"vllm": options.vllm, "staleness": staleness, "threads": threads, "steps": options.steps}
-                seconds[arm].append(_means(run(place, f"run_{staleness}_{threads}_{turn}", **how)))
+                seconds[arm].append(_means(run(place, f"run_{staleness}_{threads}_{turn}", **how, **real)))
     print("| | s a step | sampling waited for | update | times as fast as synchronous, 2 threads |")
     print("|---|---|---|---|---|")
     first = [turn["total"] for turn in seconds["synchronous, 2 threads"]]
@@ -99,10 +105,12 @@ def run(
     queries: int = 16,
     new_tokens: int = 512,
     prompts: str = "queries.jsonl",
+    model: str = UNTRAINED,
 ) -> Path:
     """Make a run, with that many threads for either side; its directory."""
     engine = f"engine: vllm, vllm: {{python: {Path(vllm).absolute()}}}" if vllm else "engine: embedded"
     shape = {"steps": steps, "staleness": staleness, "queries": queries, "new_tokens": new_tokens, "prompts": prompts}
+    shape |= {"model": model}
     (place / f"{name}.yaml").write_text(RECIPE.format(name=name, engine=engine, **shape))
     command = [sys.executable, "-m", "gspo", "train", f"{name}.yaml"]
     root = str(Path(__file__).parents[1] / "src")

@@ -1,6 +1,7 @@
 """The update on two ranks of one thread each, sharded, beside one process of two threads; they take turns.
 
-    python -m benchmarks.ranks [--turns 5] [--responses 32] [--tokens 128]
+    python -m benchmarks.ranks [--turns 5] [--responses 32] [--tokens 128] [--sizes 1M 50M]
+    python -m benchmarks.ranks --sizes 135M    # SmolLM2, after `make smollm2`
 
 The update is the gradient of a mini-batch and an optimiser step. Gives the seconds, their ratio, how much memory a
 process needs above what it has when its libraries are loaded, to load the model from files and to train it, and what
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.decode import SMOLLM2
 from benchmarks.machine import load, peak_memory, reset_peak_memory
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner
@@ -44,6 +46,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--responses", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--sizes", nargs="+", choices=[*SIZES, "135M"], default=["1M", "50M"], help="whose time is taken"
+    )
+    parser.add_argument("--memory", choices=[*SIZES, "135M"], default="250M", help="the size whose memory is measured")
     parser.add_argument("--work", metavar="SIZE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -54,12 +60,12 @@ def main() -> None:
     )
     print("| parameters | 1 process, s | 2 ranks, s | times as fast | sent, models |")
     print("|---|---|---|---|---|")
-    for size in ("1M", "50M"):
+    for size in options.sizes:
         _compare(options, size)
     print("\n| processes | each loads, MiB | each trains, MiB |")
     print("|---|---|---|")
     for number in (1, 2, 4):
-        _measure_memory(options, "250M", number)
+        _measure_memory(options, options.memory, number)
 
 
 def _compare(options: argparse.Namespace, size: str) -> None:
@@ -97,6 +103,9 @@ def _measure_memory(options: argparse.Namespace, size: str, number: int) -> None
 
 
 def _save_model(size: str, place: Path) -> None:
+    if size not in SIZES:
+        (place / "model").symlink_to(SMOLLM2)
+        return
     width, layers = SIZES[size]
     architecture: dict[str, Any] = {
         "model_type": "qwen3",

@@ -100,8 +100,10 @@ def test_the_tables_of_the_guide_to_ratings_are_those_that_its_command_prints(
 
 
 def test_the_models_to_publish_are_as_large_as_they_are_called() -> None:
-    for name, model in publishing.MODELS.items():
-        config = AutoConfig.for_model(**{"vocab_size": 100, **model.architecture})
+    for name, shape in ((name, model.architecture) for name, model in publishing.MODELS.items()):
+        if isinstance(shape, Path):
+            continue
+        config = AutoConfig.for_model(**{"vocab_size": 100, **shape})
         with torch.device("meta"):
             size = AutoModelForCausalLM.from_config(config).num_parameters()
         assert size == pytest.approx(float(name.removesuffix("M")) * 1e6, rel=0.15)

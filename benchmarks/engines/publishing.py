@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.decode import SHAPE, spread
+from benchmarks.decode import SHAPE, SMOLLM2, spread
 from benchmarks.engines.sampling import Work, new_policy
 from benchmarks.engines.start import vllm_engine
 from benchmarks.machine import peak_memory, reset_peak_memory
@@ -43,7 +43,7 @@ _BY_PATH = {"/collective_rpc": _LOAD, "/inference/v1/generate": _SAMPLE}
 class Model:
     """A size of model."""
 
-    architecture: Mapping[str, Any]
+    architecture: Mapping[str, Any] | Path  # or the directory of a real one
     steps: int  # that are timed beside it; 0: none
     goal: float | None = None  # publishing as a share of a step, at most
 
@@ -51,6 +51,7 @@ class Model:
 MODELS = {
     "1M": Model(architecture={"model_type": "qwen3", "num_hidden_layers": 4, **SHAPE}, steps=3),
     "50M": Model(architecture=LARGE, steps=3, goal=0.10),
+    "135M": Model(architecture=SMOLLM2, steps=3, goal=0.10),
     "200M": Model(
         architecture=LARGE
         | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 8}

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,9 +51,9 @@ class Work:
 WORKS = [Work(sequences=sequences, tokens=tokens) for sequences in (64, 256) for tokens in (64, 256)]
 
 
-def new_policy(architecture: Mapping[str, Any]) -> Policy:
-    """An untrained policy whose responses are never ended by a token, so that all sides do the same work."""
-    policy = decode.untrained(dict(architecture))
+def new_policy(model: Mapping[str, Any] | Path) -> Policy:
+    """A policy whose responses are never ended by a token, so that all sides do the same work."""
+    policy = decode.policy_of(model)
     policy.model.generation_config.eos_token_id = None
     return replace(policy, stop_ids=())
 

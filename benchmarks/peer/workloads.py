@@ -14,7 +14,8 @@ _NUM_ROWS = 256
 _SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=?."
 _ROOT = Path(__file__).parents[2]
-_CHAT = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # of the model's template
+_CHAT = f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n{{prompt}}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True, kw_only=True)
