@@ -53,7 +53,8 @@ class _TokenLikelihood(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, highest, total = hidden.new_empty(4, len(hidden), dtype=torch.float32)
         buffer: Tensor | None = None  # new memory for every chunk costs more than the exponentials that fill it
-        for rows in _chunks(len(hidden), len(weight)):
+        chunks = _chunks(len(hidden), len(weight))
+        for rows in chunks:
             scores = head.logits(hidden[rows]).div_(temperature)
             highest[rows] = scores.amax(-1)
             scores -= highest[rows, None]  # or large logits would round the rest away
@@ -67,6 +68,8 @@ class _TokenLikelihood(torch.autograd.Function):
             entropy[rows] = total[rows].log() - mean
         ctx.save_for_backward(hidden, weight, bias, targets, highest, total, entropy)
         ctx.head, ctx.temperature = head, temperature
+        # One chunk is all there is: kept for the backward pass, which comes next, it need not be computed again.
+        ctx.scores = scores if len(chunks) == 1 and head.cap is None else None
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -81,9 +84,11 @@ class _TokenLikelihood(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if is_trained else None
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for rows in _chunks(len(hidden), len(weight)):
-            error = head.logits(hidden[rows])
-            bend = None if head.cap is None else 1 - (error / head.cap) ** 2
-            scores = error.div_(temperature).sub_(highest[rows, None])
+            scores, bend, ctx.scores = ctx.scores, None, None  # a second backward pass finds none
+            if scores is None:
+                logits = head.logits(hidden[rows])
+                bend = None if head.cap is None else 1 - (logits / head.cap) ** 2
+                scores = logits.div_(temperature).sub_(highest[rows, None])
             bonus = None
             if entropy_gradient is not None:  # d H / d logits = -p (log p + H)
                 surprise = (scores - total[rows, None].log()).clamp_(min=-1e4)
