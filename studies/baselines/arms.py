@@ -74,6 +74,11 @@ CONDITIONS: dict[str, Overrides] = {
     "mini_batches_1": {"actor.mini_batches": 1},
     "updates_16": {"actor.epochs": 4},  # four passes over the four mini-batches
     "age_4": {"rollout.max_staleness": 4, "rollout.in_turn": True},
+    "vllm_bfloat16": {  # whose likelihoods are π_old: the paper's §5.4
+        "rollout.engine": "vllm",
+        "rollout.vllm": {"python": ".venv-vllm/bin/python", "dtype": "bfloat16"},
+        "actor.old_logprobs": "engine",
+    },
 }
 
 
