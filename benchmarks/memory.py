@@ -101,7 +101,7 @@ def compare() -> str:
     if Path("models/smollm2-135m").exists():  # `make smollm2` makes it
         runs["SmolLM2, 135 M"] = SMOLLM2
     for name, words in runs.items():
-        words += ["model.device=cpu"]
+        words = [*words, "model.device=cpu"]
         computed, measured = formula(words), peak(words)
         cells = [name, f"{computed / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{computed / measured - 1:+.0%}"]
         lines.append("| " + " | ".join(cells) + " |")

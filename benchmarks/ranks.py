@@ -1,7 +1,7 @@
 """The update on two ranks of one thread each, sharded, beside one process of two threads; they take turns.
 
     python -m benchmarks.ranks [--turns 5] [--responses 32] [--tokens 128] [--sizes 1M 50M]
-    python -m benchmarks.ranks --sizes 135M    # SmolLM2, after `make smollm2`
+    python -m benchmarks.ranks --sizes 135M --memory 135M    # SmolLM2, after `make smollm2`
 
 The update is the gradient of a mini-batch and an optimiser step. Gives the seconds, their ratio, how much memory a
 process needs above what it has when its libraries are loaded, to load the model from files and to train it, and what
@@ -36,7 +36,7 @@ from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig
 from gspo.types import Query, Sample
 
-SIZES = {"1M": (128, 4), "50M": (640, 7), "250M": (768, 28)}  # hidden size and layers
+SIZES = {"1M": (128, 4), "50M": (640, 7), "250M": (768, 28), "135M": None}  # hidden size and layers; None: SmolLM2
 GROUP, PROMPT, VOCABULARY = 8, 64, 8_000
 
 
@@ -46,10 +46,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--responses", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument(
-        "--sizes", nargs="+", choices=[*SIZES, "135M"], default=["1M", "50M"], help="whose time is taken"
-    )
-    parser.add_argument("--memory", choices=[*SIZES, "135M"], default="250M", help="the size whose memory is measured")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "50M"], help="whose time is taken")
+    parser.add_argument("--memory", choices=SIZES, default="250M", help="the size whose memory is measured")
     parser.add_argument("--work", metavar="SIZE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -103,10 +101,11 @@ def _measure_memory(options: argparse.Namespace, size: str, number: int) -> None
 
 
 def _save_model(size: str, place: Path) -> None:
-    if size not in SIZES:
-        (place / "model").symlink_to(SMOLLM2)
+    shape = SIZES[size]
+    if shape is None:
+        (place / "model").symlink_to(SMOLLM2.resolve(strict=True))
         return
-    width, layers = SIZES[size]
+    width, layers = shape
     architecture: dict[str, Any] = {
         "model_type": "qwen3",
         "hidden_size": width,

@@ -1,5 +1,6 @@
 """Linear layers by oneDNN: values and gradients are those of float64, and a whole model's those of torch's layers."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ from gspo.model.linear import linear, use_onednn
 from gspo.model.policy import response_likelihood
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (1, 5), (2, 3, 4), (0,)])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 5), (2, 3, 4), (0,)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [(512, 640), (640, 512), (16, 24)], ids=str)  # the last stays with torch
 def test_values_and_gradients_are_those_of_float64(shape: tuple[int, ...], bias: bool, size: tuple[int, int]) -> None:
@@ -45,7 +46,10 @@ def test_a_gradient_that_is_one_number_spread_over_all_places() -> None:
 
 def test_a_frozen_weight_has_no_gradient_and_passes_one_on() -> None:
     weight, states = torch.randn(640, 512), torch.randn(3, 512, requires_grad=True)
-    linear(states, weight).sum().backward()
+    product: Any = linear(states, weight)
+    (kept,) = [tensor for tensor in product.grad_fn.saved_tensors if tensor is not None]
+    assert kept.shape == weight.shape  # the states would be of no use
+    product.sum().backward()
     torch.testing.assert_close(states.grad, weight.sum(0).expand(3, 512), rtol=1e-4, atol=1e-3)
 
 
@@ -57,7 +61,7 @@ def test_it_computes_in_inference_mode_where_the_engine_decodes() -> None:
         torch.testing.assert_close(layer(states * 1), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
-# 286 MiB where a thousand compiled products are kept, 42 to 51 as it is.
+# 286 MiB where a thousand compiled products are kept, 80 as it is.
 _NEW_NUMBERS_OF_ROWS = """
 import torch
 from gspo.model.linear import linear
@@ -73,8 +77,10 @@ print(resident() - before)
 
 
 def test_new_numbers_of_rows_cost_no_memory_that_stays() -> None:
-    found = subprocess.run([sys.executable, "-c", _NEW_NUMBERS_OF_ROWS], capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 120
+    fresh = {name: value for name, value in os.environ.items() if name not in linear_layers.LIMITS}
+    command = [sys.executable, "-c", _NEW_NUMBERS_OF_ROWS]
+    found = subprocess.run(command, env=fresh, capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 150
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "granite"])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gspo.model.linear import linear
 
@@ -38,6 +39,7 @@ def token_likelihood(
     """log softmax(logits / temperature) at the N targets, and the entropy of each distribution, both in nats.
 
     Memory does not grow with tokens × vocabulary: only one chunk's logits exist at a time, also in the backward pass.
+    Those of a single chunk are kept for it.
     """
     states = hidden.to(head.weight.dtype)
     logprobs, entropy = _TokenLikelihood.apply(states, head.weight, head.bias, targets, head, temperature)
@@ -68,12 +70,13 @@ class _TokenLikelihood(torch.autograd.Function):
             entropy[rows] = total[rows].log() - mean
         ctx.save_for_backward(hidden, weight, bias, targets, highest, total, entropy)
         ctx.head, ctx.temperature = head, temperature
-        # One chunk is all there is: kept for the backward pass, which comes next, it need not be computed again.
+        # The backward pass comes next: what one chunk holds need not be computed again.
         ctx.scores = scores if len(chunks) == 1 and head.cap is None else None
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, entropy_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, highest, total, entropy = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: in float32, on an AMD CPU, twice as fast as by MKL, which torch takes there."""
+"""Linear layers by oneDNN: in float32, twice as fast as by MKL, which torch takes on CPUs (measured on AMD)."""
 
 import os
 from types import MethodType
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # Compiled products are kept by their shapes, and a run meets new numbers of rows all the time: a thousand of half a
-# megabyte, unless torch and oneDNN are told less before their first product. Compiling again costs nothing measurable.
-for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_name, "32")
+# megabyte, unless each thread is told less before its first product. Two entries a product: a pass has fewer than 32.
+LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+for _name, _limit in LIMITS.items():
+    os.environ.setdefault(_name, _limit)
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _LEAST = 2**18  # weights of a layer: the call costs 10 microseconds, more than a smaller product
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Have a model's large linear layers compute by `linear`, which changes nothing else of them."""
+    """Have a model's large linear layers compute by `linear`."""
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= _LEAST:
             module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
@@ -33,7 +34,7 @@ def _forward(module: Any, states: Float[Tensor, "*rows K"]) -> Float[Tensor, "*r
 def linear(
     states: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None = None
 ) -> Float[Tensor, "*rows N"]:
-    """The states times the weights' transpose, plus the bias: by oneDNN where that is faster, else as torch has it."""
+    """The states times the weights' transpose, plus the bias: large ones by oneDNN, the others as torch has it."""
     # Never by the number of rows: a micro-batch that is cut in another way would be computed in another way.
     is_plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.numel() >= _LEAST
     is_float = states.dtype == weight.dtype == torch.float32
@@ -55,14 +56,17 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(states, weight)
+        ctx.save_for_backward(states if ctx.needs_input_grad[1] else None, weight)
         return _by_onednn(states, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
-        rows = gradient.flatten(0, -2).contiguous()
-        of_states = _by_onednn(rows, weight.T).view_as(states) if ctx.needs_input_grad[0] else None
-        of_weight = _by_onednn(rows.T, states.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        rows = gradient.reshape(-1, len(weight)).contiguous()
+        of_states = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_states = _by_onednn(rows, weight.T).view(*gradient.shape[:-1], -1)
+        if ctx.needs_input_grad[1]:
+            of_weight = _by_onednn(rows.T, states.reshape(-1, weight.shape[1]).T)
         return of_states, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None

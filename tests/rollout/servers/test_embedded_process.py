@@ -17,6 +17,7 @@ import torch
 from tests.rollout.servers.test_vllm_process import LONG, assert_gone, family, supervisors
 
 from gspo.errors import RunError, UserError
+from gspo.model.linear import LIMITS
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.load import load_recipe
@@ -60,6 +61,12 @@ def policy(engine: ServerEngine) -> Policy:
 @pytest.fixture
 def queries(query_of: Callable[..., Query]) -> list[Query]:
     return [query_of([4, 5, 6], 0), query_of([7], 1), query_of([3, 9, 8, 4, 5], 2)]
+
+
+def test_a_server_gets_no_limits_that_this_process_has_set_for_itself(engine: ServerEngine) -> None:
+    process: Any = engine._fleet.servers[0].process
+    assert os.environ.items() >= LIMITS.items()
+    assert not LIMITS.keys() & psutil.Process(process._supervisor.pid).environ().keys()
 
 
 @pytest.mark.parametrize("shaping", [{}, {"top_p": 0.9, "stop_strings": ("1",)}, {"temperature": 0.0}])

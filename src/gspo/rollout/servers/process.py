@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gspo.errors import RunError
+from gspo.model.linear import LIMITS
 from gspo.rollout.servers.in_server import gspo_supervise
 
 _NUM_LINES = 4  # of each kind, in a message
@@ -73,7 +74,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **environment},
+                env={**dict(os.environ.items() - LIMITS.items()), **environment},  # limits are for this process
                 start_new_session=True,
             )
 
