@@ -37,7 +37,7 @@ _MIN_NEW_TOKENS = 16
 _GROUP_SIZE = 8
 _SHARE = 0.8  # of the memory that an estimate may fill
 _ON_GPU = {"new_tokens": 1024, "queries": 64, "pass_tokens": 16_384, "held_out": 512, "steps": 200}  # at most
-_ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 20}
+_ON_CPU = {"new_tokens": 256, "queries": 8, "pass_tokens": 4096, "held_out": 64, "steps": 60}
 _KEYS = re.compile(r"queries\.(prompt|config|split)|model\.path")
 
 RECIPE = """\

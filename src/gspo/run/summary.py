@@ -119,7 +119,8 @@ def summary(
     report: Path | None = None,
 ) -> str:
     """The short table at the end: scores before and after, the place of the model and how to load it."""
-    rows = [*_scores(lines), ("time", f"{int(seconds // 60)} min {seconds % 60:.0f} s")]
+    minutes, rest = divmod(round(seconds), 60)
+    rows = [*_scores(lines), ("time", f"{minutes} min {rest} s")]
     rows += [("diagnosis", sentence) for sentence in diagnoses.values()]
     rows += [("model", str(model)), ("load it", f'AutoModelForCausalLM.from_pretrained("{model}")')]
     run = model.parent
