@@ -470,7 +470,7 @@ def _add_training(commands: Any) -> None:
     text = "rename the run in the recipe's directory, which must have ended, to NAME.old-1 once everything is loaded"
     option("--overwrite", action="store_true", help=text)
     option("--new", action="store_true", help="if the directory exists, take the next free name: name-2, name-3, …")
-    option = add("resume", _resume, "continue a run that ended early", **_RUN)
+    option = add("resume", _resume, "continue a run that ended early, or prolong one by steps=N", **_RUN)
     option("--processes", type=_num_processes, metavar="N", help=_PROCESSES)
 
 

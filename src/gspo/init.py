@@ -61,7 +61,7 @@ rollout:
 reward:{reward}
 
 actor:
-  clip_low: 3e-4 # the paper's, for thousands of tokens; a ratio's spread goes with 1/√tokens
+  clip_low: 3e-4 # the paper's, for thousands of tokens{scaled}
   clip_high: 4e-4{clip_fraction}
   mini_batches: {mini_batches} # optimiser steps for one rollout batch
   micro_batch_tokens: {micro_batch_tokens} # in one pass; about {update:,.2g} GiB in all in the update
@@ -224,7 +224,9 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     return {
         **sizes,
         "num_parameters": size,
-        "clip_fraction": "\n  clip_fraction: 0.15 # the range sets itself" * (sizes["mini_batches"] > 1),
+        "scaled": "; here its shape alone" * (sizes["mini_batches"] > 1),
+        "clip_fraction": "\n  clip_fraction: 0.15 # of tokens: the range is scaled until as many are clipped"
+        * (sizes["mini_batches"] > 1),
         "lr": "1e-6" if size >= 10**9 else "1e-5" if size >= 10**7 else "1e-4",
         "about_disk": disk + ("" if has_room else ": too little room"),
         "about_machine": about + (too_large if needed * 2**30 > available else ""),
@@ -261,7 +263,7 @@ def _builtin(column: str, answers: Sequence[Any]) -> tuple[str, str, str]:
     entries = [entry for answer in answers for entry in (answer if isinstance(answer, list) else [answer])]
     texts = [text for entry in entries if entry is not None and (text := gold_answer(str(entry)).strip())]
     if not texts:
-        usual = "no column has a usual name for the right answer; --answer COLUMN names one"
+        usual = "your own function; for a built-in one, --answer COLUMN names the column with the right answers"
         return "", f"column {column!r} is empty" if column else usual, ""
     tried, longest = texts[:: -(-len(texts) // MAX_TRIED)], max(map(len, texts))
     rights = math([""] * len(tried), [f"\\boxed{{{text}}}" for text in tried], answer=tried)

@@ -37,6 +37,7 @@ def test_the_table_has_before_and_after_of_the_first_and_the_last_evaluation() -
     assert "0.400 → 0.800 (first and last of 3 steps)" in text
     assert "17.0 → 26.0 (" in text
     assert "2 min 0 s" in text
+    assert "gspo resume runs/a steps=6" in text
 
 
 def test_before_and_after_are_means_of_some_steps_for_a_single_one_is_noise() -> None:

@@ -93,7 +93,8 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     has_no_signal = not is_unscored and actor.advantage != "gae" and equal >= 0.75
     penalty = _mean(recent, "reward/overlong_penalty/mean")  # in the reward: no sign of being wrong
     is_solved = _mean(recent, "reward/mean") - (0.0 if math.isnan(penalty) else penalty) > 0.5
-    side = "the task is solved, or too easy" if is_solved else "the task is too hard for this model"
+    side = "the task is solved, or too easy; end the run, or ask harder questions"
+    side = side if is_solved else "the task is too hard for this model; ask easier questions, or reward a part"
     clipped, is_fixed = _mean(recent, "clip/token_fraction"), actor.clip_fraction is None  # or the range sets itself
     # A surrogate that does not bound the ratio may well clip nothing, or have nothing to clip with.
     could_bind = PUBLISHED[actor.surrogate].bounds_ratio and actor.updates_per_step > 1
@@ -102,7 +103,7 @@ def _of_rewards_and_clipping(recent: Lines, actor: ActorConfig) -> Table:
     return {
         f"""unscored: {unscored:.0%} of responses have no reward: no function applies to them, or one failed
         """: is_unscored,
-        f"""no_signal: {equal:.0%} of groups have equal rewards: no signal ({side}); change the queries
+        f"""no_signal: {equal:.0%} of groups have equal rewards: no signal ({side})
         """: has_no_signal,
         f"""clip_too_narrow: {clipped:.0%} of tokens clipped: widen actor.clip_low and actor.clip_high
         """: clipped >= 0.6 and is_fixed,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
@@ -133,6 +134,8 @@ def summary(
         rows.append(("metrics", str(run / "metrics.jsonl")))
     if report is not None:
         rows.append(("report", str(report)))
+    if signal is None and reason is None and lines and (done := lines[-1]["step"]):
+        rows.append(("train longer", f"gspo resume {shlex.quote(str(run))} steps={2 * done}"))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
