@@ -10,6 +10,7 @@ log-likelihoods taken from them.
 """
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from gspo.model.load import fit_tokenizer, load_tokenizer
 from gspo.model.policy import Policy, load_policy
@@ -103,11 +105,21 @@ def policy_of(model: Mapping[str, Any] | Path) -> Policy:
     return load_policy(ModelConfig(architecture=dict(model), tokenizer="fit"), fit_tokenizer(VOCABULARY), seed=0)
 
 
+def as_published(policy: Policy) -> Policy:
+    """A copy whose layers compute as transformers has them: what a user of `generate` gets."""
+    model = copy.deepcopy(policy.model)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            vars(module).pop("forward", None)
+    return replace(policy, model=model)
+
+
 def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of the engine, of `generate`, and of `generate` with log-likelihoods, in turn."""
     stop = 5 if work.ends else None
     policy = replace(policy, stop_ids=(-1 if stop is None else stop,))
     policy.model.generation_config.eos_token_id = stop
+    published = as_published(policy)
     words = policy.tokenizer(WORDS).input_ids
     prompt = (words * work.prompt_tokens)[: work.prompt_tokens]
     settings = RolloutConfig(max_new_tokens=work.new_tokens, group_size=8)
@@ -121,10 +133,10 @@ def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], 
         EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
 
     def plain(seed: int) -> None:
-        generate(policy, batch, work, stop, seed)
+        generate(published, batch, work, stop, seed)
 
     def scored(seed: int) -> None:
-        output = generate(policy, batch, work, stop, seed, return_dict_in_generate=True, output_logits=True)
+        output = generate(published, batch, work, stop, seed, return_dict_in_generate=True, output_logits=True)
         log_probabilities = torch.stack(output.logits, dim=1).log_softmax(-1)
         log_probabilities.gather(-1, output.sequences[:, batch.shape[1] :, None])[..., 0].tolist()
 

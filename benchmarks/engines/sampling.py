@@ -63,6 +63,7 @@ def table_row(work: Work, policy: Policy, server: Engine, rounds: int) -> list[s
     queries = work.queries(policy)
     # The embedded engine looks for a stop token in every step, as it does in a run; this one is none.
     embedded = EmbeddedEngine(replace(policy, stop_ids=(-1,)))
+    published = decode.as_published(policy)
     prompts = torch.tensor([query.prompt_ids for query in queries]).repeat_interleave(GROUP_SIZE, dim=0)
     asked = decode.Workload(num_prompts=len(queries), prompt_tokens=PROMPT_TOKENS, new_tokens=work.tokens, ends=False)
 
@@ -72,7 +73,7 @@ def table_row(work: Work, policy: Policy, server: Engine, rounds: int) -> list[s
     sides = [
         lambda seed: by(embedded, seed),
         lambda seed: by(server, seed),
-        lambda seed: decode.generate(policy, prompts, asked, None, seed),
+        lambda seed: decode.generate(published, prompts, asked, None, seed),
     ]
     seconds: list[list[float]] = [[] for _ in sides]
     for number in range(rounds + 1):
