@@ -29,8 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vllm-python", default=".venv-vllm/bin/python", help="the interpreter that has vLLM")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="some of the tables")
     parser.add_argument("--rounds", type=int, help="of each row, after one that is not counted (7; quick: 2)")
-    parser.add_argument("--model", choices=decode.MODELS, default=SIZE, help="that samples")
-    parser.add_argument("--models", nargs="+", choices=publishing.MODELS, default=["1M", "50M", "200M"])
+    parser.add_argument("--model", choices=decode.MODELS, default=SIZE, help="whose responses are sampled")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=publishing.MODELS,
+        default=["1M", "50M", "200M"],
+        help="whose weights are published",
+    )
     parser.add_argument("--quick", action="store_true", help="the smallest size and the first model alone")
     options = parser.parse_args(arguments)
     rounds = options.rounds or (2 if options.quick else 7)

@@ -224,8 +224,8 @@ def _sizes(draft: Recipe, config: Any, longest: int, num_prompts: int) -> dict[s
     return {
         **sizes,
         "num_parameters": size,
-        "scaled": "; here its shape alone" * (sizes["mini_batches"] > 1),
-        "clip_fraction": "\n  clip_fraction: 0.15 # of tokens: the range is scaled until as many are clipped"
+        "scaled": "; clip_fraction scales it" * (sizes["mini_batches"] > 1),
+        "clip_fraction": "\n  clip_fraction: 0.15 # of the tokens are clipped, whatever the length of responses"
         * (sizes["mini_batches"] > 1),
         "lr": "1e-6" if size >= 10**9 else "1e-5" if size >= 10**7 else "1e-4",
         "about_disk": disk + ("" if has_room else ": too little room"),

@@ -88,6 +88,14 @@ def test_the_gradient_is_added_to_what_is_there_and_the_same_at_a_second_pass() 
         torch.testing.assert_close(tensor.grad, 3 * once)
 
 
+def test_a_gradient_of_its_gradient_is_refused() -> None:
+    hidden, weight, bias, targets = [*leaves(*inputs()[:3]), inputs()[3]]
+    logprobs, _ = token_likelihood(Head(weight=weight, bias=bias), hidden, targets, 1.0)
+    (gradient,) = torch.autograd.grad(logprobs.sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 10**6])
 def test_the_gradient_of_bfloat16_weights_is_added_up_over_chunks_in_float32(
     chunk_tokens: int, monkeypatch: pytest.MonkeyPatch

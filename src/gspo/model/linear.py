@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
-        rows = gradient.reshape(-1, len(weight)).contiguous()
+        rows = gradient.reshape(-1, len(weight))
         of_states = of_weight = None
         if ctx.needs_input_grad[0]:
             of_states = _by_onednn(rows, weight.T).view(*gradient.shape[:-1], -1)
