@@ -23,10 +23,8 @@ def draw_all(runs: Runs, output: Path) -> None:
                 centres, spreads = [mean(own) for own in steps], [deviation(own) for own in steps]
                 places = range(WINDOW, WINDOW + len(steps))
                 axis.plot(places, centres, color=colour)
-                low, high = zip(*((c - s, c + s) for c, s in zip(centres, spreads, strict=True)), strict=True) or (
-                    (),
-                    (),
-                )
+                low = [centre - spread for centre, spread in zip(centres, spreads, strict=True)]
+                high = [centre + spread for centre, spread in zip(centres, spreads, strict=True)]
                 axis.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
             axis.set_title(arm.label, fontsize=8)
         for axis in axes.flat[len(ARMS) :]:

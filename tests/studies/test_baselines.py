@@ -50,7 +50,7 @@ def test_arms_have_the_same_queries_and_updates_and_differ_in_what_they_say() ->
 def test_the_rate_is_the_one_with_the_highest_late_reward(tmp_path: Path) -> None:
     for job in grid_jobs():
         rate = job.overrides["actor.optimizer.lr"]
-        save(job, tmp_path, {GRID[0]: 0.6, GRID[1]: 0.8, GRID[2]: 0.7}[rate])
+        save(job, tmp_path, {GRID[0]: 0.6, GRID[1]: 0.8, GRID[2]: 0.7, GRID[3]: 0.5}[rate])
     runs = read_runs(tmp_path, grid_jobs())
     assert all(chosen(runs, task, arm.name) == GRID[1] for task in TASKS for arm in ARMS)
     assert chosen(read_runs(tmp_path / "none", grid_jobs()), "sums", "gspo") is None
