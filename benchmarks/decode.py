@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.model.load import fit_tokenizer, load_tokenizer
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ModelConfig, RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Query
 
 SHAPE: dict[str, Any] = {
@@ -120,16 +121,17 @@ def _rounds(policy: Policy, work: Workload, repeats: int) -> tuple[list[float], 
     policy.model.generation_config.eos_token_id = stop
     published = as_published(policy)
     words = policy.tokenizer(WORDS).input_ids
-    prompt = (words * work.prompt_tokens)[: work.prompt_tokens]
+    text = words * (work.prompt_tokens + work.num_prompts)
+    prompts = [text[number : number + work.prompt_tokens] for number in range(work.num_prompts)]
     settings = RolloutConfig(max_new_tokens=work.new_tokens, group_size=8)
     queries = [
         Query(id=str(number), prompt="", text="", prompt_ids=tuple(prompt), columns={})
-        for number in range(work.num_prompts)
+        for number, prompt in enumerate(prompts)
     ]
-    batch = torch.tensor([prompt] * work.num_prompts * 8)
+    batch, sampler = torch.tensor(prompts).repeat_interleave(8, dim=0), Sampler(EmbeddedEngine(policy), policy)
 
     def engine(seed: int) -> None:
-        EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
+        sampler.sample(queries, settings, SamplingKey(seed=seed, step=1))
 
     def plain(seed: int) -> None:
         generate(published, batch, work, stop, seed)

@@ -21,6 +21,7 @@ from benchmarks.cost import Shape, decode_bytes, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth, synchronize
 from benchmarks.peer import compare
 from benchmarks.samples import sample_of
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
@@ -29,8 +30,8 @@ from gspo.model.load import fit_tokenizer
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Group, Query
 
 HALF_BILLION: dict[str, Any] = {
@@ -129,12 +130,12 @@ def _decode(policy: Policy, work: Work, repeats: int, bandwidth: float) -> list[
         Query(id=str(number), prompt="", text="", prompt_ids=tuple(prompt), columns={})
         for number, prompt in enumerate(_prompts(work))
     ]
-    groups: list[Group] = []
+    groups, sampler = list[Group](), Sampler(EmbeddedEngine(policy), policy)
     settings = RolloutConfig(max_new_tokens=work.new_tokens, group_size=work.group_size)
     repeated = torch.tensor(_prompts(work), device=policy.device).repeat_interleave(work.group_size, dim=0)
 
     def engine() -> None:
-        groups[:] = EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=0, step=1))
+        groups[:] = sampler.sample(queries, settings, SamplingKey(seed=0, step=1))
 
     def plain() -> None:
         policy.model.generate(

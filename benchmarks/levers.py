@@ -23,6 +23,8 @@ import torch
 from benchmarks.machine import load
 from benchmarks.peer import workloads
 from benchmarks.samples import scored
+from gspo.engine.embedded import decoding
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.advantages import with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import Learner, token_sequence, trained_samples
@@ -31,10 +33,9 @@ from gspo.learner.update import update
 from gspo.model.load import make_tokenizer
 from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded import decoding
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
-from gspo.types import Batch, Group, Query
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
+from gspo.types import Batch, Query
 
 ACTOR = ActorConfig(clip_low=workloads.CLIP_LOW, clip_high=workloads.CLIP_HIGH, mini_batches=workloads.MINI_BATCHES)
 
@@ -46,10 +47,8 @@ class Step:
     policy: Policy
     optimizer: Optimizer
     queries: list[Query]
-    group_size: int
     sampling: RolloutConfig
     actor: ActorConfig
-    prefill_each: bool = False  # every response reads its prompt by itself
     first_pass: bool = False  # old log-likelihoods of the first mini-batch get a pass of their own
     train_all: bool = False  # sequences without an advantage are computed, too
 
@@ -67,22 +66,16 @@ class Step:
         return time.perf_counter() - started
 
     def _batch(self, seed: int) -> Batch:
-        each = self.group_size if self.prefill_each else 1
-        queries = [query for query in self.queries for _ in range(each)]
-        settings = self.sampling.model_copy(update={"group_size": self.group_size // each})
-        groups = EmbeddedEngine(self.policy).sample(queries, settings, SamplingKey(seed=seed, step=1))
-        whole = [
-            Group(samples=tuple(sample for group in groups[start : start + each] for sample in group.samples))
-            for start in range(0, len(groups), each)
-        ]
+        sampler = Sampler(EmbeddedEngine(self.policy, max_rows=self.sampling.max_rows), self.policy)
+        groups = sampler.sample(self.queries, self.sampling, SamplingKey(seed=seed, step=1))
         rewards = [
             reward
-            for group in whole
+            for group in groups
             for reward in workloads.equal_or_even(
                 [], [sample.text for sample in group.samples], [group.query.columns["equal"]] * len(group.samples)
             )
         ]
-        batch = with_advantages(scored(whole, rewards))
+        batch = with_advantages(scored(groups, rewards))
         if self.train_all:
             batch = batch.with_changed({s: replace(s, advantage=s.advantage or 1e-30) for s in batch.samples})
         return batch
@@ -103,19 +96,24 @@ def _padded(step: Step) -> AbstractContextManager[object]:
     return patch.object(step, "policy", replace(step.policy, supports_packing=False))
 
 
+def _prompts_read_for_each(_: Step) -> AbstractContextManager[object]:
+    """Without: every response reads its prompt by itself."""
+    return patch.object(decoding, "in_groups", lambda prompts: [range(n, n + 1) for n in range(len(prompts))])
+
+
 LEVERS: list[tuple[str, list[str], Callable[[Step], AbstractContextManager[object]]]] = [
     (
         "decoding: the decoder written out",
         ["short", "ragged"],
-        attribute("rollout.embedded.decoding.written_out", lambda _: None),
+        attribute("engine.embedded.decoding.fast_decoder", lambda _: None),
     ),
     (
         "decoding: finished rows dropped",
         ["short", "ragged"],
-        attribute("rollout.embedded.decoding._COMPACT_BELOW", 1e-9),
+        attribute("engine.embedded.decoding._COMPACT_BELOW", 1e-9),
     ),
-    ("decoding: a prompt read once", ["short", "long prompt"], setting(prefill_each=True)),
-    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("rollout.embedded.decoding._REFILL_BELOW", {})),
+    ("decoding: a prompt read once", ["short", "long prompt"], _prompts_read_for_each),
+    ("decoding: rows refilled, 16 at once", ["ragged"], attribute("engine.embedded.decoding._REFILL_BELOW", {})),
     ("update: packed, no padding", ["short", "ragged"], _padded),
     ("update: a prompt read once", ["short", "long prompt"], attribute("model.packing._shares", lambda *_: False)),
     ("update: first pass is π_old", ["short", "ragged"], setting(first_pass=True)),
@@ -178,8 +176,7 @@ def _step(workload: str, lever: str) -> Step:
         policy=policy,
         optimizer=Optimizer(policy.model, OptimizerConfig(lr=workloads.LEARNING_RATE), total_steps=1),
         queries=queries,
-        group_size=work.group_size,
-        sampling=RolloutConfig(max_new_tokens=work.max_new_tokens, max_rows=max_rows),
+        sampling=RolloutConfig(max_new_tokens=work.max_new_tokens, max_rows=max_rows, group_size=work.group_size),
         actor=ACTOR.model_copy(update={"old_logprobs": "engine"}) if "engine" in lever else ACTOR,
     )
 

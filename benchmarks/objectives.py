@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
 from benchmarks.samples import scored
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.advantages import with_advantages
 from gspo.learner.critic import Critic
 from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
@@ -16,8 +17,8 @@ from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.policy import load_policy
 from gspo.recipe.sections import CriticConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     other = load_policy(recipe.model, policy.tokenizer, seed=1)
     queries = parts.queries.train[:QUERIES]
     settings = recipe.rollout.model_copy(update={"group_size": GROUP_SIZE})
-    groups = EmbeddedEngine(policy).sample(queries, settings, SamplingKey(seed=1, step=1))
+    groups = Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=1, step=1))
     sampled = scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)])
     weights = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
 

@@ -8,14 +8,15 @@ from functools import partial
 
 from benchmarks.pairs import GROUP_SIZE, HEADER, QUERIES, row, small_run
 from benchmarks.samples import scored
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.advantages import with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.policy import Policy
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Batch
 
 
@@ -28,7 +29,7 @@ def main() -> None:
 
     def roll_out(policy: Policy) -> Batch:
         key = SamplingKey(seed=1, step=1)
-        groups = EmbeddedEngine(policy).sample(queries, settings, key, record_experts=True)
+        groups = Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, key, record_experts=True)
         return with_advantages(scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)]))
 
     batch = roll_out(policy)

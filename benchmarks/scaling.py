@@ -17,14 +17,15 @@ import torch
 
 from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.machine import load, matmul_peak, memory_bandwidth
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import Learner, accumulate_gradient
 from gspo.model.load import fit_tokenizer
 from gspo.model.policy import Policy, load_policy
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Query
 
 LENGTHS = [64, 256, 1024, 4096]
@@ -87,10 +88,10 @@ def _measure(policy: Policy, group_size: int, length: int, repeats: int, peak: f
     settings, actor = RolloutConfig(max_new_tokens=length, group_size=group_size), ActorConfig()
     optimizer = Optimizer(policy.model, OptimizerConfig(), total_steps=1)
     learner = Learner(policy=policy, optimizer=optimizer, actor=actor, temperature=1.0)
-    decoding, updating = [], []
+    sampler, decoding, updating = Sampler(EmbeddedEngine(policy), policy), list[float](), list[float]()
     for seed in range(repeats + 1):
         started = time.perf_counter()
-        (group,) = EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=seed, step=1))
+        (group,) = sampler.sample([query], settings, SamplingKey(seed=seed, step=1))
         decoding.append(time.perf_counter() - started)
         samples = [replace(sample, advantage=(-1.0) ** index) for index, sample in enumerate(group.samples)]
         started = time.perf_counter()

@@ -3,6 +3,8 @@
 import importlib
 import json
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ TINY = Path(__file__).with_name("tiny.yaml")
 VARIES = ("time/", "throughput/", "memory/", "seconds", "idle_fraction")  # between two runs of one recipe
 COLD_GRADIENT, GRADIENT = "gspo.learner.sft.response_likelihood", "gspo.learner.loss._surrogate"
 SAMPLING, REWARD, EVALUATION = (
-    "gspo.rollout.embedded.decoding.sample_tokens",
+    "gspo.engine.embedded.decoding.sample_tokens",
     "gspo.run.collect.score_each",
     "gspo.run.recorder.evaluate",
 )
@@ -40,6 +42,13 @@ def train(recipe: Recipe, **given: Any) -> Any:
     return gspo.train(recipe, display=Display(quiet=True), **given)
 
 
+def raise_signal(number: signal.Signals) -> None:
+    """Raise a signal; a thread that samples then gives the trainer, which looks now and then, the time to hear it."""
+    signal.raise_signal(number)
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.5)
+
+
 def break_off(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, place: str, count: int, **given: Any) -> Any:
     """Train until a signal that comes at the `count`-th call of a place is heard."""
     module, _, name = place.rpartition(".")
@@ -49,7 +58,7 @@ def break_off(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, place: str, count
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         calls.append(name)
         if len(calls) == count:
-            signal.raise_signal(signal.SIGINT)
+            raise_signal(signal.SIGINT)
         return original(*arguments, **keywords)
 
     with monkeypatch.context() as patch:

@@ -2,11 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Group, Query, Sample
+
+
+def sampler_of(policy: Policy, *, max_rows: int = 512) -> Sampler:
+    """Samples with the policy's own weights, in a thread."""
+    return Sampler(EmbeddedEngine(policy, max_rows=max_rows), policy)
 
 
 def sample_groups(
@@ -21,11 +27,11 @@ def sample_groups(
     check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[Group, ...]:
     """A group for each query, sampled by the policy as it is now."""
-    engine = EmbeddedEngine(policy)
-    engine.publish(policy, policy_version)
+    sampler = sampler_of(policy, max_rows=settings.max_rows)
+    sampler.publish(policy_version)
     settings = settings.model_copy(update={"group_size": group_size})
     key = SamplingKey(seed=seed, step=1)
-    return engine.sample(queries, settings, key, record_experts=record_experts, check_stop=check_stop)
+    return sampler.sample(queries, settings, key, record_experts=record_experts, check_stop=check_stop)
 
 
 def generate(

@@ -16,7 +16,7 @@ from typing import Any
 import jaxtyping
 import transformers.modeling_utils  # noqa: F401 - whatever a room imports first is compiled anew under the hook
 
-ROOMS = ["gspo.objective", "gspo.model", "gspo.learner", "gspo.rollout", "gspo.evaluation"]
+ROOMS = ["gspo.objective", "gspo.model", "gspo.learner", "gspo.engine", "gspo.rollout", "gspo.evaluation"]
 ALWAYS = os.environ.get("SHAPES") == "all"
 _switch = {"on": ALWAYS}
 _jaxtyped = jaxtyping.jaxtyped

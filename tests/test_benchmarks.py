@@ -12,12 +12,12 @@ from benchmarks.cost import Shape, decode_bytes, decode_flops, update_flops
 from benchmarks.decode import MODELS
 from benchmarks.engines import publishing, sampling
 from benchmarks.peer import workloads
+from tests.sampling import sampler_of
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from gspo.model.policy import Policy
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
 from gspo.types import Group
 
 ATTENTION = ("attention", "bmm")
@@ -112,7 +112,7 @@ def test_the_models_to_publish_are_as_large_as_they_are_called() -> None:
 def test_all_engines_do_the_same_work() -> None:
     work = sampling.Work(sequences=16, tokens=5)
     policy = sampling.new_policy(next(iter(MODELS.values())))
-    row = sampling.table_row(work, policy, EmbeddedEngine(replace(policy, stop_ids=(-1,))), rounds=1)
+    row = sampling.table_row(work, policy, sampler_of(replace(policy, stop_ids=(-1,))), rounds=1)
     assert len(row) == len(sampling.HEAD)
     with pytest.raises(SystemExit, match="same work"):
         sampling.check_lengths(replace(work, tokens=6), _groups(work, policy))
@@ -120,8 +120,8 @@ def test_all_engines_do_the_same_work() -> None:
 
 
 def _groups(work: sampling.Work, policy: Policy) -> Sequence[Group]:
-    engine = EmbeddedEngine(replace(policy, stop_ids=(-1,)))
-    return engine.sample(work.queries(policy), work.settings, SamplingKey(seed=0, step=1))
+    sampler = sampler_of(replace(policy, stop_ids=(-1,)))
+    return sampler.sample(work.queries(policy), work.settings, SamplingKey(seed=0, step=1))
 
 
 def test_parts_that_overlap_count_once() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.rollout.servers.real import vllm_python
+from tests.engine.server.real import vllm_python
 
 from gspo import cli
 

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -18,11 +19,12 @@ from tests.evaluation.test_rating import contest_of, save
 
 import gspo
 from gspo.cli import main
+from gspo.engine.embedded.engine import EmbeddedEngine
+from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.errors import RunError, UserError
 from gspo.evaluation.contests import read_contests
 from gspo.evaluation.rating import plain_rating, rate
 from gspo.model.policy import Policy
-from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.run.console import Display
 
 NUM_QUESTIONS, SAMPLES = 6, 3
@@ -293,15 +295,18 @@ def test_what_cannot_be_judged_is_refused_with_one_message_and_nothing_is_lost(
 def test_what_was_judged_before_an_engine_died_is_kept(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    sample, calls = EmbeddedEngine.sample, []
+    submit, calls = EmbeddedEngine.submit, []
 
-    def dying(self: EmbeddedEngine, *given: Any, **options: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 2:
-            raise RunError("the server has ended")
-        return sample(self, *given, **options)
+    def dying(self: EmbeddedEngine, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
+        calls.append(prompts)
+        if len(calls) != 2:
+            return submit(self, prompts, sampling)
+        futures = [Future[Completion]() for _ in prompts]
+        for future in futures:
+            future.set_exception(RunError("the server has ended"))
+        return futures
 
-    monkeypatch.setattr(EmbeddedEngine, "sample", dying)
+    monkeypatch.setattr(EmbeddedEngine, "submit", dying)
     words = ["eval", "model_a", "--suite", "even.yaml", "rollout.max_rows=3"]
     assert main(words) == 2
     assert "the server has ended" in (error := capsys.readouterr().err) and "run the same command again" in error

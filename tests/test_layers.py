@@ -1,14 +1,15 @@
 """The order of the rooms: a room imports only what stands before it."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import gspo
 
 ROOT = Path(gspo.__file__).parent
-ROOMS = "types recipe objective queries model rollout sandbox reward learner evaluation metrics run report"
+ROOMS = "types recipe objective queries model engine rollout sandbox reward learner evaluation metrics run report"
 ORDER = [
-    *("errors", "rank_environment", "ranks"),
+    *("errors", "loop", "rank_environment", "ranks"),
     *ROOMS.split(),
     "trackers",
     "train",
@@ -32,6 +33,21 @@ def test_every_room_imports_only_rooms_before_it() -> None:
                 module = str(node.module).split(".")
                 for other in module[1:2] or [alias.name for alias in node.names]:
                     assert ORDER.index(other) <= ORDER.index(room), f"{path}:{node.lineno}: {room} imports {other}"
+
+
+def _imports(path: Path) -> set[str]:
+    """The files of the package that a file imports, within functions, too; a name of a room may be a file itself."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gspo":
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    names = {path: ".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py")}
+    graph = {name: _imports(path) & set(names.values()) - {name} for path, name in names.items() if path.stem[0] != "_"}
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 def test_only_the_doors_import_for_the_type_checker_alone() -> None:

@@ -18,6 +18,7 @@ from benchmarks import decode
 from benchmarks.engines import cost, publishing, sampling
 from benchmarks.engines.start import vllm_engine
 from benchmarks.machine import load
+from gspo.rollout.sampler import Sampler
 
 SIZE = "Qwen3, 1.0M"
 TABLES = ("sampling", "cost", "publishing")
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with vllm_engine(policy, python) as engine:
             print(", ".join(f"{name}: {value}" for name, value in engine.describe().items()))
             if "sampling" in wanted:
-                rows = (sampling.table_row(work, policy, engine, rounds) for work in works)
+                rows = (sampling.table_row(work, policy, Sampler(engine, policy), rounds) for work in works)
                 _print("Sampling", sampling.HEAD, rows)
             if "cost" in wanted:
                 rows = (cost.table_row(work, policy, engine, rounds) for work in works)

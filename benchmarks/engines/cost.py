@@ -10,10 +10,12 @@ import httpx
 
 from benchmarks.decode import spread
 from benchmarks.engines.sampling import Work
+from gspo.engine.engine import Prompt, Sampling
+from gspo.engine.server.api import SampleRequest
+from gspo.engine.server.engine import ServerEngine
 from gspo.model.policy import Policy
-from gspo.rollout.engine import SamplingKey
-from gspo.rollout.servers.api import Asked
-from gspo.rollout.servers.engine import ServerEngine
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Group
 
 HEAD = ["sequences × tokens", "bare client, s", "gspo, s", "gspo / bare", "goal"]
@@ -28,7 +30,7 @@ def table_row(work: Work, policy: Policy, engine: ServerEngine, rounds: int) -> 
     where that time varies by more.
     """
     seconds: dict[str, list[tuple[float, float]]] = {"bare": [], "gspo": []}
-    queries = work.queries(policy)
+    queries, sampler = work.queries(policy), Sampler(engine, policy)
     for number in range(rounds + 1):
         key, answers = SamplingKey(seed=number, step=1), dict[str, list[list[int]]]()
 
@@ -37,7 +39,7 @@ def table_row(work: Work, policy: Policy, engine: ServerEngine, rounds: int) -> 
             answers["bare"] = _tokens_of(asyncio.run(ask_all(*_place(engine), requests)))
 
         def gspo(key: SamplingKey = key, answers: dict[str, list[list[int]]] = answers) -> None:
-            answers["gspo"] = _tokens(engine.sample(queries, work.settings, key))
+            answers["gspo"] = _tokens(sampler.sample(queries, work.settings, key))
 
         for side in (bare, gspo) if number % 2 else (gspo, bare):
             taken = _measured(side)
@@ -63,20 +65,15 @@ async def ask_all(url: str, headers: Mapping[str, str], requests: Sequence[Any])
 
 def _requests(work: Work, policy: Policy, engine: ServerEngine, key: SamplingKey) -> list[Any]:
     """The JSON that the engine sends for the same key."""
-    queries, size = work.queries(policy), work.settings.group_size
-    keys = key.response_keys([query.id for query in queries], size)
+    queries, sampling = work.queries(policy), Sampling(stop_ids=policy.stop_ids)
+    groups = key.of_groups([query.id for query in queries], work.settings.group_size)
     asked = [
-        Asked(
-            prompt_ids=query.prompt_ids,
-            keys=keys[place * size : (place + 1) * size],
-            stop_ids=policy.stop_ids,
-            settings=work.settings,
-            biases={},
-            wants_experts=False,
-        )
-        for place, query in enumerate(queries)
+        [Prompt(ids=query.prompt_ids, key=own, max_new_tokens=work.tokens) for own in keys]
+        for query, keys in zip(queries, groups, strict=True)
     ]
-    return [engine._api.sample(own, engine._fleet.label).body for own in asked]
+    versions = engine._fleet.versions(engine._fleet.version)
+    requests = [SampleRequest(prompts=prompts, sampling=sampling, versions=versions) for prompts in asked]
+    return [engine._api.sample(request).body for request in requests]
 
 
 def _place(engine: ServerEngine) -> tuple[str, Mapping[str, str]]:

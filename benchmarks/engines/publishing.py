@@ -16,18 +16,19 @@ from benchmarks.engines.start import vllm_engine
 from benchmarks.machine import peak_memory, reset_peak_memory
 from benchmarks.memory import LARGE
 from benchmarks.samples import scored
+from gspo.engine.server import weights
+from gspo.engine.server.api import Request
+from gspo.engine.server.engine import ServerEngine
 from gspo.learner.advantages import with_advantages
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import update
 from gspo.model.policy import Policy
+from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import ActorConfig
-from gspo.rollout.engine import SamplingKey
-from gspo.rollout.servers import weights
-from gspo.rollout.servers.api import Request
-from gspo.rollout.servers.engine import ServerEngine
-from gspo.rollout.servers.weights import weights_by_layer
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 
 WORK = Work(sequences=64, tokens=64)  # of a step
 ACTOR = ActorConfig(mini_batches=4)
@@ -77,11 +78,11 @@ def table_row(model: Model, python: str, rounds: int) -> list[str]:
     steps, publishes = list[float](), list[Published]()
     with vllm_engine(policy, python) as engine:
         step = _step(policy, engine)
-        publish(engine, policy, 1)
+        publish(engine, 1)
         for number in range(1, rounds + 1):
             if number <= model.steps:
                 steps.append(step(number))
-            publishes.append(publish(engine, policy, 1 + number))
+            publishes.append(publish(engine, 1 + number))
     layer = max(sum(tensor.nbytes for tensor in tensors.values()) for tensors in weights_by_layer(policy))
     seconds = [one.seconds for one in publishes]
     parts = [[one.parts.get(part, 0.0) for one in publishes] for part in PARTS]
@@ -100,12 +101,12 @@ def table_row(model: Model, python: str, rounds: int) -> list[str]:
     ]
 
 
-def publish(engine: ServerEngine, policy: Policy, version: int) -> Published:
+def publish(engine: ServerEngine, version: int) -> Published:
     """Publish the present weights, and watch it."""
     _give_back_freed_memory()
     with _watched(engine) as watched:
         before, started = reset_peak_memory(), time.perf_counter()
-        engine.publish(policy, version)
+        engine.publish(version)
         seconds = time.perf_counter() - started
     return Published(
         seconds=seconds,
@@ -164,9 +165,9 @@ def _watched(engine: ServerEngine) -> Iterator[Watched]:
         finally:
             files.__exit__(None, None, None)
 
-    def watched_gap(responses: Any) -> Any:
+    def watched_gap(completions: Any) -> Any:
         with watched.part(_SCORE):
-            return gap(responses)
+            return gap(completions)
 
     with (
         patch.object(server, "ask", watched_ask),
@@ -181,10 +182,11 @@ def _step(policy: Policy, engine: ServerEngine) -> Callable[[int], float]:
     optimizer = Optimizer(policy.model, ACTOR.optimizer, total_steps=100)
     learner = Learner(policy=policy, optimizer=optimizer, actor=ACTOR, temperature=1.0)
     queries, rewards = WORK.queries(policy), [float(number % 2) for number in range(WORK.sequences)]
+    sampler = Sampler(engine, policy)
 
     def step(number: int) -> float:
         started = time.perf_counter()
-        groups = engine.sample(queries, WORK.settings, SamplingKey(seed=number, step=1))
+        groups = sampler.sample(queries, WORK.settings, SamplingKey(seed=number, step=1))
         batch = compute_old_logprobs(with_advantages(scored(groups, rewards)), learner)
         list(update(learner, batch))
         return time.perf_counter() - started

@@ -11,10 +11,11 @@ import torch
 from benchmarks import decode
 from benchmarks.decode import WORDS, seconds_of, spread
 from benchmarks.engines.start import PROMPT_TOKENS
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.model.policy import Policy
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import Engine, SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Group, Query
 
 GROUP_SIZE = 8
@@ -58,17 +59,18 @@ def new_policy(model: Mapping[str, Any] | Path) -> Policy:
     return replace(policy, stop_ids=())
 
 
-def table_row(work: Work, policy: Policy, server: Engine, rounds: int) -> list[str]:
+def table_row(work: Work, policy: Policy, server: Sampler, rounds: int) -> list[str]:
     """Seconds of each side, and ratios round by round; a first round warms up."""
     queries = work.queries(policy)
     # The embedded engine looks for a stop token in every step, as it does in a run; this one is none.
-    embedded = EmbeddedEngine(replace(policy, stop_ids=(-1,)))
+    watched = replace(policy, stop_ids=(-1,))
+    embedded = Sampler(EmbeddedEngine(watched), watched)
     published = decode.as_published(policy)
     prompts = torch.tensor([query.prompt_ids for query in queries]).repeat_interleave(GROUP_SIZE, dim=0)
     asked = decode.Workload(num_prompts=len(queries), prompt_tokens=PROMPT_TOKENS, new_tokens=work.tokens, ends=False)
 
-    def by(engine: Engine, seed: int) -> None:
-        check_lengths(work, engine.sample(queries, work.settings, SamplingKey(seed=seed, step=1)))
+    def by(sampler: Sampler, seed: int) -> None:
+        check_lengths(work, sampler.sample(queries, work.settings, SamplingKey(seed=seed, step=1)))
 
     sides = [
         lambda seed: by(embedded, seed),

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from gspo.engine.make import make_engine
+from gspo.engine.server.engine import ServerEngine
 from gspo.model.policy import Policy
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
-from gspo.rollout.engine import make_engine
-from gspo.rollout.servers.engine import ServerEngine
 
 PROMPT_TOKENS = 24
 MOST_TOKENS = 256  # of a response, in all that is measured
@@ -24,7 +24,7 @@ def vllm_engine(policy: Policy, python: str) -> Iterator[ServerEngine]:
         )
         with closing(made) as engine:
             assert isinstance(engine, ServerEngine)
-            engine.publish(policy, 0)
+            engine.publish(0)
             yield engine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gspo.engine.make import engine_summary
 from gspo.errors import UserError
 from gspo.evaluation.held_out import verdict
 from gspo.model.load import check_vocabulary, declared_ends, empty_model, find_stop_ids, turn_end
@@ -16,7 +17,6 @@ from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
-from gspo.rollout.engine import engine_summary
 from gspo.run.memory import memory_lines
 from gspo.run.place import check_place
 from gspo.run.prepare import Inputs, load_inputs

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gspo.engine.make import check_engine, make_engine
 from gspo.errors import RunError, UserError, did_you_mean
 from gspo.evaluation.contests import read_contests
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
@@ -22,7 +23,7 @@ from gspo.recipe.suites import named_suites, suite_tree
 from gspo.reward.builtin import BUILT_IN
 from gspo.reward.functions import close_functions
 from gspo.reward.score import score
-from gspo.rollout.engine import Engine, check_engine, make_engine
+from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.state import digest_of
 from gspo.run.checkpoint.store import Store
@@ -36,7 +37,7 @@ from gspo.run.summary import shown_tokens
 _SECTIONS = ("model", "rollout")  # of a recipe, whose keys an evaluation takes
 _OF_TRAINING = {
     *("queries_per_step", "group_size", "dynamic_sampling", "max_rounds", "segment_separator", "overlong"),
-    *("overlong_margin", "max_staleness", "too_old", "interrupt", "old_cache", "in_turn", "embedded"),
+    *("overlong_margin", "max_staleness", "too_old", "interrupt", "old_cache", "in_turn"),
 }
 _CHUNK = 2  # times rollout.max_rows responses are sampled and judged before they are written
 
@@ -100,12 +101,13 @@ def evaluate(
                 options: dict[str, Any] = {"directory": directory, "check_stop": interrupt.check_stop, "say": say}
                 engine = make_engine(recipe, policy, longest_sequence=longest, **options)
                 stack.enter_context(closing(engine))
-                engine.publish(policy, 0)
+                sampler = Sampler(engine, policy)
+                sampler.publish(0)
             description = engine.describe()
             for eval_set in sets:
                 count = f"{len(pending[eval_set.name])} questions, {eval_set.sampling.group_size} samples each"
                 display.note(f"{eval_set.name}: {count}, at most {eval_set.sampling.max_new_tokens} tokens")
-                _judge(eval_set, pending[eval_set.name], engine, recipe, journal, interrupt, display)
+                _judge(eval_set, pending[eval_set.name], sampler, recipe, journal, interrupt, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
         ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
@@ -132,7 +134,7 @@ def _load(recipe: Recipe, say: Any, check_stop: Any) -> tuple[tuple[EvaluationSe
 def _judge(
     eval_set: EvaluationSet,
     pending: Sequence[Any],
-    engine: Engine,
+    sampler: Sampler,
     recipe: Recipe,
     journal: Journal,
     interrupt: Interrupt,
@@ -149,7 +151,7 @@ def _judge(
             with display.waiting(
                 f"{eval_set.name}: sampling, {done + start} of {len(eval_set.queries)} questions done"
             ):
-                groups = engine.sample(chunk, eval_set.sampling, SAMPLING_KEY, **watched)
+                groups = sampler.sample(chunk, eval_set.sampling, SAMPLING_KEY, **watched)
         except RunError as error:  # of an engine that cannot go on
             fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
             raise UserError(str(error), where=f"{eval_set.name}, {journal.path}", fix=fix) from None

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from gspo.engine.server.fleet import KEY_VARIABLE
+from gspo.engine.server.process import ServerProcess, free_port
+from gspo.engine.server.vllm import VllmApi
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ServerConfig
-from gspo.rollout.servers.fleet import KEY_VARIABLE
-from gspo.rollout.servers.process import ServerProcess, free_port
-from gspo.rollout.servers.vllm import VllmApi
 from studies.engine_likelihoods.jobs import BASE
 
 SECONDS = 600.0  # to get ready in

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.evaluation.held_out import evaluate, held_out_set
 from gspo.learner.optimizer import Optimizer
 from gspo.learner.sft import cold_start
@@ -17,7 +18,7 @@ from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
-from gspo.rollout.embedded.engine import EmbeddedEngine
+from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.state import seed_everything
 from gspo.run.prepare import Prepared, prepare
 
@@ -54,7 +55,7 @@ def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
     known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
     if parts.queries.held_out:
         own = held_out_set(recipe, parts.queries.held_out, parts.functions)
-        score = evaluate(EmbeddedEngine(parts.policy), own)
+        score = evaluate(Sampler(EmbeddedEngine(parts.policy), parts.policy), own)
         known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
     return known
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sampler_of
 
 from gspo.evaluation.held_out import HeldOutScore, evaluate, held_out_set
 from gspo.model.policy import Policy
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import load_functions
-from gspo.rollout.embedded.engine import EmbeddedEngine
 from gspo.types import Query
 
 Queries = Sequence[Query]
@@ -44,7 +44,7 @@ def giving(value: float | None, name: str = "giving") -> Callable[..., list[floa
 
 
 def evaluated(policy: Policy, queries: Queries, functions: Any, recipe: Recipe, **watched: Any) -> HeldOutScore:
-    return evaluate(EmbeddedEngine(policy), held_out_set(recipe, queries, functions), **watched)
+    return evaluate(sampler_of(policy), held_out_set(recipe, queries, functions), **watched)
 
 
 @pytest.mark.parametrize(("value", "rate"), [(1.0, 1.0), (0.99, 0.0), (2.0, 1.0)])

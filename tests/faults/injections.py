@@ -19,16 +19,15 @@ import psutil
 import torch
 
 from gspo import cli
+from gspo.engine.embedded import decoding
+from gspo.engine.server.vllm import VllmApi
 from gspo.errors import HAS_LAUNCHER
 from gspo.launch import local
 from gspo.launch.local import LocalRank
 from gspo.learner import forward_passes, loss
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
-from gspo.rollout.beside import Beside
-from gspo.rollout.embedded import decoding
-from gspo.rollout.servers.vllm import VllmApi
-from gspo.run import directory
+from gspo.run import collect, directory
 from gspo.run.checkpoint import checkpointer, store
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.console import Display
@@ -47,7 +46,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "best model copied": (directory.shutil, "copytree"),
     "cold record": (Display, "cold_step"),
     "request": (VllmApi, "sample"),
-    "group sampled": (Beside, "_put"),
+    "group sampled": (collect, "_score_ahead"),  # beside the training: before it is scored
 }
 
 

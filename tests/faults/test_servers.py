@@ -5,8 +5,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.engine.server.real import vllm_python
 from tests.faults.laboratory import ENGINE_SECONDS, Laboratory
-from tests.rollout.servers.real import vllm_python
 
 COLD = 3  # optimiser steps before the first of GSPO, which has two a step
 ARCHITECTURE = (

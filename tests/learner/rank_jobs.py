@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from tests.conftest import FAMILIES, SHAPE, TEXTS
 from tests.samples import query_of, sample_from
+from tests.sampling import sampler_of
 
+from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner, for_each_sample, places_of_ranks, split_tokens
 from gspo.learner.optimizer import Optimizer
@@ -31,8 +33,7 @@ from gspo.model.policy import Policy, checkpoint_gradients, dtype_of, load_polic
 from gspo.model.sharding import sharding_of, unsharded
 from gspo.ranks import gathered, num_ranks, rank
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
 from gspo.rollout.on_ranks import EngineOfRanks
 from gspo.types import Experts, Sample
 
@@ -160,7 +161,7 @@ def _sampled(policy: Policy, number: int) -> list[list[int]]:
     settings = RolloutConfig(max_new_tokens=9, group_size=2)
     with unsharded(policy.model):
         own = [
-            EmbeddedEngine(policy).sample([query], settings, SamplingKey(seed=0, step=1))
+            sampler_of(policy).sample([query], settings, SamplingKey(seed=0, step=1))
             for query in queries[rank() :: number]
         ]
     of_ranks = gathered([[sample.token_ids.tolist() for sample in group.samples] for (group,) in own])

@@ -10,11 +10,12 @@ import torch
 from tests.samples import advantaged, learner_of, sample_of, updates
 from torch import Tensor
 
+from gspo.engine.embedded.decoding import Decoding
+from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import Optimizer
 from gspo.model.policy import Policy
-from gspo.recipe.sections import OptimizerConfig, RolloutConfig
-from gspo.rollout.embedded.decoding import Decoding
+from gspo.recipe.sections import OptimizerConfig
 from gspo.types import Batch, Group, Query
 
 NewPolicy = Callable[..., Policy]
@@ -60,20 +61,30 @@ def case(new_policy: NewPolicy, query_of: Callable[..., Query]) -> Case:
             moved(policy, due.pop(0))
             with torch.inference_mode(False):
                 models.append(copy.deepcopy(policy.model).double())
-            decoding.change_weights(keep_cache=False)
+            decoding.change_weights(4 * len(models) - 4, keep_cache=False)
 
-    settings = RolloutConfig(group_size=SIZE, max_new_tokens=LENGTH)
-    prompts = [query.prompt_ids for query in queries]
-    decoding = Decoding(policy=policy, prompts=prompts, settings=settings, keys=range(2 * SIZE), check_stop=look)
+    found = dict[int, Completion]()
+    decoding = Decoding(
+        policy=policy,
+        prompts=[
+            Prompt(ids=queries[number // SIZE].prompt_ids, key=number, max_new_tokens=LENGTH)
+            for number in range(2 * SIZE)
+        ],
+        sampling=Sampling(stop_ids=policy.stop_ids),
+        max_rows=2 * SIZE,
+        check=look,
+        put=found.__setitem__,
+    )
     with torch.inference_mode():
-        responses = [*decoding.generate().responses(policy.stop_ids)]
+        decoding.generate()
     samples, drawn = [], []
-    for number, response in enumerate(responses):
-        query, starts = queries[number // SIZE], [0, *torch.tensor(response.counts).cumsum(0).tolist()]
-        tables = [likelihood(model, query.prompt_ids, response.token_ids).detach() for model in models]
-        drawn.append(torch.cat([own[starts[place] : starts[place + 1]] for place, own in enumerate(tables)]))
-        versions = tuple((4 * version, count) for version, count in enumerate(response.counts) if count)
-        own = {"sampler_logprobs": response.logprobs, "versions": versions, "text": "a"}
+    for number, response in sorted(found.items()):
+        query, end, parts = queries[number // SIZE], 0, list[Tensor]()
+        for version, count in response.versions:
+            whole = likelihood(models[version // 4], query.prompt_ids, response.token_ids).detach()
+            parts.append(whole[end : (end := end + count)])
+        drawn.append(torch.cat(parts))
+        own = {"sampler_logprobs": response.logprobs, "versions": response.versions, "text": "a"}
         samples.append(sample_of(query, response.token_ids, **own))
     assert max(len(sample.versions) for sample in samples) == 3
     moved(policy, 99)

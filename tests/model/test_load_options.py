@@ -9,12 +9,12 @@ import torch
 from tests.samples import query_of
 from tests.sampling import sample_groups
 
+from gspo.engine.embedded.fast_decode import fast_decoder
 from gspo.errors import UserError
 from gspo.model.load import empty_model, load_config
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, load_policy, response_likelihood
 from gspo.recipe.sections import ModelConfig, RolloutConfig
-from gspo.rollout.embedded.one_token import written_out
 
 NewPolicy = Callable[..., Policy]
 
@@ -36,7 +36,7 @@ def test_an_attention_that_is_asked_for_is_that_of_training_and_sampling(
     plain = new_policy("qwen3")
     policy = loaded(saved, plain, attn_implementation=attention)
     assert policy.supports_packing == (attention == "sdpa")
-    assert (written_out(policy.trunk) is not None) == (attention == "sdpa")
+    assert (fast_decoder(policy.trunk) is not None) == (attention == "sdpa")
     if attention == "eager":
         assert policy.model.config._attn_implementation == "eager"
     sequences: list[TokenSequence] = ragged_sequences(7, vocabulary=len(plain.tokenizer))

@@ -9,7 +9,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import UserError
-from gspo.reward.calls import Call, RewardFunction, Threads
+from gspo.reward.calls import RewardFunction, Threads
 from gspo.reward.score import score
 
 
@@ -145,21 +145,29 @@ def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(gr
         at_once[0] -= 1
         return [1.0] * len(completions)
 
-    places = Threads()
-    places.num_places = 1
+    places = Threads(num_places=1)
     slow = RewardFunction(name="slow", call=one_at_a_time, time_limit_seconds=0.3, host=places)
     scored = score(groups(*[["x"]] * 20), [slow])  # 0.6 s in all: twice the limit of one call
     assert most == [1] and rewards(scored) == [1.0] * 20
 
 
-def test_after_a_stop_no_call_begins(groups: Any, functions: Any) -> None:
-    begun, stopped = threading.Event(), threading.Event()
-    stopped.set()
+def test_a_stop_while_calls_wait_begins_none_of_them(groups: Any) -> None:
+    released, begun = threading.Event(), list[str]()
 
-    def function_of(**columns: Any) -> list[float]:
-        begun.set()
+    def waits(completions: list[str], **columns: Any) -> list[float]:
+        begun.append(completions[0])
+        released.wait()
         return [1.0]
 
-    (function,), (group,) = functions(function_of), groups(["a"])
-    (reply,) = function.host.make([Call(function=function, samples=group.samples, arguments={})], stopped)
-    assert not begun.wait(0.1) and not reply.values
+    def stop() -> None:
+        if begun:
+            raise KeyboardInterrupt
+
+    function = RewardFunction(name="waits", call=waits, host=Threads(num_places=1))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            score(groups(["a"], ["b"]), [function], check_stop=stop)
+    finally:
+        released.set()
+    time.sleep(0.1)
+    assert begun == ["a"]

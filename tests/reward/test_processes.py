@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from tests.samples import scores_of
 
 from gspo.errors import Stopped, UserError
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.calls import Call
 from gspo.reward.functions import close_functions, load_functions, probe
-from gspo.reward.reply import Reply
 from gspo.reward.score import score
 
 PID = "import os\ndef f(completions, **columns):\n    return [float(os.getpid())] * len(completions)\n"
@@ -71,13 +68,6 @@ def test_calls_are_made_in_another_process_which_is_kept(groups: Any, named: Any
     function = named(PID, concurrent_calls=1)
     pids = {*rewards(score(groups(["a"], ["b"]), [function])), *rewards(score(groups(["c"]), [function]))}
     assert pids == workers() and len(pids) == 1 and os.getpid() not in pids
-
-
-def test_after_a_stop_no_call_is_made(groups: Any, named: Any) -> None:
-    function, stopped = named(PID, concurrent_calls=1), threading.Event()
-    stopped.set()
-    calls = [Call(function=function, samples=group.samples, arguments={}) for group in groups(["a"], ["b"])]
-    assert function.host.make(calls, stopped) == [Reply(), Reply()]
 
 
 def test_calls_run_in_as_many_processes_as_are_allowed_and_needed(groups: Any, named: Any, tmp_path: Path) -> None:

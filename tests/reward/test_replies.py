@@ -13,12 +13,12 @@ from gspo.reward.score import score
 
 # The function finds its connection and sends what it likes before it returns.
 FORGER = """
-    import gc, json
-    from multiprocessing.connection import Connection
+    import gc, json, socket
     def f(completions, **columns):
         if "bad" in completions:
-            link = next(thing for thing in gc.get_objects() if isinstance(thing, Connection))
-            link.send_bytes({message})
+            link = next(thing for thing in gc.get_objects() if isinstance(thing, socket.socket))
+            message = {message}
+            link.sendall(len(message).to_bytes(8, "big") + message)
         return [1.0] * len(completions)
 """
 FORGED: tuple[dict[str, Any], ...] = (
@@ -56,15 +56,21 @@ MESSAGES = (
     "b'3'",
     "b'null'",
     "b'[3]'",
-    "b'[0, [{\"values\": [1.0]}]]'",
-    "b'[1, [{}, {}]]'",
+    "b'[0, {\"values\": [1.0]}]'",
+    "b'[1, {}, {}]'",
     "b'[1, 3]'",
     "b'[null, [[3]]]'",
     *(
-        repr(json.dumps([1, [fields]]).encode())  # 1: the first request after that whether it is ready
+        repr(json.dumps([1, fields]).encode())  # 1: the first request after that whether it is ready
         for fields in FORGED
     ),
 )
+
+
+def test_a_size_that_no_message_has_masks_the_response(groups: Any, named: Any) -> None:
+    raw = FORGER.replace('len(message).to_bytes(8, "big") + message', "message").format(message="b'\\xff' * 8")
+    scored = score(groups(["bad"], *[["good"]] * 5), [named(raw)])
+    assert [one.reward for one in scores_of(scored)] == [None] + [1.0] * 5
 
 
 @pytest.mark.parametrize("message", MESSAGES)
@@ -87,8 +93,8 @@ def test_what_a_process_says_is_read_as_it_was_meant() -> None:
         Reply(kind="raised", what="it raises KeyError"),
         Reply(user_error=("what", None, "fix")),
     ]
-    message = json.dumps([7, [vars(reply) for reply in replies]])
-    assert MESSAGE.validate_json(message, strict=True) == (7, replies)
+    for reply in replies:
+        assert MESSAGE.validate_json(json.dumps([7, vars(reply)]), strict=True) == (7, reply)
 
 
 def test_an_error_with_half_a_character_in_it_is_read_too(groups: Any, named: Any) -> None:

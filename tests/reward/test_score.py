@@ -2,9 +2,6 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +9,14 @@ import pytest
 import torch
 from tests.samples import scores_of
 
+from gspo import loop
 from gspo.errors import UserError
+from gspo.loop import all_of
 from gspo.recipe.sections import RewardConfig
-from gspo.reward.calls import Call, RewardFunction, Threads
+from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import close_functions, load_functions
-from gspo.reward.reply import Reply
-from gspo.reward.score import score, score_each
-from gspo.types import Batch, Group
+from gspo.reward.score import Scoring, score
+from gspo.types import Batch
 
 
 def rewards(scored: Any) -> list[float | None]:
@@ -51,70 +49,29 @@ def test_the_progress_shown_rises_to_all_calls_though_a_call_that_failed_is_made
     shown: list[tuple[int, int, str]] = []
     five = groups(["a", "b", "bad"], *[["c"] * 6] * 4)
     score(five, functions(fails_on_one), show_progress=lambda *count: shown.append(count))
-    assert shown == [(done, 5, "calls of reward functions") for done in (1, 2, 3, 4, 5, 5, 5, 5)]
+    dones = [done for done, *_ in shown]
+    assert dones == sorted(dones) and set(shown) <= {(done, 5, "calls of reward functions") for done in range(6)}
+    assert dones[-1] == 5
 
 
-def test_a_group_is_handed_over_while_another_waits_for_its_scores(groups: Any, functions: Any) -> None:
+def test_a_group_has_its_scores_while_another_waits_for_them(groups: Any, functions: Any) -> None:
     """Whole: after the call of its second function, and after those that are made for one that failed."""
-    others_are_there, placed = threading.Event(), dict[Group, Batch]()
+    others_are_there = threading.Event()
     waiting, second, third = groups(["a", "a"], ["b", "b"], ["c"])
 
     def waits_or_fails(completions: list[str], **columns: Any) -> list[float]:
         assert len(completions) == 1 or "b" not in completions[0]
         return [float("a" not in text or others_are_there.wait(10)) for text in completions]
 
-    def put(group: Group, batch: Batch) -> None:
-        placed[group] = batch
-        if placed.keys() >= {second, third}:
-            others_are_there.set()
+    async def both() -> list[Batch]:
+        scoring = Scoring(functions(waits_or_fails, by_length), num_samples=5)
+        first = asyncio.create_task(scoring.score(waiting))
+        others = await all_of([scoring.score(second), scoring.score(third)])
+        assert not first.done()
+        others_are_there.set()
+        return [await first, *others]
 
-    batches = score_each([waiting, second, third], functions(waits_or_fails, by_length), put=put)
-    assert others_are_there.is_set() and [placed[group] for group in (waiting, second, third)] == batches
-    assert [rewards(batch) for batch in batches] == [[2.0, 2.0], [2.0, 2.0], [2.0]]
-
-
-def test_groups_that_come_while_a_call_is_under_way_are_scored_at_once(groups: Any, functions: Any) -> None:
-    """The first call ends once the group that has come after it is scored."""
-    first, second = groups(["slow"], ["b"])
-    begun, second_is_scored, arriving = threading.Event(), threading.Event(), [[second]]
-
-    def waits(completions: list[str], **columns: Any) -> list[float]:
-        begun.set()
-        return [float(text != "slow" or second_is_scored.wait(10)) for text in completions]
-
-    def put(group: Group, batch: Batch) -> None:
-        if group is second:
-            second_is_scored.set()
-
-    def more() -> list[Group]:
-        return arriving.pop() if begun.is_set() and arriving else []
-
-    (batch,) = score_each([first], functions(waits), more=more, put=put)
-    assert second_is_scored.is_set() and rewards(batch) == [1.0]
-
-
-def test_what_comes_while_a_host_that_takes_all_is_busy_is_made_together(groups: Any, functions: Any) -> None:
-    """A call for each group one after the other would take as many times as long."""
-    first, *others = groups(["a"], ["b"], ["c"], ["d"])
-    begun, arriving, sizes = threading.Event(), [[group] for group in others], list[int]()
-
-    class TakesAll(Threads):
-        num_places, takes_all = 1, True
-
-        def make(self, calls: Sequence[Call], stopped: threading.Event) -> Sequence[Reply]:
-            sizes.append(len(calls))
-            begun.set()
-            while arriving:
-                time.sleep(0.001)
-            time.sleep(0.3)  # until the last one has been taken
-            return [Reply(values=[1.0]) for _ in calls]
-
-    def more() -> list[Group]:
-        return arriving.pop() if begun.is_set() and arriving else []
-
-    (function,) = functions(by_length)
-    score_each([first], [replace(function, host=TakesAll())], more=more)
-    assert sizes == [1, 3]
+    assert [rewards(batch) for batch in loop.run(both())] == [[2.0, 2.0], [2.0, 2.0], [2.0]]
 
 
 def test_the_end_of_one_scoring_leaves_the_calls_of_another_alone(groups: Any, functions: Any) -> None:

@@ -1,9 +1,10 @@
 """What the source keeps in flight, in which order it hands it over, and what becomes of what is too old."""
 
+import asyncio
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -11,10 +12,13 @@ from unittest.mock import Mock
 import pytest
 from tests.samples import query_of, sample_of
 
+from gspo import loop
+from gspo.engine.engine import LostError
 from gspo.errors import RunError, Stopped, UserError
 from gspo.queries.order import query_indices
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
 from gspo.types import Batch, Drawn, Failure, Group, Query, Score
 
@@ -22,32 +26,44 @@ SIZE, UPDATES = 3, 2  # queries a step, and updates
 STEPS = 9
 
 
-class Sampler:
-    """Samples with the weights of a number of steps, and notes which queries with which random numbers."""
+class NotingSampler(Sampler):
+    """Samples with the weights of a number of steps, and notes which queries with the random numbers of which step."""
+
+    engine = Mock(num_tokens=0)
 
     def __init__(self) -> None:
         self.steps = 0
         self.asked: list[tuple[str, int]] = []
 
-    def sample(self, queries: Sequence[Query], _: Any, key: SamplingKey, **__: Any) -> tuple[Group, ...]:
-        self.asked += [(query.id, key.step) for query in queries]
+    async def group(self, query: Query, settings: Any, keys: Sequence[int], **_: Any) -> Group:
+        self.asked.append((query.id, step_of(query, keys)))
+        return self.made(query)
+
+    def made(self, query: Query) -> Group:
         version = self.steps * UPDATES
-        samples = [replace(sample_of(query, [4, 5]), versions=((version, 1), (version, 1))) for query in queries]
-        return tuple(Group(samples=(sample, sample)) for sample in samples)
+        sample = replace(sample_of(query, [4, 5]), versions=((version, 1), (version, 1)))
+        return Group(samples=(sample, sample))
+
+
+def step_of(query: Query, keys: Sequence[int]) -> int:
+    for step in range(1, 100):
+        if [*keys] in SamplingKey(seed=0, step=step).of_groups([query.id] * 2, len(keys)):
+            return step
+    raise AssertionError("keys of no step")
 
 
 class Run:
     """Steps that take all their groups from a source; queries are numbered in their order."""
 
     def __init__(self, max_staleness: int, too_old: Any = "drop") -> None:
-        self.sampler, self.batches_drawn, self.steps = Sampler(), 0, 0
+        self.sampler, self.batches_drawn, self.steps = NotingSampler(), 0, 0
         self.ahead: list[Drawn] = []
         self.sampling = RolloutConfig(queries_per_step=SIZE, max_staleness=max_staleness, too_old=too_old, in_turn=True)
 
     def source(self) -> Source:
         self.sampler.steps = self.steps
         return Source(
-            engine=Mock(sample=self.sampler.sample),
+            sampler=self.sampler,
             sampling=self.sampling,
             steps=self.steps,
             version=self.steps * UPDATES,
@@ -78,8 +94,12 @@ def numbers(groups: Sequence[Group]) -> list[int]:
     return [int(group.query.id.partition(":")[2]) for group in groups]
 
 
-def taken(source: Source, number: int = SIZE, before: Sequence[Group] = (), **watched: Any) -> list[Group]:
-    return [own.group for own in source.take(number, before, **watched) if own.group is not None]
+def drawn(source: Source, number: int = SIZE, before: Sequence[Group] = (), look: Any = lambda: None) -> list[Drawn]:
+    return loop.run(source.next_groups(number, before), look)
+
+
+def taken(source: Source, number: int = SIZE, before: Sequence[Group] = ()) -> list[Group]:
+    return [own.group for own in drawn(source, number, before) if own.group is not None]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 20])
@@ -193,7 +213,7 @@ def test_a_token_that_is_too_old_is_enough_for_its_group_to_be() -> None:
     run = Run(1)
     run.step()
     run.sampler.steps = run.steps = 2
-    groups = run.sampler.sample([own.query for own in run.ahead], None, SamplingKey(seed=0, step=2))
+    groups = [run.sampler.made(own.query) for own in run.ahead]
     one, other, third = (replace(own, group=group) for own, group in zip(run.ahead, groups, strict=True))
     sample = groups[1].samples[0]
     mixed = Group(samples=(sample, replace(sample, versions=((1, 1), (4, 1)))))  # of step 0, and of step 2
@@ -212,90 +232,108 @@ def test_what_was_in_flight_is_asked_for_again_with_the_random_numbers_it_was_dr
     assert run.sampler.asked[: 2 * SIZE] == asked
 
 
-class Beside:
-    """An engine that lets groups end when the test says so."""
+class SlowSampler(NotingSampler):
+    """Lets groups end when the test says so."""
 
     def __init__(self) -> None:
-        self.ends: dict[str, threading.Event] = defaultdict(threading.Event)  # by the query's id
-        self.sampler, self.fails = Sampler(), set[str]()
-        self.sample = self.sampler.sample
+        super().__init__()
+        self.ends, self.lost = set[str](), set[str]()  # by the query's id
         self.error: Exception | None = None
 
-    def sample_beside(
-        self,
-        queries: Sequence[Query],
-        settings: Any,
-        key: SamplingKey,
-        put: Callable[[int, Group], None],
-        **options: Any,
-    ) -> None:
-        for place, query in enumerate(queries):
-            while not self.ends[query.id].wait(0.001):
-                options["check_stop"]()
-            if self.error is not None:
-                raise self.error
-            if query.id not in self.fails:
-                put(place, *self.sampler.sample([query], settings, key))
+    async def group(self, query: Query, settings: Any, keys: Sequence[int], **_: Any) -> Group:
+        while query.id not in self.ends:
+            await asyncio.sleep(0.001)
+        if self.error is not None:
+            raise self.error
+        if query.id in self.lost:
+            raise LostError
+        return await super().group(query, settings, keys)
 
-    publish = describe = take_metrics = close = Mock()
+    def end(self, *numbers: int) -> None:
+        self.ends |= {f"test:{number}" for number in numbers}
 
 
-def beside(engine: Any, score: Any = None) -> Source:
+def ahead(sampler: Any, score: Any = None, in_turn: bool = False) -> Source:
     """At the first step, with a step ahead."""
-    sampling = RolloutConfig(queries_per_step=SIZE, max_staleness=1)
-    return replace(Run(1).source(), engine=engine, score=score, sampling=sampling)
+    sampling = RolloutConfig(queries_per_step=SIZE, max_staleness=1, in_turn=in_turn)
+    return replace(Run(1).source(), sampler=sampler, score=score, sampling=sampling)
 
 
-def test_groups_of_steps_to_come_are_sampled_beside_and_handed_over_in_their_order() -> None:
-    engine = Beside()
-    source = beside(engine)
-    for number in (2, 1, 0, 4):
-        engine.ends[f"test:{number}"].set()
+def test_groups_of_steps_to_come_are_sampled_meanwhile_and_handed_over_in_their_order() -> None:
+    sampler = SlowSampler()
+    source = ahead(sampler)
+    sampler.end(2, 1, 0, 4)
     assert numbers(taken(source)) == [0, 1, 2]
     assert len(source.ahead) == SIZE  # in flight
-    engine.ends["test:3"].set()
+    sampler.end(3)
     while sum(own.group is not None for own in source.snapshot()) < 2:
         pass
     assert [own.group is None for own in source.snapshot()] == [False, False, True]
-    engine.ends["test:5"].set()
+    sampler.end(5)
     source.steps, source.version, source.steps_left = 1, UPDATES, 0
     assert numbers(taken(source)) == [3, 4, 5] and source.ahead == []
-    assert sorted(number for _, number in engine.sampler.asked) == [1, 1, 1, 2, 2, 2]
+    assert sorted(number for _, number in sampler.asked) == [1, 1, 1, 2, 2, 2]
 
 
-def test_what_a_thread_has_tried_in_vain_is_sampled_where_a_server_can_be_looked_after() -> None:
-    engine = Beside()
-    source = beside(engine)
-    for number in range(2 * SIZE):
-        engine.ends[f"test:{number}"].set()
-    engine.fails = {"test:1"}
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_what_a_server_has_lost_is_asked_for_again_once_it_has_its_weights_and_nothing_else(in_turn: bool) -> None:
+    sampler = SlowSampler()
+    source = ahead(sampler, in_turn=in_turn)
+    sampler.end(*range(2 * SIZE))
+    sampler.lost = {"test:1"}
+    for _ in range(2):  # as often as it is lost
+        with pytest.raises(LostError):
+            drawn(source)
+    sampler.lost = set()
     assert numbers(taken(source)) == [0, 1, 2]
-    assert sorted(engine.sampler.asked) == sorted({*engine.sampler.asked})  # each of them once
+    assert sorted(sampler.asked) == sorted({*sampler.asked})  # each of them once
 
 
-def test_what_ends_a_thread_ends_the_run() -> None:
-    engine = Beside()
-    engine.error = RunError("refused")
-    engine.ends["test:0"].set()
+def test_what_a_later_step_has_lost_waits_for_a_step_to_begin() -> None:
+    sampler = SlowSampler()
+    source = ahead(sampler)
+    sampler.end(*range(2 * SIZE))
+    sampler.lost = {"test:4"}
+    assert numbers(taken(source)) == [0, 1, 2]
+    while source._tasks:
+        pass
+    assert [own.group is None for own in source.snapshot()] == [False, True, False]
+    sampler.lost = set()
+    source.begin_step()
+    source.steps, source.version, source.steps_left = 1, UPDATES, 0
+    assert numbers(taken(source)) == [3, 4, 5]
+    assert sorted(sampler.asked) == [(f"test:{number}", 1 + number // SIZE) for number in range(2 * SIZE)]
+
+
+def test_what_ends_the_sampling_ends_the_run() -> None:
+    sampler = SlowSampler()
+    sampler.error = RunError("refused")
+    sampler.end(0)
     with pytest.raises(RunError, match="refused"):
-        beside(engine).take(SIZE, [])
+        drawn(ahead(sampler))
 
 
 def test_what_is_in_flight_at_the_end_is_given_up() -> None:
-    engine, threads = Beside(), threading.active_count()
-    source = beside(engine)
-    for number in range(SIZE):
-        engine.ends[f"test:{number}"].set()
-    source.take(SIZE, [])
-    source.close()
-    assert threading.active_count() == threads and [own.group for own in source.snapshot()] == [None] * SIZE
+    sampler = SlowSampler()
+    source = ahead(sampler)
+    sampler.end(*range(SIZE))
+    drawn(source)
+    loop.run(source.close())
+    sampler.end(*range(2 * SIZE))
+    time.sleep(0.05)
+    assert [own.group for own in source.snapshot()] == [None] * SIZE
 
 
 def test_a_stop_leaves_what_is_in_flight_to_be_given_up() -> None:
-    source = beside(Beside())
+    source = ahead(SlowSampler())
+
+    def stop() -> None:
+        if source._tasks:
+            raise Stopped(15)
+
     with pytest.raises(Stopped):
-        source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
-    source.close()
+        drawn(source, look=stop)
+    loop.run(source.close())
     assert [own.group for own in source.snapshot()] == [None] * 2 * SIZE
 
 
@@ -303,61 +341,70 @@ class Scorer:
     """Scores once the test says so, and notes what it is given at a time."""
 
     def __init__(self) -> None:
-        self.may, self.calls = threading.Event(), list[list[int]]()
+        self.may, self.calls = threading.Event(), list[int]()
         self.error: Exception | None = None
 
-    def __call__(
-        self,
-        groups: Sequence[Group],
-        *,
-        more: Callable[[], Sequence[Group]],
-        put: Callable[[Group, Batch], object],
-        check_stop: Callable[[], None],
-    ) -> None:
-        self.calls.append(numbers(groups))
-        while not self.may.wait(0.001):
-            check_stop()
+    async def __call__(self, group: Group) -> Batch:
+        self.calls += numbers([group])
+        while not self.may.is_set():
+            await asyncio.sleep(0.001)
         if self.error is not None:
             raise self.error
         score = Score(reward=1.0, parts={"f": 1.0})
-        for group in groups:
-            scored = Group(samples=tuple(replace(sample, score=score) for sample in group.samples))
-            put(group, Batch(groups=(scored,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)}))
+        scored = Group(samples=tuple(replace(sample, score=score) for sample in group.samples))
+        return Batch(groups=(scored,), reward_seconds={"f": 2.0}, logged={"f/n": (3.0, 1)})
 
 
 def test_groups_are_scored_as_they_end_and_handed_over_with_their_scores() -> None:
-    engine, score = Beside(), Scorer()
-    source = beside(engine, score=score)
-    for number in range(SIZE + 1):
-        engine.ends[f"test:{number}"].set()
+    sampler, score = SlowSampler(), Scorer()
+    source = ahead(sampler, score=score)
+    sampler.end(*range(SIZE + 1))
     threading.Timer(0.2, score.may.set).start()
-    drawn = source.take(SIZE, [])
+    own = drawn(source)
     assert source.seconds_for_scores > 0.1
-    assert numbers([own.group for own in drawn if own.group]) == [0, 1, 2] and all(own.is_scored for own in drawn)
-    while not any(own.is_scored for own in source.snapshot()):  # one of the step to come, while the trainer is at work
+    assert numbers([each.group for each in own if each.group]) == [0, 1, 2] and all(each.is_scored for each in own)
+    while not any(each.is_scored for each in source.snapshot()):  # one of the step to come, while the trainer works
         pass
-    assert sorted(number for call in score.calls for number in call) == [0, 1, 2, 3]  # each of them once
-    scored = [own for own in (*drawn, *source.ahead) if own.is_scored]
-    assert [(own.reward_seconds, own.logged) for own in scored] == [({"f": 2.0}, {"f/n": (3.0, 1)})] * 4
-    source.close()
+    assert sorted(score.calls) == [0, 1, 2, 3]  # each of them once
+    scored = [each for each in (*own, *source.ahead) if each.is_scored]
+    assert [(each.reward_seconds, each.logged) for each in scored] == [({"f": 2.0}, {"f/n": (3.0, 1)})] * 4
+    loop.run(source.close())
 
 
 def test_what_ends_the_scoring_ends_the_run_and_an_end_of_the_run_ends_the_scoring() -> None:
-    engine, score = Beside(), Scorer()
-    source = beside(engine, score=score)
-    engine.ends["test:0"].set()
+    sampler, score = SlowSampler(), Scorer()
+    source = ahead(sampler, score=score)
+    sampler.end(0)
+
+    def stop() -> None:
+        if score.calls:
+            raise Stopped(15)
+
     with pytest.raises(Stopped):
-        source.take(SIZE, [], check_stop=Mock(side_effect=Stopped(15)))
-    while not score.calls:
-        pass
+        drawn(source, look=stop)
     assert [own.group is None for own in source.snapshot()[:2]] == [False, True]  # kept, though without scores
-    source.close()
+    loop.run(source.close())
     assert not any(own.is_scored for own in source.snapshot())
     score.error = UserError("no such column", where="reward")
     score.may.set()
     with pytest.raises(UserError, match="no such column"):
-        again = beside(engine, score=score)
-        again.take(SIZE, [])
+        drawn(ahead(sampler, score=score))
+
+
+def test_what_is_waited_for_is_shown_by_its_responses() -> None:
+    sampler, shown = SlowSampler(), list[tuple[int, int]]()
+    source = ahead(sampler)
+
+    def look() -> None:
+        if source.ended is not None:
+            shown.append(source.ended.shown()[:2])
+            sampler.end(len({*shown}) - 1)  # the next one once the last is shown
+
+    drawn(source, look=look)
+    size = source.sampling.group_size
+    counts = [done for done, total in dict.fromkeys(shown) if total]
+    assert counts == [0, size, 2 * size, 3 * size] and shown[-1] == (3 * size, 3 * size)
+    loop.run(source.close())
 
 
 def test_a_group_for_which_a_function_has_failed_counts_as_not_scored() -> None:
@@ -374,25 +421,23 @@ def test_a_group_for_which_a_function_has_failed_counts_as_not_scored() -> None:
 
 def test_the_timeline_is_of_the_step() -> None:
     """The engine works until its last group ends; the trainer waits until the first three have."""
-    engine = Beside()
-    source = beside(engine)
+    sampler = SlowSampler()
+    source = ahead(sampler)
     source.begin_step()
-    for number in range(SIZE):
-        engine.ends[f"test:{number}"].set()
-    source.take(SIZE, [])
+    sampler.end(*range(SIZE))
+    drawn(source)
     time.sleep(0.1)  # the trainer is at work, and the engine, too
     both = source.timeline()
     ((start, waited),) = both.waited
     assert 0 <= start < waited <= both.seconds - 0.1
     (begun, _), (_, until) = both.sampled[0], both.sampled[-1]
     assert start <= begun < waited and until > waited + 0.1  # the last one goes on
-    for number in range(SIZE, 2 * SIZE):
-        engine.ends[f"test:{number}"].set()
-    while len([own for own in source.snapshot() if own.group]) < SIZE or source._beside.sampling._num_open:
+    sampler.end(*range(2 * SIZE))
+    while len([own for own in source.snapshot() if own.group]) < SIZE:
         pass
     time.sleep(0.1)
     after = source.timeline()
     assert after.waited == both.waited and after.sampled[-1][1] <= after.seconds - 0.1  # nothing is left to sample
     source.begin_step()
     assert source.timeline().waited == source.timeline().sampled == []  # what was before is of another step
-    source.close()
+    loop.run(source.close())

@@ -1,6 +1,7 @@
 """Dynamic sampling: groups of equal rewards give way to others, in rounds, and the order of the queries moves on."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,17 +10,20 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from tests import samples
 from tests.breaking_off import differing, recipe_of, result, train
 from tests.samples import sample_of
 
+from gspo.engine.embedded.engine import EmbeddedEngine
+from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.model.policy import Policy
 from gspo.queries.order import query_indices
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
-from gspo.recipe.sections import RolloutConfig
 from gspo.reward.log import TrainerState
-from gspo.rollout.embedded.engine import EmbeddedEngine
-from gspo.rollout.engine import SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.run.clock import Clock
 from gspo.run.collect import collect
 from gspo.run.console import Display
@@ -39,23 +43,27 @@ def order(batch: int, num_queries: int, seed: int = 0) -> list[int]:
 class Stub:
     """A run of which only what is sampled and scored matters; the queries numbered in `flat` have equal rewards."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, query_of: Any, *, flat: set[int], size: int = 40) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, query_of: Any, policy: Policy, *, flat: set[int], size: int = 40
+    ) -> None:
         self.calls: list[list[int]] = []  # the numbers of the queries sampled together
         self.keys: set[SamplingKey] = set()
         self.num_rounds = 0
 
-        def sample(queries: Sequence[Query], settings: RolloutConfig, key: SamplingKey, **_: Any) -> tuple[Group, ...]:
-            engine.publish.assert_called_with(self.parts.policy, 7)
-            assert settings.group_size == 2
-            self.calls.append([number(query) for query in queries])
-            self.keys.add(key)
-            return tuple(Group(samples=(sample_of(query, [5]), sample_of(query, [5]))) for query in queries)
+        def submit(prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
+            engine.publish.assert_called_with(7)
+            owners = [self.owners[prompt.key] for prompt in prompts]
+            assert owners[::2] == owners[1::2] and len({prompt.key for prompt in prompts}) == len(prompts)
+            self.calls.append([place for place, _ in owners[::2]])
+            self.keys |= {key for _, key in owners}
+            return [ended_at_once() for _ in prompts]
 
-        engine = Mock(sample=sample)
+        engine = Mock(submit=submit, num_tokens=0)
+        self.owners: dict[int, tuple[int, SamplingKey]] = {}  # of a response's key: the query's number, and the step's
 
         def scored(groups: Sequence[Group], functions: Any, state: Any, **_: Any) -> list[Batch]:
             pairs = [(1.0, 1.0) if number(group.query) in flat else (1.0, 0.0) for group in groups]
-            assert state() == TrainerState(global_step=self.progress.steps)
+            assert state == TrainerState(global_step=self.progress.steps)
             batches = [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
             cost: Any = {"reward_seconds": {"f": 1.0}, "logged": {"f/x": (0.5, 2)}}  # of a round
             return [replace(batch, **cost if batch is batches[0] else {}) for batch in batches]
@@ -63,8 +71,8 @@ class Stub:
         monkeypatch.setattr("gspo.run.collect.score_each", scored)
         train = tuple(query_of([1], number) for number in range(size))
         queries, rows = SimpleNamespace(train=train), SimpleNamespace(num_streamed=0)
-        self.engine = engine
-        self.parts = SimpleNamespace(policy=object(), functions=(), queries=queries, rows=rows)
+        self.sampler = Sampler(engine, policy)
+        self.parts = SimpleNamespace(policy=policy, functions=(), queries=queries, rows=rows)
         self.progress = Progress()
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
@@ -75,13 +83,23 @@ class Stub:
             "warn_once": print,
             "on_first": lambda make: make(),
         }
-        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, engine=self.engine, source=None, **given)
+        run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, sampler=self.sampler, source=None, **given)
+        for key in (SamplingKey(seed=recipe.seed, step=place) for place in range(1, 20)):
+            for query in self.parts.queries.train:
+                self.owners |= dict.fromkeys(key.response_keys([query.id], 2), (number(query), key))
         self.progress = replace(self.progress, steps=step - 1)
         before, self.progress = self.progress.batches_drawn, collect(run, self.progress, policy_version=7)
         self.num_rounds = self.progress.batches_drawn - before
         self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point
         assert {*run.clock.seconds} == {"publish", "rollout", "reward"} and self.progress.batch is not None
         return self.progress.batch
+
+
+def ended_at_once() -> Future[Completion]:
+    future = Future[Completion]()
+    tokens: Any = {"token_ids": torch.tensor([5]), "logprobs": torch.tensor([-1.0]), "full_logprobs": None}
+    future.set_result(Completion(**tokens, versions=((7, 1),), finish_reason="length", experts=None))
+    return future
 
 
 def number(query: Query) -> int:
@@ -97,8 +115,8 @@ def rewards(found: Batch) -> list[float | None]:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch, query_of: Any) -> Callable[..., Stub]:
-    return partial(Stub, monkeypatch, query_of)
+def stub(monkeypatch: pytest.MonkeyPatch, query_of: Any, new_policy: Callable[..., Policy]) -> Callable[..., Stub]:
+    return partial(Stub, monkeypatch, query_of, new_policy())
 
 
 def test_groups_of_equal_rewards_are_replaced_by_the_first_of_the_next_queries(stub: Any) -> None:
@@ -161,7 +179,7 @@ def test_unscored_groups_have_no_signal_and_scores_stay_with_their_groups(stub: 
     first, second = order(0, 40), order(1, 40)
     run, table = stub(flat=set()), {first[0]: (None, None), first[3]: (None, 2.0)}
 
-    def scored(groups: Sequence[Group], functions: Any, **_: Any) -> list[Batch]:
+    def scored(groups: Sequence[Group], functions: Any, state: Any, **_: Any) -> list[Batch]:
         pairs = [table.get(number(group.query), (0.0, float(number(group.query) + 1))) for group in groups]
         return [samples.scored([group], pair) for group, pair in zip(groups, pairs, strict=True)]
 
@@ -213,13 +231,21 @@ def test_where_there_are_no_other_queries_the_batch_is_filled_without_sampling_m
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> list[list[str]]:
-    original, seen = EmbeddedEngine.sample, []
+    """The ids of the queries that were sampled together, call by call of the engine."""
+    group, submit, asked, seen = Sampler.group, EmbeddedEngine.submit, list[str](), list[list[str]]()
 
-    def sample(engine: EmbeddedEngine, queries: Sequence[Query], *arguments: Any, **keywords: Any) -> Any:
-        seen.append([query.id for query in queries])
-        return original(engine, queries, *arguments, **keywords)
+    async def watched_group(sampler: Sampler, query: Query, *arguments: Any, **keywords: Any) -> Group:
+        asked.append(query.id)
+        return await group(sampler, query, *arguments, **keywords)
 
-    monkeypatch.setattr(EmbeddedEngine, "sample", sample)
+    def watched_submit(engine: EmbeddedEngine, prompts: Sequence[Prompt], sampling: Sampling) -> Any:
+        assert len(prompts) == recipe.rollout.group_size * len(asked)
+        seen.append([*asked])
+        asked.clear()
+        return submit(engine, prompts, sampling)
+
+    monkeypatch.setattr(Sampler, "group", watched_group)
+    monkeypatch.setattr(EmbeddedEngine, "submit", watched_submit)
     train(recipe)
     return seen
 

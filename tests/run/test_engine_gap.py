@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from gspo.engine.embedded import decoding
 from gspo.errors import DivergedError
 from gspo.recipe.load import load_recipe, make_recipe
-from gspo.rollout.embedded import decoding
 from gspo.run.console import Display
 from gspo.run.recorder import check_gap
 from gspo.train import Outcome, train

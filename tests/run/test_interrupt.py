@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.breaking_off import raise_signal
 
 from gspo import cli
 from gspo.errors import Stopped
@@ -119,7 +120,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         calls.append(name)
         if len(calls) == count:
-            signal.raise_signal(number)
+            raise_signal(number)
         if len(calls) > count:
             after.append(name)
         return original(*arguments, **keywords)
@@ -133,7 +134,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
     [
         ("gspo.learner.sft.micro_batches", 2, signal.SIGINT, "step_000001"),
         ("gspo.run.recorder.evaluate", 1, signal.SIGTERM, "step_000000"),
-        ("gspo.rollout.embedded.decoding.sample_tokens", 3, signal.SIGHUP, "step_000000"),
+        ("gspo.engine.embedded.decoding.sample_tokens", 3, signal.SIGHUP, "step_000000"),
         ("gspo.run.collect.score_each", 1, signal.SIGINT, "step_000000"),
         ("gspo.train.compute_old_logprobs", 2, signal.SIGTERM, "step_000001_batch"),
         ("gspo.run.recorder.evaluate", 2, signal.SIGINT, "step_000001_update_4"),

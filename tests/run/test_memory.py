@@ -12,12 +12,12 @@ import torch
 
 import gspo
 from gspo import cli
+from gspo.engine.embedded.cache import in_place_cache
+from gspo.engine.embedded.fast_decode import read_tokens
 from gspo.learner.optimizer import Optimizer
 from gspo.model.packing import TokenSequence, pack
 from gspo.model.trunk import enable_packing, packed_pass
 from gspo.recipe.load import load_recipe, make_recipe
-from gspo.rollout.embedded.cache import in_place_cache
-from gspo.rollout.embedded.one_token import read_tokens
 from gspo.run import memory
 from gspo.run.console import Display
 from gspo.run.memory import Memory, disk_line, memory_of
@@ -146,6 +146,14 @@ def test_the_cache_is_that_of_all_rows_at_their_longest_and_a_layer_more() -> No
     assert whole == held * 32 / rows * (layers + 1) / layers
     evaluated = computed(evaluation={"num_queries": 100, "samples": 3})
     assert evaluated["while sampling"]["cache"] == whole * 300 / 32
+
+
+def test_an_engine_that_samples_while_the_policy_is_trained_has_weights_and_a_cache_beside_the_update() -> None:
+    alone, beside = computed(), computed(rollout={"max_staleness": 1})
+    for parts in beside.values():
+        assert parts["engine's weights"] == alone["while sampling"]["weights"]
+        assert parts["cache"] == alone["while sampling"]["cache"]
+    assert computed(rollout={"max_staleness": 1, "in_turn": True}) == alone
 
 
 @pytest.mark.parametrize(

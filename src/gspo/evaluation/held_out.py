@@ -15,7 +15,8 @@ from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import JUNK
 from gspo.reward.log import TrainerState
 from gspo.reward.score import score
-from gspo.rollout.engine import Engine, SamplingKey
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Query, Sample, Score, ShowProgress
 
 # Not the recipe's seed: an evaluation draws the same numbers before and after training.
@@ -107,7 +108,7 @@ def passes(judged: Verdict, threshold: float) -> bool | None:
 
 
 def evaluate(
-    engine: Engine,
+    sampler: Sampler,
     eval_set: EvaluationSet,
     state: TrainerState | None = None,
     check_stop: Callable[[], None] = lambda: None,
@@ -118,7 +119,7 @@ def evaluate(
     `check_stop` is called while responses are sampled and scored; it may raise.
     """
     watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
-    groups = engine.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, **watched)
+    groups = sampler.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, **watched)
     batch = score(groups, eval_set.functions, state, max_masked_fraction=1.0, **watched)
     lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
     names = [function.name for function in eval_set.functions]

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gspo.engine.server.ray_host import HOSTS, NAMESPACE, HostActor
 from gspo.errors import RENDEZVOUS, Stopped, UserError
 from gspo.launch.local import LocalRank
 from gspo.launch.supervise import LOST, run_ranks, with_restarts
 from gspo.recipe.sections import ClusterConfig
-from gspo.rollout.servers.ray_host import HOSTS, NAMESPACE, HostActor
 
 _WHERE = "gspo launch ray"
 _CONNECT_SECONDS = 10.0

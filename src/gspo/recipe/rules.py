@@ -70,21 +70,11 @@ def _refused_sources(recipe: RecipeKeys) -> dict[str, object]:
 
 def _refused_servers(recipe: RecipeKeys) -> dict[str, object]:
     rollout, actor, name, engines = recipe.rollout, recipe.actor, recipe.rollout.engine, recipe.cluster.engines
-    server: ServerConfig = getattr(rollout, name)
     if name == "embedded":
-        refused = {"python": server.python, "urls": server.urls, "options": server.options}
         return {
             "cluster.engines places servers, and rollout.engine is embedded; set vllm, or cluster.engines: 0": engines,
-            f"""rollout.embedded.{" ".join(key for key, value in refused.items() if value)} is for servers of others
-            than gspo; leave it out""": any(refused.values()),
-            f"""rollout.embedded.weights: {server.weights} is for vLLM; set memory or files
-            """: server.weights in ("ipc", "nccl"),
-            "rollout.embedded.dtype: float16 is for servers of others; set auto, float32 or bfloat16": (
-                server.dtype == "float16"
-            ),
-            """rollout.embedded.weights: files needs weights_dir, a directory that trainer and engine see; others none
-            """: (server.weights == "files") != (server.weights_dir is not None),
         }
+    server: ServerConfig = getattr(rollout, name)
     shaping = ", ".join(rollout.shaping)
     return {
         f"""rollout.{shaping} with rollout.engine: {name}: a server says how likely a token was in what it drew from,
@@ -285,8 +275,6 @@ def _needs(recipe: RecipeKeys) -> Mapping[tuple[str, str], object]:
         ("critic.optimizer.min_lr_fraction", "a schedule"): no_critic or critic.optimizer.schedule != "constant",
         ("critic.optimizer.no_decay", "critic.optimizer.weight_decay"): no_critic or _decays(critic.optimizer),
         ("cluster", "cluster.engines"): recipe.cluster.engines,
-        ("rollout.embedded", "rollout.engine: embedded beside the training"): rollout.engine == "embedded"
-        and not rollout.is_in_trainer,
         ("rollout.vllm", "rollout.engine: vllm"): rollout.engine == "vllm",
         ("rollout.sglang", "rollout.engine: sglang"): rollout.engine == "sglang",
         ("rollout.max_rounds", "rollout.dynamic_sampling"): rollout.dynamic_sampling,

@@ -249,9 +249,6 @@ class RolloutConfig(Section):
         "embedded",
         "What samples: `embedded`, in the trainer's process, or servers, `vllm` or `sglang` ([which](../engines.md)).",
     )
-    embedded: ServerConfig = key(
-        ServerConfig(), "The same keys, of `rollout.engine: embedded` beside the training: in processes of its own."
-    )
     vllm: ServerConfig = key(ServerConfig(), "The keys of `rollout.engine: vllm`.")
     sglang: ServerConfig = key(ServerConfig(), "The same keys, of `rollout.engine: sglang`.")
     queries_per_step: Positive = key(64, "Queries in one step.")
@@ -286,6 +283,16 @@ class RolloutConfig(Section):
     )
     overlong_margin: Fraction = key(0.2, "The fraction of `max_new_tokens` over which the penalty grows to 1.")
     segment_separator: Text | None = key(None, "The text that ends a segment, for rewards `per: segment`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_embedded(cls, value: Any) -> Any:
+        """Leave out the section `embedded` of runs that had it, where nothing was set in it."""
+        if not isinstance(value, dict) or "embedded" not in value:
+            return value
+        if value["embedded"] not in ({}, ServerConfig().model_dump(mode="json")):
+            raise refusal("embedded: the embedded engine is a thread now; leave it out, or set rollout.engine: vllm")
+        return {name: own for name, own in value.items() if name != "embedded"}
 
     @property
     def is_in_trainer(self) -> bool:

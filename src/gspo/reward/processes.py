@@ -1,18 +1,19 @@
 """Calls in worker processes: for functions named in the recipe, which a process can import for itself."""
 
-import math
+import asyncio
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gspo.errors import UserError
 from gspo.reward.calls import LONGEST_WAIT_SECONDS, Call
 from gspo.reward.limits import MARK, end_tree
 from gspo.reward.reply import Reply, timed_out
-from gspo.reward.worker import Request
+from gspo.reward.worker import HEADER, Request, framed
 
 START_SECONDS = 120.0
 MAX_PROCESSES = 8
@@ -37,16 +38,16 @@ LOADER_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 ANSWERS_FAULT = {-number for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)}
 
 _PROGRAM = """
-import sys
-from multiprocessing.connection import Connection
-link = Connection(int(sys.argv[1]))
-setup = link.recv()
+import pickle, socket, sys
+link = socket.socket(fileno=int(sys.argv[1]))
+size = int.from_bytes(link.recv(8, socket.MSG_WAITALL), "big")
+setup = pickle.loads(link.recv(size, socket.MSG_WAITALL))
 sys.path[:] = [setup["home"], *sys.path, *setup["path"]]
 from gspo.reward.worker import main
 main(link, setup, sys.argv[2])
 """
 
-MESSAGE = TypeAdapter(tuple[int, list[Reply]])  # the number of the request, and what came of its calls
+MESSAGE = TypeAdapter(tuple[int, Reply])  # the number of the request, and what came of its call
 
 
 class Processes:
@@ -65,65 +66,66 @@ class Processes:
         is_verifier: bool = False,
         output: int = 2,
     ) -> None:
-        self.num_places = 1 if is_async else concurrent_calls or min(MAX_PROCESSES, os.cpu_count() or 1)
-        self.places, self.takes_all = threading.Semaphore(self.num_places), is_async
+        self._is_async, self._is_verifier = is_async, is_verifier
+        most = MAX_COROUTINES if is_async else min(MAX_PROCESSES, os.cpu_count() or 1)
+        self._places = asyncio.Semaphore(concurrent_calls or most)
+        self._alone = asyncio.Semaphore(1)  # for a call that is made by itself, since one beside it ended the process
         self._where = f"reward function {function}"
         path = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # noqa: PTH100
         self._setup: dict[str, Any] = {
             "name": function,
             "is_async": is_async,
-            "num_coroutines": concurrent_calls or MAX_COROUTINES,
             "is_verifier": is_verifier,
             "home": str(Path(gspo.__file__).parents[1]),
             "path": path,
         }
         self._directory, self._output = Path("/") if is_verifier else Path.cwd(), output
-        self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end_all, self._workers)  # at the end of the program too
-        self._free_worker()  # it imports its function while other things are done
-
-    def stop(self, stopped: threading.Event) -> None:
-        """Kill the processes that are in the midst of a round's calls."""
-        with self._lock:
-            busy = [worker for worker in self._workers if worker.round is stopped]
-        for worker in busy:
-            worker.end()
+        self._worker()  # it imports its function while other things are done
 
     def close(self) -> None:
         """Kill all processes."""
         _end_all(self._workers)
 
-    def make(self, calls: Sequence[Call], stopped: threading.Event) -> Sequence[Reply]:
-        """Make the calls in a free process; UserError where the processes cannot start."""
-        request = [(len(call.samples), self._pickled(call), call.function.time_limit_seconds) for call in calls]
-        seconds = limit = calls[0].function.time_limit_seconds
+    async def make(self, call: Call) -> tuple[Reply, float]:
+        """Make the call in a free process; UserError where the processes cannot start."""
+        async with self._places:
+            reply, seconds = await self._make(call, self._pickled(call), self._is_async)
+        if reply is not None:
+            return reply, seconds
+        async with self._alone:  # one of several has ended the process or held it up, and nothing says which
+            reply, seconds_alone = await self._make(call, self._pickled(call), False)
+        assert reply is not None
+        return reply, seconds + seconds_alone
+
+    async def _make(self, call: Call, arguments: bytes, is_shared: bool) -> tuple[Reply | None, float]:
+        """None where the process has ended with calls of others in it."""
+        size, limit = len(call.samples), call.function.time_limit_seconds
         # A verifier's responses have each a limit of CPU time; several that reach it must not mask their group.
-        if self._setup["is_verifier"]:
-            seconds = limit * len(calls[0].samples)
-        if self.takes_all:
-            seconds = (limit + CANCEL_SECONDS) * math.ceil(len(calls) / self._setup["num_coroutines"])
-        with self._lock:
-            if stopped.is_set():
-                return [Reply()] * len(calls)
-            worker = self._free_worker()
-            worker.round = stopped
+        seconds = limit * size if self._is_verifier else limit + CANCEL_SECONDS * self._is_async
+        worker = self._worker(is_shared=is_shared)
+        worker.num_calls, worker.takes_others = worker.num_calls + 1, is_shared
+        worker.is_shared = worker.num_calls > 1
+        reply, started = None, time.monotonic()
         try:
-            worker.wait_until_ready(self._where)
+            await worker.wait_until_ready(self._where)
             started = time.monotonic()
-            if (replies := worker.ask(request, seconds)) is not None:
-                return replies
-            status = worker.end()
-            is_late = status == -signal.SIGKILL and time.monotonic() - started >= seconds
+            reply = await worker.ask((size, arguments, limit), seconds)
+            is_late = reply is None and time.monotonic() - started >= seconds
+            status = 0 if reply is not None else await asyncio.to_thread(worker.end)
         finally:
-            worker.round = None
-        if len(calls) > 1:  # one of several has ended the process or holds it up, and nothing says which
-            return [reply for call in calls for reply in self.make([call], stopped)]
+            worker.num_calls -= 1
+            if reply is None:  # it is given up, too
+                worker.end()
+        seconds = time.monotonic() - started
+        if reply is not None or worker.is_shared:
+            return reply, seconds
         if is_late:
-            return [timed_out(limit)]
-        if self._setup["is_verifier"] and status in ANSWERS_FAULT and len(calls[0].samples) == 1:
-            return [Reply(values=[0.0])]
-        return [Reply(kind="crashed", what=worker.garbled or how_it_ended(status))]
+            return timed_out(limit), seconds
+        if self._is_verifier and status in ANSWERS_FAULT and size == 1:
+            return Reply(values=[0.0]), seconds
+        return Reply(kind="crashed", what=worker.garbled or how_it_ended(status)), seconds
 
     def _pickled(self, call: Call) -> bytes:
         try:
@@ -133,12 +135,14 @@ class Processes:
             fix = "give the function from Python, gspo.train(…, reward=function): it then runs in the trainer's process"
             raise UserError(what, where=self._where, fix=fix) from None
 
-    def _free_worker(self) -> "_Worker":
-        for worker in [worker for worker in self._workers if worker.round is None]:
-            if worker.is_alive():
+    def _worker(self, *, is_shared: bool = False) -> "_Worker":
+        """One that is free or, where calls share it, whichever there is; a new one else."""
+        for worker in [*self._workers]:
+            if not worker.is_alive():
+                worker.end()
+                self._workers.remove(worker)
+            elif not worker.num_calls or (is_shared and worker.takes_others):
                 return worker
-            worker.end()
-            self._workers.remove(worker)
         try:
             self._workers.append(_Worker(self._setup, self._directory, self._output))
         except OSError as error:
@@ -155,11 +159,16 @@ class _Worker:
     """One process. Requests go to it pickled, for arguments may be anything; its replies are JSON, and checked."""
 
     def __init__(self, setup: Mapping[str, Any], directory: Path, output: int) -> None:
-        self.round: threading.Event | None = None  # that it makes calls of; the event says that it is stopped
-        self._is_ready = False
+        self.num_calls = 0
+        self.takes_others = self.is_shared = (
+            False  # whether several calls may be, and have been, in it at the same time
+        )
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
-        self._link, worker_link = Pipe()
+        self._link, worker_link = socket.socketpair()
+        self._replies: dict[int, tuple[int, asyncio.Future[Reply | None]]] = {}  # that are due: how many values
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Task[Reply | None] | None = None
         names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
         with worker_link:
             self._process = subprocess.Popen(
@@ -173,7 +182,9 @@ class _Worker:
                 env={**{name: os.environ[name] for name in names if name in os.environ}, MARK: self._mark},
                 start_new_session=True,  # Ctrl-C is for the trainer, which still wants its answers
             )
-        self._link.send(setup)
+        with suppress(OSError):  # it has ended already, which shows when it is asked
+            self._link.sendall(framed(pickle.dumps(setup)))
+        self._link.setblocking(False)
 
     def is_alive(self) -> bool:
         """Whether the process has not ended; one that has is not waited for."""
@@ -182,48 +193,77 @@ class _Worker:
         except psutil.NoSuchProcess:
             return False
 
-    def wait_until_ready(self, where: str) -> None:
+    async def wait_until_ready(self, where: str) -> None:
         """Wait until the process has imported its function; UserError where it cannot."""
-        if self._is_ready:
-            return
+        if self._ready is None:
+            self._ready = asyncio.create_task(self.ask((0, b"", 0.0), START_SECONDS))
         started = time.monotonic()
-        replies = self.ask([(0, b"", 0.0)], START_SECONDS)
-        if replies is None:
-            what = f"{how_it_ended(self.end())} while it started"
+        reply = await asyncio.shield(self._ready)
+        if reply is None:
+            what = f"{how_it_ended(await asyncio.to_thread(self.end))} while it started"
             if time.monotonic() - started >= START_SECONDS:
                 what = f"its process is not ready after {START_SECONDS:g} s"
             raise UserError(what, where=where)
-        if refusal := replies[0].user_error:
+        if refusal := reply.user_error:
             raise UserError(refusal[0], where=where, fix=refusal[2])
-        self._is_ready = True
 
-    def ask(self, requests: Sequence[Request], seconds: float) -> list[Reply] | None:
-        """A reply to each request; None where the process ends before, or is ended as the time is over."""
-        timer = threading.Timer(min(seconds, LONGEST_WAIT_SECONDS), self.end)
-        timer.daemon = True
-        timer.start()
-        number, message = next(self._numbers), b""
+    async def ask(self, request: Request, seconds: float) -> Reply | None:
+        """The reply; None where the process ends before, or the time is over."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        number, due = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._replies[number] = (request[0], due)
         try:
-            self._link.send((number, requests, seconds))
-            message = self._link.recv_bytes(MAX_REPLY_BYTES)
-            answered, replies = MESSAGE.validate_json(message, strict=True)
-            pairs = zip(replies, requests, strict=True)
-            if answered == number and all(r.kind or r.user_error or len(r.values) == size for r, (size, *_) in pairs):
-                return replies
-        except (EOFError, OSError):
+            message = framed(pickle.dumps((number, *request, seconds)))
+            async with asyncio.timeout(min(seconds, LONGEST_WAIT_SECONDS)):
+                await asyncio.get_running_loop().sock_sendall(self._link, message)
+                return await due
+        except (TimeoutError, OSError):
             return None
-        except ValueError:
-            pass
         finally:
-            timer.cancel()
-        self.garbled = f"its process says what is no message: {message[:80]!r}"  # the function may have written it
-        return None
+            self._replies.pop(number, None)
+
+    async def _read(self) -> None:
+        """Hand over replies until the process ends, or says what is none."""
+        try:
+            while True:
+                header = await self._receive(HEADER.size)
+                (size,) = HEADER.unpack(header)
+                message = header if size > MAX_REPLY_BYTES else await self._receive(size)
+                try:
+                    number, reply = MESSAGE.validate_json(message, strict=True)
+                    num_values, due = self._replies[number]
+                    if not (reply.kind or reply.user_error or len(reply.values) == num_values):
+                        raise ValueError("another number of values")
+                except (ValueError, KeyError):  # the function may have written it
+                    self.garbled = f"its process says what is no message: {message[:80]!r}"
+                    return
+                if not due.done():
+                    due.set_result(reply)
+        except (EOFError, OSError):
+            return
+        finally:
+            self._link.close()
+            for _, due in self._replies.values():
+                if not due.done():
+                    due.set_result(None)
+
+    async def _receive(self, size: int) -> bytes:
+        parts = []
+        while size:
+            parts.append(await asyncio.get_running_loop().sock_recv(self._link, min(size, 2**20)))
+            if not parts[-1]:
+                raise EOFError
+            size -= len(parts[-1])
+        return b"".join(parts)
 
     def end(self) -> int:
         """Kill the process with all that it has started; its exit status, as subprocess has it."""
         with self._ending:
             if self._process.returncode is None:
                 end_tree(self._process.pid, self._mark)
+            if self._reading is None:
+                self._link.close()
             return self._process.wait()
 
 

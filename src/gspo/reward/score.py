@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from math import fsum
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gspo import loop
 from gspo.errors import FailureKind, UserError
+from gspo.loop import all_of
 from gspo.recipe.sections import Per
 from gspo.reward.arguments import arguments_of
-from gspo.reward.calls import Call, RewardFunction, run_calls
+from gspo.reward.calls import Call, RewardFunction
 from gspo.reward.log import Cell, TrainerState
 from gspo.reward.reply import Reply
 from gspo.types import Batch, Failure, Group, Sample, Score, ShowProgress
@@ -24,161 +25,82 @@ Part = float | Tensor | Failure | None  # what a function says of a sample: of a
 MAX_MASKED_FRACTION = 0.2
 
 
-def score(
-    groups: Sequence[Group],
-    functions: Sequence[RewardFunction],
-    state: TrainerState | None = None,
-    **options: Any,
-) -> Batch:
-    """The groups with what the functions say of every sample, in one batch; the options are those of `score_each`."""
-    return together(score_each(groups, functions, lambda: state, **options), functions)
+class Scoring:
+    """The functions at work on some groups: what has failed so far, and what is said of it.
 
-
-def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
-    """One batch of them all, in their order."""
-    names = dict.fromkeys(
-        [*(function.name for function in functions), *(name for batch in batches for name in batch.reward_seconds)]
-    )
-    seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
-    groups = tuple(group for batch in batches for group in batch.groups)
-    return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
-
-
-def score_each(
-    groups: Sequence[Group],
-    functions: Sequence[RewardFunction],
-    state: Callable[[], TrainerState | None] = lambda: None,
-    *,
-    more: Callable[[], Sequence[Group]] = tuple,
-    strict: bool = False,
-    max_masked_fraction: float = MAX_MASKED_FRACTION,
-    before: Sequence[Sample] = (),
-    check_stop: Callable[[], None] = lambda: None,
-    show_progress: ShowProgress = lambda *_: None,
-    warn: Callable[[str, str], object] = lambda *_: None,
-    put: Callable[[Group, Batch], object] = lambda *_: None,
-) -> list[Batch]:
-    """A batch for each group, with what the functions say of every sample; a function is called once a group.
-
-    A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed; a
-    part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
-    A call that fails, but for time, is made again for one completion at a time, so that only those are masked on which
-    it fails. Raises UserError where a function needs what is not there, and where more than `max_masked_fraction` of
-    the samples, and of those that were scored `before`, are masked; where `strict`, for the first call that fails.
-    `warn` gets a name and a sentence, and `put` a group and its batch as soon as its own calls are answered.
-    What `more` returns, called again and again while any call is under way, is scored as well, and put alone.
-    """
-    scores = Scores(functions, before, strict, max_masked_fraction)
-    replies, batches = count(1), dict[Group, Batch | None].fromkeys(groups)
-
-    def calls_for(new: Sequence[Group]) -> Sequence[Call]:
-        scores.enter(new)
-        now = state() if new else None
-        return [_call(group.samples, function, now) for group in new for function in functions]
-
-    def add(call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
-        show_progress(min(next(replies), scores.num_calls), scores.num_calls, "calls of reward functions")
-        others = scores.add(call, reply, seconds)
-        if what := scores.refused.pop(name := call.function.name, None):
-            warn(f"log of {name}", f"reward function {name}: some of what it logs is left out: {what}")
-        if scored := scores.take(call, num_others=len(others)):
-            group, batch = scored
-            if group in batches:
-                batches[group] = batch
-            put(group, batch)
-        return others
-
-    run_calls(calls_for(groups), add, check_stop, lambda: calls_for(more()))
-    return [batch for batch in batches.values() if batch is not None]
-
-
-@dataclass(kw_only=True, eq=False)
-class _Open:
-    """A group whose calls are not all answered yet, and what they have said."""
-
-    group: Group
-    num_missing: int  # calls
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
-    logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
-    parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
-    extra: dict[Sample, dict[str, Cell]] = field(default_factory=dict)  # by function and column
-    masked: set[Sample] = field(default_factory=set)
-
-
-class Scores:
-    """The parts and failures of samples, and the scores that they add up to.
-
-    Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the samples masked.
+    Where it is strict every failure is a UserError, else more than `max_masked_fraction` of the samples masked: of
+    `num_samples`, those that were scored `before` included.
     """
 
     def __init__(
         self,
         functions: Sequence[RewardFunction],
-        before: Sequence[Sample],
-        strict: bool,
-        max_masked_fraction: float,
+        state: TrainerState | None = None,
+        *,
+        num_samples: int = 0,
+        before: Sequence[Sample] = (),
+        strict: bool = False,
+        max_masked_fraction: float = MAX_MASKED_FRACTION,
+        warn: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
-        """Those scored `before` count, too, in what fraction is masked."""
-        self._functions, self._strict, self._max_masked_fraction = functions, strict, max_masked_fraction
-        self._num_samples, self.num_calls = len(before), 0
+        """`warn` gets a name and a sentence."""
+        self._functions, self._state, self._strict, self._warn = functions, state, strict, warn
+        self._num_samples, self._max_masked_fraction = num_samples + len(before), max_masked_fraction
         errors = [_masked_error(sample) for sample in before if sample.score and sample.score.failure]
         self._num_masked, self._first_masked = len(errors), next(iter(errors), None)
-        self._open: dict[Sample, _Open] = {}
-        self.refused: dict[str, str] = {}  # by function, the first reason why something logged was left out
-
-    def enter(self, groups: Sequence[Group]) -> None:
-        """Each function is called for these from now on."""
-        for group in groups:
-            self._open |= dict.fromkeys(group.samples, _Open(group=group, num_missing=len(self._functions)))
-            self._num_samples += len(group.samples)
-        self.num_calls += len(groups) * len(self._functions)
+        self.num_replies = 0  # so far
         self._check_masked()
 
-    def take(self, call: Call, *, num_others: int) -> tuple[Group, Batch] | None:
-        """The group of a call that was added, with its scores and what its calls took and logged, if it is whole now.
+    async def score(self, group: Group) -> Batch:
+        """The group with what the functions say of every sample; each is called once, all at the same time.
 
-        So many others are made in the call's stead.
+        A sample's reward is the weighted sum of its parts that are not None, and None where all are or one has failed;
+        a part is the sum over its tokens, where a function gives them, or the segments, numbers of their own.
+        A call that fails, but for time, is made again for one completion at a time, so that only those are masked on
+        which it fails. UserError where a function needs what is not there, or too much is masked.
         """
-        found = self._open[call.samples[0]]
-        found.num_missing += num_others - 1
-        if found.num_missing:
-            return None
-        samples = found.group.samples
-        scored = Group(samples=tuple(replace(s, score=self._score(s, self._open.pop(s))) for s in samples))
+        found = _Found()
+        await all_of([self._ask(function, group.samples, found) for function in self._functions])
+        samples = tuple(replace(sample, score=self._score(sample, found)) for sample in group.samples)
         logged = added_up(found.logged)
-        return found.group, Batch(groups=(scored,), reward_seconds=dict(found.seconds), logged=logged)
+        return Batch(groups=(Group(samples=samples),), reward_seconds=dict(found.seconds), logged=logged)
 
-    def add(self, call: Call, reply: Reply, seconds: float) -> Sequence[Call]:
-        """Note what came of a call; the calls to be made in its stead, one for each of its samples, where it failed.
-
-        Raises UserError where the recipe is at fault, or too much has failed.
-        """
-        function, found = call.function, self._open[call.samples[0]]
+    async def _ask(self, function: RewardFunction, samples: Sequence[Sample], found: "_Found") -> None:
+        """Make a call, and note what came of it."""
+        arguments = arguments_of(samples[0].query, samples, function, self._state)
+        call = Call(function=function, samples=samples, arguments=arguments)
+        reply, seconds = await function.host.make(call)
+        self.num_replies += 1
         found.seconds[function.name] += seconds
         if reply.user_error:
             what, where, fix = reply.user_error
-            where = f"{where or f'reward function {function.name}'}, row {call.samples[0].query.id}"
+            where = f"{where or f'reward function {function.name}'}, row {samples[0].query.id}"
             raise UserError(what, where=where, fix=fix)
         # The time of a call that ran over its limit is spent; what else fails may be one completion's fault.
-        if reply.kind not in (None, "timed_out") and len(call.samples) > 1 and not self._strict:
-            return [_call((sample,), function, call.state) for sample in call.samples]
+        if reply.kind not in (None, "timed_out") and len(samples) > 1 and not self._strict:
+            await all_of([self._ask(function, (sample,), found) for sample in samples])
+            return
         self._note_logged(call, reply, found)
-        values = reply.values if reply.kind is None else [reply.what] * len(call.samples)
-        for sample, value in zip(call.samples, values, strict=True):
+        values = reply.values if reply.kind is None else [reply.what] * len(samples)
+        for sample, value in zip(samples, values, strict=True):
             part: Part | str = to_token_rewards(value, function.per, sample)
             if isinstance(part, str):
-                name, kind = f"reward function {function.name}", reply.kind or "invalid"
-                if function.weight != 0 or self._strict:
-                    where, fix = f"{name}, row {sample.query.id}", _fix(kind, part, function.per)
-                    self._first_masked = self._first_masked or UserError(part, where=where, fix=fix)
-                    self._num_masked += sample not in found.masked
-                    found.masked.add(sample)
-                part = Failure(kind=kind, message=f"{name}: {part}")
+                part = self._failure(function, sample, reply.kind or "invalid", part, found)
             found.parts[sample, function.name] = part
         self._check_masked()
-        return ()
 
-    def _note_logged(self, call: Call, reply: Reply, found: _Open) -> None:
+    def _failure(
+        self, function: RewardFunction, sample: Sample, kind: FailureKind, what: str, found: "_Found"
+    ) -> Failure:
+        name = f"reward function {function.name}"
+        if function.weight != 0 or self._strict:
+            where, fix = f"{name}, row {sample.query.id}", _fix(kind, what, function.per)
+            self._first_masked = self._first_masked or UserError(what, where=where, fix=fix)
+            self._num_masked += sample not in found.masked
+            found.masked.add(sample)
+        return Failure(kind=kind, message=f"{name}: {what}")
+
+    def _note_logged(self, call: Call, reply: Reply, found: "_Found") -> None:
         name = call.function.name
         found.logged.append({f"{name}/{metric}": pair for metric, pair in reply.metrics.items()})
         for column, cells in reply.columns.items():
@@ -188,7 +110,8 @@ class Scores:
             fix = "docs/guides/rewards.md says what it takes"
             raise UserError(reply.refused, where=f"reward function {name}", fix=fix)
         if reply.refused:
-            self.refused.setdefault(name, reply.refused)
+            what = f"reward function {name}: some of what it logs is left out: {reply.refused}"
+            self._warn(f"log of {name}", what)
 
     def _check_masked(self) -> None:
         masked, total, first = self._num_masked, self._num_samples, self._first_masked
@@ -200,7 +123,7 @@ class Scores:
             fix = f"{first.fix or 'look at that line'}; then resume: the same responses are scored again"
             raise UserError(what, where=first.where, fix=fix)
 
-    def _score(self, sample: Sample, found: _Open) -> Score:
+    def _score(self, sample: Sample, found: "_Found") -> Score:
         """The sample's score, once everything is in."""
         pairs = [(function, found.parts[sample, function.name]) for function in self._functions]
         parts = {f.name: _total(part) if isinstance(part, float | Tensor) else None for f, part in pairs}
@@ -223,6 +146,58 @@ class Scores:
         segments = None if "token" in finer else torch.tensor(sample.segments)
         places = None if segments is None else torch.arange(len(segments)).repeat_interleave(segments)
         return replace(sample_score, token_rewards=by_token, places=places)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Found:
+    """What the calls for a group have said so far."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all calls, by function
+    logged: list[Mapping[str, tuple[float, int]]] = field(default_factory=list)
+    parts: dict[tuple[Sample, str], Part] = field(default_factory=dict)  # by function name
+    extra: dict[Sample, dict[str, Cell]] = field(default_factory=dict)  # by function and column
+    masked: set[Sample] = field(default_factory=set)
+
+
+def score(
+    groups: Sequence[Group],
+    functions: Sequence[RewardFunction],
+    state: TrainerState | None = None,
+    **options: Any,
+) -> Batch:
+    """The groups with scores, in one batch; options are those of `score_each`."""
+    return together(score_each(groups, functions, state, **options), functions)
+
+
+def score_each(
+    groups: Sequence[Group],
+    functions: Sequence[RewardFunction],
+    state: TrainerState | None = None,
+    *,
+    check_stop: Callable[[], None] = lambda: None,
+    show_progress: ShowProgress = lambda *_: None,
+    **options: Any,
+) -> list[Batch]:
+    """A batch for each group, in their order, with what the functions say; further options are those of Scoring."""
+    num_calls = len(groups) * len(functions)
+    scoring = Scoring(functions, state, num_samples=sum(len(group.samples) for group in groups), **options)
+
+    def look() -> None:
+        check_stop()
+        if scoring.num_replies:
+            show_progress(min(scoring.num_replies, num_calls), num_calls, "calls of reward functions")
+
+    return loop.run(all_of([scoring.score(group) for group in groups]), look)
+
+
+def together(batches: Sequence[Batch], functions: Sequence[RewardFunction]) -> Batch:
+    """One batch of them all, in their order."""
+    names = dict.fromkeys(
+        [*(function.name for function in functions), *(name for batch in batches for name in batch.reward_seconds)]
+    )
+    seconds = {name: sum(batch.reward_seconds.get(name, 0.0) for batch in batches) for name in names}
+    groups = tuple(group for batch in batches for group in batch.groups)
+    return Batch(groups=groups, reward_seconds=seconds, logged=added_up([batch.logged for batch in batches]))
 
 
 def added_up(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
@@ -286,8 +261,3 @@ def _fix(kind: FailureKind, what: str, per: Per) -> str | None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _call(samples: Sequence[Sample], function: RewardFunction, state: TrainerState | None) -> Call:
-    arguments = arguments_of(samples[0].query, samples, function, state)
-    return Call(function=function, samples=samples, arguments=arguments, state=state)

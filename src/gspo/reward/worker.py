@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import resource
+import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,13 +27,19 @@ LONGEST_TIMER_SECONDS = 1e9
 
 Function = Callable[..., Any]
 Request = tuple[int, bytes, float]  # the number of completions, the pickled arguments, the time limit in seconds
+HEADER = struct.Struct(">Q")  # the size of a message
 
 _nowhere = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
 
 
-def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
+def framed(message: bytes) -> bytes:
+    """As it travels between the processes: its size first."""
+    return HEADER.pack(len(message)) + message
+
+
+def main(link: socket.socket, setup: Mapping[str, Any], mark: str) -> None:
     """Import the function, say so, and make calls until the trainer is gone."""
-    os.set_inheritable(link.fileno(), False)
+    link.set_inheritable(False)
     os.register_at_fork(after_in_child=link.close)  # the trainer must see this process end, whoever survives it
     sys.path[:] = setup["path"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -51,19 +58,51 @@ def main(link: Connection, setup: Mapping[str, Any], mark: str) -> None:
     except Exception as error:
         ready = Reply(user_error=(f"preparing it raises {type(error).__name__}: {error}", None, None))
     number, *_ = received.get()  # the question whether it is ready
-    _send(link, number, [ready])
-    loop = asyncio.new_event_loop()
+    _send(link, number, ready)
+    if setup["is_async"]:
+        asyncio.run(_serve(link, function, received))
     while True:
-        number, requests, seconds = received.get()
-        # Its timer runs outside Python: a call that holds the interpreter for ever cannot stop it.
-        overtime = min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
-        faulthandler.dump_traceback_later(overtime, exit=True, file=_nowhere)
-        if setup["is_async"]:
-            replies = loop.run_until_complete(_coroutines(function, requests, setup["num_coroutines"]))
-        else:  # in the main thread, where alarms work
-            replies = [reply_of(function, partial(pickle.loads, data), size) for size, data, _ in requests]
+        number, size, arguments, _, seconds = received.get()
+        with _overtime(seconds):  # in the main thread, where alarms work
+            reply = reply_of(function, partial(pickle.loads, arguments), size)
+        _send(link, number, reply)
+
+
+async def _serve(link: socket.socket, function: Function, received: SimpleQueue[Any]) -> None:
+    """Make the calls of an async function at the same time."""
+
+    async def make(number: int, size: int, arguments: bytes, limit: float) -> None:
+        # One that does not end when it is cancelled holds all up, until the trainer ends the process.
+        reply = timed_out(limit)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit) as timer:
+                reply = await reply_of_coroutine(function, partial(pickle.loads, arguments), size)
+            reply = timed_out(limit) if timer.expired() else reply
+        _send(link, number, reply)
+
+    tasks: set[asyncio.Task[None]] = set()
+    while True:
+        number, size, arguments, limit, seconds = await asyncio.to_thread(received.get)
         faulthandler.cancel_dump_traceback_later()
-        _send(link, number, replies)
+        faulthandler.dump_traceback_later(_overtime_seconds(seconds), exit=True, file=_nowhere)
+        task = asyncio.create_task(make(number, size, arguments, limit))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: None if tasks else faulthandler.cancel_dump_traceback_later())
+
+
+def _overtime_seconds(seconds: float) -> float:
+    return min(seconds + OVERTIME_SECONDS, LONGEST_TIMER_SECONDS)
+
+
+@contextmanager
+def _overtime(seconds: float) -> Iterator[None]:
+    """End the process after the time; outside Python, for a call that holds the interpreter for ever cannot stop it."""
+    faulthandler.dump_traceback_later(_overtime_seconds(seconds), exit=True, file=_nowhere)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _prepare(name: str) -> None:
@@ -78,26 +117,25 @@ def _prepare(name: str) -> None:
         try_sandbox()
 
 
-async def _coroutines(function: Function, requests: Sequence[Request], num_places: int) -> list[Reply]:
-    places = asyncio.Semaphore(num_places)
-
-    async def make(size: int, arguments: bytes, limit: float) -> Reply:
-        # One that does not end when it is cancelled holds all up, until the trainer ends the process.
-        async with places, asyncio.timeout(limit) as timer:
-            reply = await reply_of_coroutine(function, partial(pickle.loads, arguments), size)
-        return timed_out(limit) if timer.expired() else reply
-
-    return await asyncio.gather(*(make(*request) for request in requests))
-
-
-def _read(link: Connection, deliver: Callable[[Any], Any], mark: str) -> None:
+def _read(link: socket.socket, deliver: Callable[[Any], Any], mark: str) -> None:
     with suppress(EOFError, OSError):
         while True:
-            deliver(link.recv())
+            (size,) = HEADER.unpack(_receive(link, HEADER.size))
+            deliver(pickle.loads(_receive(link, size)))
     end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
 
-def _send(link: Connection, number: int, replies: Sequence[Reply]) -> None:
-    message = json.dumps([number, [vars(reply) for reply in replies]], ensure_ascii=False)
+def _receive(link: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        parts.append(link.recv(min(size, 2**20)))
+        if not parts[-1]:
+            raise EOFError
+        size -= len(parts[-1])
+    return b"".join(parts)
+
+
+def _send(link: socket.socket, number: int, reply: Reply) -> None:
+    message = json.dumps([number, vars(reply)], ensure_ascii=False)
     with suppress(OSError):  # the reading thread sees that the trainer is gone
-        link.send_bytes(message.encode(errors="replace"))  # a half of a surrogate pair has no bytes
+        link.sendall(framed(message.encode(errors="replace")))  # a half of a surrogate pair has no bytes

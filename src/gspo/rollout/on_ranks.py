@@ -1,29 +1,27 @@
 """The engine of several ranks: rank 0 asks it, and all ranks take part in what it is asked."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from signal import Signals
-from typing import Any
 
+from gspo.engine.engine import Completion, Engine, Prompt, Sampling, in_groups
 from gspo.errors import RunError, Stopped
 from gspo.model.policy import Policy
 from gspo.model.sharding import unsharded
 from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
-from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.beside import BesideEngine
-from gspo.rollout.engine import Engine, SamplingKey
-from gspo.types import Group, Query, ShowProgress
+
+_LOOK_SECONDS = 0.05  # between two looks at whether the run is to stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Queries:
+class _Request:
     """What all ranks are to sample."""
 
-    queries: Sequence[Query]
-    settings: RolloutConfig
-    key: SamplingKey
-    record_experts: bool
+    prompts: Sequence[Prompt]
+    sampling: Sampling
 
 
 class EngineOfRanks:
@@ -39,7 +37,9 @@ class EngineOfRanks:
         """`make` makes the engine: on every rank where it is embedded."""
         self._policy, self._check_stop, self._held = policy, check_stop, ExitStack()
         self._own: Engine | None = None
+        self._version = -1  # that all ranks hold whole
         self._is_embedded = is_embedded
+        self._asking: threading.Thread | None = None  # that has the ranks sample
         self._description: Mapping[str, str] = {}
         if is_embedded:
             with unsharded(policy.model):  # which the engine proves what it describes with
@@ -53,63 +53,59 @@ class EngineOfRanks:
         self._own = make(self._policy)
         self._description = self._own.describe()
 
-    def sample(
-        self,
-        queries: Sequence[Query],
-        settings: RolloutConfig,
-        key: SamplingKey,
-        *,
-        record_experts: bool = False,
-        check_stop: Callable[[], None] = lambda: None,
-        show_progress: ShowProgress = lambda *_: None,
-    ) -> tuple[Group, ...]:
-        """Called by rank 0: a group for each query, in their order, as Engine has it."""
-        options: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that this rank has sampled so far."""
+        return self._own.num_tokens if self._own else 0
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
+        """Called by rank 0, as Engine has it."""
+        assert self._own is not None
         if not self._is_embedded:
-            assert self._own is not None
-            return self._own.sample(queries, settings, key, record_experts=record_experts, **options)
-        asked = _Queries(queries=queries, settings=settings, key=key, record_experts=record_experts)
-        ask_others(asked)
-        shares = self._sample(asked, **options)
-        groups = [shares[place % num_ranks()][place // num_ranks()] for place in range(len(queries))]
-        return tuple(_about(group, query) for group, query in zip(groups, queries, strict=True))
+            return self._own.submit(prompts, sampling)
+        futures = [Future[Completion]() for _ in prompts]
+        self._asking = threading.Thread(target=self._ask, args=(prompts, sampling, futures), name="ranks", daemon=True)
+        self._asking.start()
+        return futures
 
-    def sample_beside(self, *arguments: Any, **options: Any) -> None:
-        """Called by a thread of rank 0, as BesideEngine has it; servers can do that."""
-        assert isinstance(self._own, BesideEngine)
-        self._own.sample_beside(*arguments, **options)
+    def _ask(self, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]) -> None:
+        # What completes a text is looked for by the caller, for it does not travel.
+        request = _Request(prompts=[replace(prompt, is_complete=None) for prompt in prompts], sampling=sampling)
+        try:
+            ask_others(request)
+            shares = [iter(share) for share in self._sample(request)]
+            for place, group in enumerate(in_groups(prompts)):
+                for number in group:
+                    with suppress(InvalidStateError):  # it is given up
+                        futures[number].set_result(next(shares[place % num_ranks()]))
+        except BaseException as error:
+            for future in futures:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
 
-    def help_with(self, asked: _Queries | int | str | None) -> None:
+    def help_with(self, asked: _Request | int | str | None) -> None:
         """What the other ranks do when rank 0 samples or publishes: a number is the version of the weights."""
-        if isinstance(asked, _Queries):
-            self._sample(asked, self._check_stop, lambda *_: None)
+        if isinstance(asked, _Request):
+            self._sample(asked)
         elif isinstance(asked, int):
             self._hold(asked)
         else:
             self._policy.take_part(asked)
 
-    def _sample(
-        self, asked: _Queries, check_stop: Callable[[], None], show_progress: ShowProgress
-    ) -> list[Sequence[Group]]:
+    def _sample(self, request: _Request) -> list[Sequence[Completion]]:
         """What every rank has sampled. Rank 0 raises its own error, or the first of another's, and tells it to all."""
         assert self._own is not None
-        groups: Sequence[Group] = ()
+        completions: Sequence[Completion] = ()
         failure: BaseException | None = None
+        mine = in_groups(request.prompts)[rank() :: num_ranks()]
         try:
-            if mine := asked.queries[rank() :: num_ranks()]:
-                groups = self._own.sample(
-                    mine,
-                    asked.settings,
-                    asked.key,
-                    record_experts=asked.record_experts,
-                    check_stop=check_stop,
-                    show_progress=show_progress,
-                )
+            futures = self._own.submit([request.prompts[n] for group in mine for n in group], request.sampling)
+            completions = self._completed(futures)
         except (Exception, KeyboardInterrupt) as error:  # Stopped is one of the latter
             failure = error
         meet()
         signal = int(failure.args[0]) if isinstance(failure, Stopped) else None
-        results = gathered((groups, signal, failure and f"{type(failure).__name__}: {failure}"))
+        results = gathered((completions, signal, failure and f"{type(failure).__name__}: {failure}"))
         if rank() == 0:
             if failure is not None:
                 raise failure
@@ -120,25 +116,40 @@ class EngineOfRanks:
                     raise RunError(f"rank {other} could not sample: {text}")
         return [sampled for sampled, _, _ in results]
 
-    def publish(self, policy: Policy, version: int) -> None:
+    def _completed(self, futures: Sequence[Future[Completion]]) -> list[Completion]:
+        pending = {*futures}
+        try:
+            while pending:
+                _, pending = wait(pending, _LOOK_SECONDS)
+                self._check_stop()
+            return [future.result() for future in futures]
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def publish(self, version: int) -> None:
         """Called by rank 0: have the engine sample with the present weights."""
-        if self._is_embedded:
+        if not self._is_embedded:
+            assert self._own is not None
+            self._own.publish(version)
+        elif version != self._version:
             ask_others(version)
             self._hold(version)
-        else:
-            assert self._own is not None
-            self._own.publish(self._policy, version)
 
     def _hold(self, version: int) -> None:
         """Have the whole model on this rank, for its engine to sample with."""
         assert self._own is not None
         self._held.close()
         self._held.enter_context(unsharded(self._policy.model))
-        self._own.publish(self._policy, version)
+        self._own.publish(version)
+        self._version = version
 
     def release(self) -> None:
         """Share the model among the ranks again: before it is trained."""
+        if self._asking is not None:
+            self._asking.join()
         self._held.close()
+        self._version = -1
 
     def describe(self) -> Mapping[str, str]:
         """The engine's own description."""
@@ -152,8 +163,3 @@ class EngineOfRanks:
         """End the engine."""
         if self._own:
             self._own.close()
-
-
-def _about(group: Group, query: Query) -> Group:
-    """The group with the query itself in place of the copy that another rank has sent."""
-    return Group(samples=tuple(replace(sample, query=query) for sample in group.samples))

@@ -1,22 +1,24 @@
 """The source of a step's groups: it draws queries, keeps them in flight, and hands groups over in their order."""
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from gspo.engine.engine import LostError
+from gspo.loop import all_of
 from gspo.recipe.sections import RolloutConfig
-from gspo.rollout.beside import Beside, ScoreGroups, Spans
-from gspo.rollout.engine import Engine, SamplingKey
-from gspo.types import Drawn, Group, Query, ShowProgress, Timeline
-
-_LOOK_SECONDS = 0.02  # between two looks at what has been sampled
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Ended, Sampler
+from gspo.rollout.timeline import Spans
+from gspo.types import Batch, Drawn, Group, Query, Timeline
 
 
 @dataclass(kw_only=True)
 class Source:
-    """What is drawn and not handed over yet, and whoever samples it.
+    """What is drawn and not handed over yet: the event loop has it sampled and scored.
 
     What is in flight and what was handed over are never more than the groups of `max_staleness` steps and of the one
     under way. They are handed over in the order in which they were drawn: no length is preferred, and none of them can
@@ -24,11 +26,12 @@ class Source:
     for the next draw, and so does a query that the step has already: each comes once an epoch.
     """
 
-    engine: Engine
+    sampler: Sampler
     seed: int
     updates_per_step: int
     queries_of: Callable[[int], Sequence[Query]]  # the batch of this number in the order of the queries
-    score: ScoreGroups | None = None  # scores groups that end beside the training; None: they get no scores
+    # Scores a group that ends while the policy is trained; None: it gets no scores.
+    score: Callable[[Group], Awaitable[Batch]] | None = None
     batches_drawn: int = 0
     ahead: list[Drawn] = field(default_factory=list)
     record_experts: bool = False
@@ -39,30 +42,25 @@ class Source:
     steps_left: int = 0  # after it
     handed_over: list[Drawn] = field(default_factory=list)  # in the step that is being collected
     num_too_old: int = 0
+    ended: Ended | None = None  # responses of those that are waited for
     seconds_for_scores: float = 0.0  # that the last hand-over waited for nothing else
     waiting: Spans = field(default_factory=Spans)  # of the trainer, which does nothing else meanwhile
     _started: float = 0.0
+    _sampling: Spans = field(default_factory=Spans)
+    _tasks: dict[Drawn, asyncio.Task[None]] = field(default_factory=dict)  # what is in flight
+    _lost: set[Drawn] = field(default_factory=set)  # what a server has failed to sample
+    _failure: Exception | None = None  # the run cannot go on
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __post_init__(self) -> None:
-        self._beside = Beside(engine=self.engine, score=self.score)
-
-    def take(
-        self,
-        number: int,
-        taken: Sequence[Group],
-        *,
-        check_stop: Callable[[], None] = lambda: None,
-        show_progress: ShowProgress = lambda *_: None,
-    ) -> list[Drawn]:
+    async def next_groups(self, number: int, taken: Sequence[Group]) -> list[Drawn]:
         """Hand over so many with their groups, or fewer where the order has none beside those `taken` in this step.
 
-        Weights must have been published for the step. The callables are those of Engine.sample. A group that was
-        sampled beside the training has its scores, where that is told to score.
+        Weights must have been published for the step.
+        LostError where a server has failed that the step needs: once it has its weights again, this can be called anew.
+        A group that was sampled while the policy was trained has its scores, where that is told to score.
         """
-        watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
         with self.waiting.open():
-            number = self._have_ended(number, {group.query.id for group in taken}, watched)
-        self._follow()  # what is not under way any more may have scores by now
+            number = await self._have_ended(number, {group.query.id for group in taken})
         taken_now = self.ahead[:number]
         del self.ahead[:number]
         self.handed_over += taken_now
@@ -71,44 +69,50 @@ class Source:
     def begin_step(self) -> None:
         """Called before weights are published for a step: then a server that has failed can be asked again."""
         self.handed_over, self.num_too_old, self._started = [], 0, time.monotonic()
-        self._beside.failed.clear()
+        self._lost.clear()
         self.timeline()  # forgets what was over before
 
     def timeline(self) -> Timeline:
         """Of the step under way, until now."""
-        waited, sampled = self.waiting.since(self._started), self._beside.sampling.since(self._started)
+        waited, sampled = self.waiting.since(self._started), self._sampling.since(self._started)
         return Timeline(seconds=time.monotonic() - self._started, waited=waited, sampled=sampled)
 
     def snapshot(self) -> tuple[Drawn, ...]:
         """What is ahead now: with groups what is sampled, and without what is in flight or waits to be."""
-        self._follow()
         return tuple(self.ahead)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give up what is in flight; a second call does nothing."""
-        self._beside.close()
+        tasks = {*self._tasks.values()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
 
-    def _have_ended(self, number: int, taken: Set[str], watched: dict[str, Any]) -> int:
+    async def _have_ended(self, number: int, taken: Set[str]) -> int:
         """Draw and sample until the first so many have their groups; how many: fewer where the order has no others."""
-        self._land()
         self._leave_out_old()
         number = self._draw(number, taken)
-        self._sample(number, watched)
         self.seconds_for_scores = 0.0
-        while (ended := sum(map(self._has_ended, self.ahead[:number]))) < len(self.ahead[:number]):
-            watched["check_stop"]()
-            size = self.sampling.group_size
-            watched["show_progress"](ended * size, number * size, "responses")
-            time.sleep(_LOOK_SECONDS)
-            self.seconds_for_scores += _LOOK_SECONDS * all(drawn.group is not None for drawn in self.ahead[:number])
-            self._land()
+        self.ended = Ended(self.sampler.engine)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            self.ended.total = number * self.sampling.group_size
+            await self._start(number)
+            needed = self.ahead[:number]
+            self.ended.num = sum(map(self._has_ended, needed)) * self.sampling.group_size
+            if self.ended.num == self.ended.total:
+                return number
+            began, is_for_scores = time.monotonic(), all(drawn.group is not None for drawn in needed)
+            await self._changed.wait()
+            self.seconds_for_scores += is_for_scores * (time.monotonic() - began)
             if self._leave_out_old():
                 number = self._draw(number, taken)
-            self._sample(number, watched)
-        return number
 
     def _has_ended(self, drawn: Drawn) -> bool:
-        return drawn.group is not None and not self._beside.is_under_way(drawn)
+        return drawn.group is not None and drawn not in self._tasks
 
     def _draw(self, number: int, taken: Set[str]) -> int:
         """Draw whole batches of the order until so many can be handed over and nothing more may be in flight.
@@ -140,53 +144,77 @@ class Source:
         """The most that may be ahead while so many are taken; a resume may have lowered it."""
         return max(0, min(self.sampling.max_staleness, self.steps_left)) * self.sampling.queries_per_step + number
 
-    def _sample(self, number: int, watched: dict[str, Any]) -> None:
-        """Have sampled what is neither sampled nor in flight: by a thread, or in turn with the updates.
+    async def _start(self, number: int) -> None:
+        """Have sampled what is neither sampled nor in flight; in turn with the updates, wait for it.
 
-        What a thread has tried in vain is sampled here, where a server that has failed can be given the weights of
-        now, if this step needs it; what no step needs yet is tried again when the next one begins.
+        What a server has lost is LostError where the step needs it, and else waits for the next step to begin.
         """
-        missing, most, before = list[Drawn](), self._most_ahead(number), set[str]()
-        idle = {drawn for drawn in self.ahead[:most] if drawn.group is None and not self._beside.is_under_way(drawn)}
-        self._follow()  # one that has ended since the last look is not under way, and its group is here now
-        for place, drawn in enumerate(self.ahead[:most]):
+        needed = self.ahead[:number]
+        if not self._lost.isdisjoint(needed):
+            self._lost.clear()
+            raise LostError
+        missing, before = list[Drawn](), set[str]()
+        for place, drawn in enumerate(self.ahead[: self._most_ahead(number)]):
             # Where steps take as many as they need, two of a query may come to lie in one. The second has to wait for
             # the next step, and would be too old there.
             is_second = self.sampling.dynamic_sampling and drawn.query.id in before
             before.add(drawn.query.id)
-            if drawn in idle and not is_second:
-                # Without staleness a step's random numbers are its own. The temperature may be of before a resume.
-                key_step = drawn.key_step if self.sampling.max_staleness else self.steps + 1
-                if (drawn.key_step, drawn.temperature) != (key_step, self.sampling.temperature):
-                    changed: dict[str, Any] = {"key_step": key_step, "temperature": self.sampling.temperature}
-                    drawn = self.ahead[place] = replace(drawn, **changed)
-                missing.append(drawn)
+            if drawn.group is not None or drawn in self._tasks or drawn in self._lost or is_second:
+                continue
+            # Without staleness a step's random numbers are its own. The temperature may be of before a resume.
+            key_step = drawn.key_step if self.sampling.max_staleness else self.steps + 1
+            if (drawn.key_step, drawn.temperature) != (key_step, self.sampling.temperature):
+                changed: dict[str, Any] = {"key_step": key_step, "temperature": self.sampling.temperature}
+                drawn = self.ahead[place] = replace(drawn, **changed)
+            missing.append(drawn)
         for key_step, part in groupby(missing, key=lambda each: each.key_step):
             batch, key = [*part], SamplingKey(seed=self.seed, step=key_step)
-            is_needed = not {*self.ahead[:number]}.isdisjoint(batch)  # by the step under way
-            has_failed = not self._beside.failed.isdisjoint(batch)
-            if has_failed and not is_needed:
+            keys = key.of_groups([each.query.id for each in batch], self.sampling.group_size)
+            if self.sampling.max_staleness and not self.sampling.in_turn:
+                for drawn, own in zip(batch, keys, strict=True):
+                    self._tasks[drawn] = asyncio.create_task(self._make(drawn, own))
                 continue
-            if self.sampling.max_staleness and not self.sampling.in_turn and not has_failed:
-                self._beside.start(batch, self.sampling, key, record_experts=self.record_experts)
-                continue
-            queries = [each.query for each in batch]
-            with self._beside.sampling.open():
-                groups = self.engine.sample(queries, self.sampling, key, record_experts=self.record_experts, **watched)
-            self._beside.failed.clear()
-            group_of = dict(zip(batch, groups, strict=True))
-            self.ahead = [replace(each, group=group_of[each]) if each in group_of else each for each in self.ahead]
+            # All at once: what is asked for again after a stop has the same company, to the last bit.
+            groups = await all_of([self._sample_in_turn(drawn, own) for drawn, own in zip(batch, keys, strict=True)])
+            for drawn, group in zip(batch, groups, strict=True):
+                self._replace(drawn, replace(drawn, group=group))
+            if None in groups:
+                raise LostError
 
-    def _land(self) -> None:
-        """Put what threads have sampled into its places; raise what has ended one of them."""
-        self._follow()
-        self._beside.raise_failure()
+    async def _sample_in_turn(self, drawn: Drawn, keys: Sequence[int]) -> Group | None:
+        try:
+            return await self._sample(drawn, keys, self.ended)
+        except LostError:
+            return None
 
-    def _follow(self) -> None:
-        changes = dict(self._beside.take_changes())
-        for place, drawn in enumerate(self.ahead):
-            while drawn in changes:
-                drawn = self.ahead[place] = changes[drawn]
+    async def _sample(self, drawn: Drawn, keys: Sequence[int], ended: Ended | None = None) -> Group:
+        options: dict[str, Any] = {"record_experts": self.record_experts, "ended": ended}
+        with self._sampling.open():
+            return await self.sampler.group(drawn.query, self.sampling, keys, **options)
+
+    async def _make(self, drawn: Drawn, keys: Sequence[int]) -> None:
+        """Sample a group and have it scored, while the policy is trained."""
+        try:
+            drawn = self._replace(drawn, replace(drawn, group=await self._sample(drawn, keys)))
+            if self.score is not None and drawn.group is not None:
+                batch = await self.score(drawn.group)
+                cost: dict[str, Any] = {"reward_seconds": batch.reward_seconds, "logged": batch.logged}
+                drawn = self._replace(drawn, replace(drawn, group=batch.groups[0], **cost))
+        except LostError:
+            self._lost.add(drawn)
+        except Exception as error:
+            self._failure = self._failure or error
+        finally:
+            self._tasks.pop(drawn, None)
+            self._changed.set()
+
+    def _replace(self, drawn: Drawn, by: Drawn) -> Drawn:
+        """Put what has become of it into its place; what is in flight stays so."""
+        self.ahead = [by if each is drawn else each for each in self.ahead]
+        if drawn in self._tasks:
+            self._tasks[by] = self._tasks.pop(drawn)
+        self._changed.set()
+        return by
 
     def _leave_out_old(self) -> bool:
         """Groups of which any token is older than `max_staleness` steps, or was drawn at another temperature.

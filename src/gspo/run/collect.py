@@ -5,11 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gspo import loop
+from gspo.engine.engine import LostError
+from gspo.errors import UserError
 from gspo.learner.advantages import rewards_differ
 from gspo.queries.order import query_indices
+from gspo.recipe.rules import LOWEST_TEMPERATURE
 from gspo.reward.log import TrainerState
 from gspo.reward.overlong import with_overlong_penalty
-from gspo.reward.score import score_each, together
+from gspo.reward.score import Scoring, score_each, together
 from gspo.rollout.source import Source
 from gspo.run.progress import Progress
 from gspo.run.run import Run
@@ -22,7 +26,7 @@ def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
     def make() -> tuple[Batch, int]:
         source = _source(run, progress, policy_version)
         with run.clock.stage("publish"), source.waiting.open():
-            run.engine.publish(run.parts.policy, policy_version)
+            run.sampler.publish(policy_version)
         batch = _collect(run, progress, source)
         source.handed_over.clear()  # the batch has them
         return batch, source.batches_drawn
@@ -40,7 +44,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     num_missing = sampling.queries_per_step  # groups with something to learn from that the batch still lacks
     while not rounds or (sampling.dynamic_sampling and num_missing > 0 and len(rounds) < sampling.max_rounds):
         with run.clock.stage("rollout"):
-            drawn = source.take(num_missing, groups, **watched)
+            drawn = _next_groups(run, source, num_missing, groups)
         run.clock.move(source.seconds_for_scores, "rollout", "reward")
         with run.clock.stage("reward"), source.waiting.open():
             rounds.append(with_overlong_penalty(_scored(run, drawn, state, watched), sampling))
@@ -61,6 +65,21 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     )
 
 
+def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) -> list[Drawn]:
+    """So many groups; a server that has failed gets its weights again meanwhile."""
+
+    def look() -> None:
+        run.interrupt.check_stop()
+        if source.ended is not None:
+            run.display.progress(*source.ended.shown())
+
+    while True:
+        try:
+            return loop.run(source.next_groups(number, taken), look)
+        except LostError:
+            run.sampler.publish()
+
+
 def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapping[str, Any]) -> Batch:
     """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
     functions = run.parts.functions
@@ -69,7 +88,7 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapp
     missing = [each for each in drawn if not has_scores[each]]
     groups = [each.group for each in missing if each.group is not None]
     before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
-    now = score_each(groups, functions, state=lambda: state, before=before, warn=run.warn_once, **watched)
+    now = score_each(groups, functions, state, before=before, warn=run.warn_once, **watched)
     scored_now = dict(zip(missing, now, strict=True))
     return together([scored_now.get(each) or _scored_before(each) for each in drawn], functions)
 
@@ -81,16 +100,19 @@ def _scored_before(drawn: Drawn) -> Batch:
 
 def _source(run: Run, progress: Progress, version: int) -> Source:
     """The run's, at the step under way."""
-    sampling = progress.sampling(run.recipe.rollout)
+    sampling, is_server = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine != "embedded"
+    if is_server and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
+        problem = f"a hook has set the temperature to {sampling.temperature:g}, and a server samples at 0.01 or more"
+        raise UserError(problem, where="hooks", fix=f"set {LOWEST_TEMPERATURE} or more")
     if run.source is None:
         run.source = Source(
-            engine=run.engine,
+            sampler=run.sampler,
             seed=run.recipe.seed,
             updates_per_step=run.recipe.actor.updates_per_step,
             queries_of=partial(_queries, run),
             batches_drawn=progress.batches_drawn,
             ahead=[*progress.ahead],
-            score=partial(_score_beside, run),
+            score=partial(_score_ahead, run),
             record_experts=run.recipe.actor.wants_engine_experts,
             sampling=sampling,
         )
@@ -100,15 +122,12 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
     return run.source
 
 
-def _score_beside(run: Run, groups: Sequence[Group], **options: Any) -> None:
+async def _score_ahead(run: Run, group: Group) -> Batch:
     """With the state of the step under way, and without an error for what fails: that is scored again in its step."""
-
-    def state() -> TrainerState:
-        assert run.source is not None
-        return run.trainer_state(run.source.steps)
-
-    options |= {"max_masked_fraction": 1.0, "warn": run.warn_once}
-    score_each(groups, run.parts.functions, state=state, **options)
+    assert run.source is not None
+    options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once}
+    scoring = Scoring(run.parts.functions, run.trainer_state(run.source.steps), **options)
+    return await scoring.score(group)
 
 
 def _queries(run: Run, number: int) -> list[Query]:

@@ -108,8 +108,8 @@ def memory_of(
     }
     sampling = _sampling(recipe, text, prompt_tokens, width, num_ranks if recipe.rollout.is_in_trainer else 1)
     held = {**held, "libraries": libraries}
-    if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer and not recipe.rollout.embedded.devices:
-        held |= {"engine's weights": weights, "engine's libraries": libraries} | sampling
+    if recipe.rollout.engine == "embedded" and not recipe.rollout.is_in_trainer:
+        held |= {"engine's weights": weights} | sampling
     stages = {"in the update": held | update, "while sampling": held | sampling | whole}
     return {stage: {part: float(size) for part, size in parts.items() if size} for stage, parts in stages.items()}
 

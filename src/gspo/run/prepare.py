@@ -8,6 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from gspo.engine.make import check_engine
 from gspo.errors import UserError
 from gspo.evaluation.held_out import EvaluationSet, evaluation_notes
 from gspo.evaluation.sets import GivenRows, SetRows, make_sets, read_sets
@@ -45,7 +46,6 @@ from gspo.recipe.sections import ModelConfig, RewardConfig
 from gspo.reward.calls import RewardFunction
 from gspo.reward.functions import Given, check_origin, check_tests, load_functions, own_answer_notes, probe
 from gspo.reward.log import TrainerState
-from gspo.rollout.engine import check_engine
 from gspo.rollout.shaping import sampling_notes
 from gspo.run.best import check_watched
 from gspo.run.checkpoint.store import COLD_START, Checkpoint

@@ -183,13 +183,13 @@ class Recorder:
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
         with run.clock.stage("evaluation"):
             version = step * run.recipe.actor.updates_per_step
-            run.engine.publish(parts.policy, version)
+            run.sampler.publish(version)
             for eval_set in parts.evaluation_sets:
                 if step == 0:
                     number = len(eval_set.queries)
                     queries = "1 query" if number == 1 else f"{number:,} queries"
                     run.display.note(f"evaluating on {queries} of {eval_set.name} …")
-                score = evaluate(run.engine, eval_set, run.trainer_state(step), **watched)
+                score = evaluate(run.sampler, eval_set, run.trainer_state(step), **watched)
                 numbers = evaluation_metrics(score, eval_set.name)
                 judged = {f"evaluation/{eval_set.name}/policy_version": float(version)}
                 metrics, samples = {**metrics, **numbers, **judged}, {**samples, eval_set.name: score.samples}

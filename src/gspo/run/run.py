@@ -8,14 +8,17 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, TypeVar
 
+from gspo import loop
+from gspo.engine.engine import Engine
+from gspo.engine.make import make_engine
 from gspo.errors import DivergedError, RunError, Stopped, UserError
 from gspo.model.policy import Policy
 from gspo.ranks import from_first, is_of_all, num_ranks, rank
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
-from gspo.rollout.engine import Engine, make_engine
 from gspo.rollout.on_ranks import EngineOfRanks
+from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
@@ -51,6 +54,7 @@ class Run:
     recipe: Recipe
     parts: Prepared
     engine: Engine  # samples from the policy's weights
+    sampler: Sampler  # asks it
     directory: RunDirectory
     display: Display
     interrupt: Interrupt
@@ -140,7 +144,7 @@ class Run:
     def close_source(self) -> None:
         """Give up what is in flight; it is asked for again when the run goes on."""
         if self.source is not None:
-            self.source.close()
+            loop.run(self.source.close())
 
     def trainer_state(self, steps: int) -> TrainerState:
         """What reward functions get of the run once so many steps are finished."""
@@ -252,6 +256,7 @@ def open_run(
             recipe=recipe,
             parts=parts,
             engine=engine,
+            sampler=Sampler(engine, parts.policy),
             directory=directory,
             display=display,
             interrupt=interrupt,

@@ -42,7 +42,7 @@ SAFE = {
 ROUNDING = {"rollout.max_rows", "actor.micro_batch_tokens", "actor.gradient_checkpointing", "actor.gradient_noise"}
 ROUNDING |= {f"rollout.{name}" for name in ("max_staleness", "too_old", "in_turn", "interrupt", "old_cache")}
 ROUNDING |= {"model.attn_implementation", "rollout.engine", "trainer.sharding"}
-for server in ("rollout.embedded", "rollout.vllm", "rollout.sglang"):
+for server in ("rollout.vllm", "rollout.sglang"):
     SAFE |= {f"{server}.{name}" for name in ("python", "urls", "devices", "weights", "weights_dir")}
     SAFE |= {f"{server}.start_seconds", f"{server}.request_seconds"}
     ROUNDING |= {f"{server}.dtype", f"{server}.options"}

@@ -1,0 +1,385 @@
+"""Decoding: completions of prompts, many side by side, with the policy's own weights."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+from transformers import DynamicCache
+
+from gspo.engine.embedded.cache import in_place_cache, is_in_place
+from gspo.engine.embedded.fast_decode import fast_decoder, read_tokens
+from gspo.engine.embedded.sampling import sample_tokens, uniform_numbers
+from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
+from gspo.model.policy import Policy
+from gspo.model.routing import traced
+from gspo.types import Experts
+
+_COMPACT_BELOW = 0.9  # rows are dropped once fewer than this fraction of those decoded are still alive
+# Waiting prompts are taken in once fewer than this fraction of max_rows are decoded. On a CPU a step costs as much as
+# its rows, so that taking in gains nothing over waiting until all have ended, and costs copies of the cache.
+_REFILL_BELOW = {"cpu": 0.0, "cuda": 0.75}
+_LOOK_EVERY = {"cpu": 1, "cuda": 16}  # tokens between two looks at which rows have ended: on a GPU a look stalls it
+_MOST_TOKENS = 16_384  # of responses under way that are read again in one pass
+_DRAW_AHEAD = 256  # random numbers a row, so that a GPU waits for them once in as many tokens
+
+
+class Means(IntEnum):
+    """What a model is decoded with, from the fastest on; proof.py finds the first that is right for it."""
+
+    FAST = 0  # the decoder of fast_decode.py stands in for the model's modules
+    OWN_MODULES = 1
+    NO_PADDING = 2  # the model's own cache; only prompts of one length are side by side, and no others join them
+    NO_CACHE = 3  # plain passes: all tokens are read again for each new one, those of one length side by side
+
+
+class Transcript:
+    """Tokens, log-likelihoods and experts in the order in which they were sampled, and whose completion each is of."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.prefixes: dict[int, Tensor] = {}  # the experts of a prompt's tokens but the last, where they are recorded
+        self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]] = []
+        self._versions = [version]  # of the weights
+        self._changes: list[int] = []  # before which of the steps the weights were others
+
+    def add(
+        self,
+        index: Int[Tensor, "R"],
+        token: Int[Tensor, "R"],
+        logprob: Float[Tensor, "R"],
+        full_logprob: Float[Tensor, "R"] | None = None,
+        experts: Integer[Tensor, "R L K"] | None = None,
+    ) -> None:
+        """One more token for each of the completions `index`, and the experts that the token before it was sent to."""
+        self._steps.append((index, token, logprob, full_logprob, experts))
+
+    def newest(self, count: int) -> Int[Tensor, "R n"]:
+        """The tokens that were added last, for the same completions."""
+        return torch.stack([step[1] for step in self._steps[-count:]], dim=1)
+
+    def tokens_of(self, index: Int[Tensor, "R"]) -> list[list[int]]:
+        """All tokens of these completions so far."""
+        if not self._steps:
+            return [[] for _ in index]
+        owner, token = torch.cat([step[0] for step in self._steps]), torch.cat([step[1] for step in self._steps])
+        return [token[owner == number].tolist() for number in index]
+
+    def change_weights(self, version: int, *, is_next_drawn: bool) -> None:
+        """What is added from now on was drawn with the weights of this version, or what comes after the next tokens."""
+        self._versions.append(version)
+        self._changes.append(len(self._steps) + is_next_drawn)
+
+    def completions(
+        self, numbers: Sequence[int], stop_ids: Sequence[int], ends: Mapping[int, int]
+    ) -> Iterator[Completion]:
+        """The completions of these numbers, in ascending order.
+
+        One ends with its first stop token, or after as many tokens as `ends` says; a row that was decoded on beyond it
+        has sampled the rest for nothing.
+        """
+        *columns, full, recorded = zip(*self._steps, strict=True)
+        index, token, logprob = (torch.cat(column).cpu() for column in columns)
+        order = index.argsort(stable=True)
+        order = order[torch.isin(index[order], torch.tensor(numbers))]
+        index, token, logprob = index[order], token[order], logprob[order]
+        sizes = torch.tensor([len(column) for column in columns[0]])
+        step = torch.arange(len(sizes)).repeat_interleave(sizes)[order]
+        weights = torch.bucketize(step, torch.tensor(self._changes), right=True) if self._changes else step * 0
+        full_logprob = None if full[0] is None else torch.cat(full).cpu()[order]
+        experts = torch.cat([rows.cpu() for rows in recorded])[order] if self.prefixes else None
+        is_stop = torch.isin(token, torch.tensor(stop_ids)).tolist()
+        start = 0
+        for number, num_sampled in zip(*(tensor.tolist() for tensor in index.unique(return_counts=True)), strict=True):
+            length = ends.get(number, num_sampled)
+            stopped = True in is_stop[start : start + length]
+            end = is_stop.index(True, start) + 1 if stopped else start + length
+            own_experts = None
+            if experts is not None:
+                own_experts = Experts(prefix=self.prefixes[number], row=experts[start:end].clone())
+            counts = weights[start:end].bincount(minlength=len(self._versions)).tolist()
+            yield Completion(
+                token_ids=token[start:end],
+                logprobs=logprob[start:end],
+                full_logprobs=None if full_logprob is None else full_logprob[start:end],
+                versions=tuple((version, n) for version, n in zip(self._versions, counts, strict=True) if n),
+                finish_reason="stop" if stopped or number in ends else "length",
+                experts=own_experts,
+            )
+            start += num_sampled
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """The completions under way, each padded on the left to the same width."""
+
+    index: Int[Tensor, "R"]  # which completion each row is
+    cache: Any  # None: nothing is kept
+    position: Int[Tensor, "R 1"]  # of the token to be read next: as many tokens have been read
+    width: int  # columns read so far, padding included; not every kind of cache can tell
+    is_padded: bool
+    sampled: Int[Tensor, "R"]  # tokens of the completion so far
+    alive: Bool[Tensor, "R"]
+    uniform: Float[Tensor, "R n"]  # the random numbers of the next tokens
+    logits: Float[Tensor, "R V"]  # for the next token
+    experts: Integer[Tensor, "R L K"] | None  # of the token whose hidden state gave the logits, where they are recorded
+    seen: Bool[Tensor, "R V"] | None  # the tokens of prompt and completion so far, where a penalty asks for them
+
+    @property
+    def mask(self) -> Bool[Tensor, "R T"] | None:
+        """True where a column is a token of the row; None: everywhere."""
+        if not self.is_padded:
+            return None
+        return torch.arange(self.width, device=self.index.device) >= self.width - self.position
+
+    def keep(self, rows: Int[Tensor, "K"]) -> None:
+        """Drop the other rows; logits and experts are those of the next token, and not known yet."""
+        for name in ("index", "position", "sampled", "alive", "uniform", "seen"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, value[rows])
+        if self.cache is not None:
+            self.cache.reorder_cache(rows)
+
+    def join(self, new: "Rows") -> "Rows":
+        """Take in other rows; all are then no wider than the longest of them. Returns the rows themselves."""
+        self.uniform, new.uniform = self.uniform[:, :0], new.uniform[:, :0]  # they have not as many ahead
+        for name in ("index", "position", "sampled", "alive", "uniform", "logits", "experts", "seen"):
+            values = [getattr(self, name), getattr(new, name)]
+            setattr(self, name, None if values[0] is None else torch.cat(values))
+        self.width, self.is_padded = int(self.position.max()), True
+        for layer, new_layer in zip(self.cache.layers, new.cache.layers, strict=True):
+            layer.join(new_layer, self.width)
+        return self
+
+
+@dataclass(kw_only=True, eq=False)
+class Decoding:
+    """Prompts to be completed, at most `max_rows` side by side."""
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    max_rows: int
+    version: int = 0  # of the policy's weights
+    check: Callable[[], None] = lambda: None  # called before each token; what it raises abandons all
+    put: Callable[[int, Completion], None] = lambda *_: None  # hand over a completion as its row is dropped
+    means: Means = Means.FAST
+
+    def __post_init__(self) -> None:
+        self.routing = self.policy.routing if self.sampling.record_experts else None
+        self.decoder = fast_decoder(self.policy.trunk) if self.means is Means.FAST else None
+        self.stop_ids = torch.tensor(self.sampling.stop_ids, dtype=torch.long, device=self.policy.device)
+        self.limits = torch.tensor([prompt.max_new_tokens for prompt in self.prompts], device=self.policy.device)
+        bias, biases = torch.zeros(len(self.policy.head.weight)), self.sampling.biases
+        bias[[*biases]] = torch.tensor([*biases.values()])
+        self.bias = bias.to(self.policy.device) if biases else None
+        self.transcript = Transcript(self.version)
+        self.num_tokens = 0  # sampled so far
+        self._groups = in_groups(self.prompts)
+        self._ends: dict[int, int] = {}  # after how many tokens completions end that their prompts say are complete
+        self._can_complete = any(prompt.is_complete is not None for prompt in self.prompts)
+        self._must_read_again = False
+
+    def change_weights(self, version: int, *, keep_cache: bool) -> None:
+        """The policy's weights have been replaced, by `check`: the completions under way go on with them.
+
+        What was computed of these with the weights before is kept, or computed anew.
+        """
+        self.transcript.change_weights(version, is_next_drawn=keep_cache)  # then their logits are there already
+        self._must_read_again |= not keep_cache
+
+    def generate(self) -> None:
+        """Sample all of them.
+
+        A prompt is read once for its whole group, a finished completion costs no further computation, and its row is
+        taken over by a prompt that waits.
+        """
+        rows: Rows | None = None
+        lengths = [0] * len(self._groups)  # any stand side by side
+        if self.means >= Means.NO_PADDING:
+            lengths = [len(self.prompts[group[0]].ids) for group in self._groups]
+        waiting = sorted(range(len(lengths)), key=lengths.__getitem__)  # the groups whose prompts are not read yet
+        while waiting or rows is not None:
+            if waiting and self._has_room(rows, waiting):
+                room = self.max_rows - (0 if rows is None else len(rows.index))
+                sizes = accumulate(len(self._groups[number]) for number in waiting)
+                num_new = max(1, sum(size <= room for size in sizes))  # a group beyond max_rows is decoded by itself
+                num_new = [lengths[number] for number in waiting[:num_new]].count(lengths[waiting[0]])
+                new, waiting = self._prefill([self._groups[number] for number in waiting[:num_new]]), waiting[num_new:]
+                rows = new if rows is None else rows.join(new)
+            assert rows is not None
+            rows = self._decode(rows, waiting)
+
+    def _has_room(self, rows: Rows | None, waiting: Sequence[int]) -> bool:
+        if rows is None:
+            return True
+        few = _REFILL_BELOW.get(rows.index.device.type, 0.0) * self.max_rows
+        room = self.max_rows - len(self._groups[waiting[0]])
+        return len(rows.index) < few and len(rows.index) <= room and is_in_place(rows.cache)
+
+    def _decode(self, rows: Rows, waiting: Sequence[int]) -> Rows | None:
+        """Sample until no row is left (None), or until there is room for prompts that wait."""
+        num_left = 0  # tokens until the first row is full; the rows are not counted yet
+        while True:
+            self.check()
+            while self._must_read_again:  # also where the weights were replaced while it was read
+                self._read_again(rows)
+            num_left = num_left or int((self.limits[rows.index] - rows.sampled).min())
+            until_look = min(_LOOK_EVERY.get(rows.index.device.type, 1), num_left)
+            token = self._sample(rows)
+            for _ in range(until_look - 1):
+                self._advance(rows, token)
+                token = self._sample(rows)
+            if self._can_complete:
+                rows.alive &= ~self._are_complete(rows, until_look)
+            num_left -= until_look
+            if num_left == 0:
+                rows.alive &= rows.sampled < self.limits[rows.index]
+            num_alive = int(rows.alive.sum())
+            self.num_tokens += until_look * num_alive
+            if num_alive == 0:
+                self._hand_over(rows.index)
+                return None
+            if num_left == 0 or num_alive < _COMPACT_BELOW * len(rows.alive):
+                num_left = 0
+                self._hand_over(rows.index[~rows.alive])
+                kept = rows.alive.nonzero()[:, 0]
+                token = token[kept]
+                rows.keep(kept)
+            self._advance(rows, token)
+            if waiting and self._has_room(rows, waiting):
+                return rows
+
+    def _are_complete(self, rows: Rows, count: int) -> Bool[Tensor, "R"]:
+        """Whether each row's newest tokens, so many, complete a text that ends it."""
+        rows_of_tokens = zip(rows.index.tolist(), self.transcript.newest(count).tolist(), strict=True)
+        sampled = rows.sampled.tolist()
+        for row, (number, tokens) in enumerate(rows_of_tokens):
+            is_complete = self.prompts[number].is_complete
+            if is_complete is None or number in self._ends:
+                continue
+            for place, token in enumerate(tokens, start=sampled[row] - count + 1):
+                if is_complete(token):
+                    self._ends[number] = place
+                    break
+        return torch.tensor([number in self._ends for number in rows.index.tolist()], device=rows.alive.device)
+
+    def _hand_over(self, ended: Int[Tensor, "R"]) -> None:
+        """The completions of these numbers."""
+        numbers = sorted(ended.tolist())
+        if numbers:
+            with torch.inference_mode(False):  # gradients are computed with them
+                completions = [*self.transcript.completions(numbers, self.sampling.stop_ids, self._ends)]
+            for number, completion in zip(numbers, completions, strict=True):
+                self.put(number, completion)
+
+    def _sample(self, rows: Rows) -> Int[Tensor, "R"]:
+        """Draw a token a row and write it down."""
+        if rows.uniform.shape[1] == 0:
+            keys = [self.prompts[number].key for number in rows.index.tolist()]
+            count = min(_DRAW_AHEAD, int(self.limits[rows.index].max()))
+            rows.uniform = uniform_numbers(keys, rows.sampled.tolist(), count).to(rows.index.device)
+        drawn = sample_tokens(rows.logits, self.sampling, rows.uniform[:, 0], bias=self.bias, seen=rows.seen)
+        self.transcript.add(rows.index, *drawn, rows.experts)
+        token, *_ = drawn
+        if rows.seen is not None:
+            rows.seen.scatter_(1, token[:, None], True)
+        rows.uniform = rows.uniform[:, 1:]
+        rows.sampled += 1
+        rows.alive &= ~torch.isin(token, self.stop_ids)
+        return token
+
+    def _prefill(self, groups: Sequence[range]) -> Rows:
+        """Read the prompt of each group once, then repeat its cache for the group."""
+        prompts = [self.prompts[group[0]].ids for group in groups]
+        rows, experts = self._read(prompts)
+        if experts is not None:
+            for group, row, prompt in zip(groups, experts, prompts, strict=True):
+                with torch.inference_mode(False):
+                    prefix = row[rows.width - len(prompt) : -1].cpu().clone()
+                self.transcript.prefixes.update(dict.fromkeys(group, prefix))
+        sizes = torch.tensor([*map(len, groups)], device=rows.index.device)
+        repeat = rows.index.repeat_interleave(sizes)
+        rows.keep(repeat)
+        rows.index = torch.tensor([number for group in groups for number in group], device=rows.index.device)
+        rows.logits, rows.experts = rows.logits[repeat], None if rows.experts is None else rows.experts[repeat]
+        return rows
+
+    def _read_again(self, rows: Rows) -> None:
+        """Compute anew what is known of prompts and completions so far: with the present weights."""
+        self._must_read_again = False
+        sequences = self._sequences(rows)
+        size = max(1, _MOST_TOKENS // rows.width) if is_in_place(rows.cache) else len(sequences)
+        rows.cache, read = None, None  # the memory is needed for the new one
+        for start in range(0, len(sequences), size):
+            self.check()
+            new, _ = self._read(sequences[start : start + size])
+            read = new if read is None else read.join(new)
+        assert read is not None
+        rows.cache, rows.width, rows.is_padded = read.cache, read.width, read.is_padded
+        rows.logits, rows.experts = read.logits, read.experts
+
+    def _sequences(self, rows: Rows) -> list[list[int]]:
+        """Each row's prompt and completion so far."""
+        tokens_by_row = zip(rows.index.tolist(), self.transcript.tokens_of(rows.index), strict=True)
+        return [[*self.prompts[number].ids, *tokens] for number, tokens in tokens_by_row]
+
+    def _read(self, sequences: Sequence[Sequence[int]]) -> tuple[Rows, Integer[Tensor, "P W L K"] | None]:
+        """Rows of a pass over the sequences, padded on the left, and the experts of all their tokens."""
+        policy, device = self.policy, self.policy.device
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)[:, None]
+        width = max(map(len, sequences))
+        is_padded = min(map(len, sequences)) < width
+        ids = [[0] * (width - len(sequence)) + list(sequence) for sequence in sequences]
+        column = torch.arange(width, device=device) - (width - lengths)
+        read, cache, mask = torch.tensor(ids, device=device), None, column >= 0 if is_padded else None
+        with traced(self.routing) as trace:
+            if self.means is Means.NO_CACHE:
+                hidden = policy.trunk(input_ids=read, use_cache=False).last_hidden_state
+            else:
+                cache = DynamicCache(config=policy.model.config)  # not in place, so that no others join
+                if self.means is not Means.NO_PADDING:
+                    cache = in_place_cache(policy.model.config, most=width + int(self.limits.max()))
+                hidden = read_tokens(policy.trunk, read, mask, column.clamp(min=0), cache)
+        experts = None if trace is None else trace.experts.unflatten(0, (len(sequences), width))
+        number = torch.arange(len(sequences), device=device)
+        rows = Rows(
+            index=number,
+            cache=cache,
+            position=lengths,
+            width=width,
+            is_padded=is_padded,
+            sampled=torch.zeros_like(number),
+            alive=torch.ones_like(number, dtype=torch.bool),
+            uniform=torch.empty(len(number), 0, dtype=torch.float64, device=device),
+            logits=policy.head.logits(hidden[:, -1]),
+            experts=None if experts is None else experts[:, -1],
+            seen=None if self.sampling.repetition_penalty == 1 else self._seen(sequences),
+        )
+        return rows, experts
+
+    def _seen(self, prompts: Sequence[Sequence[int]]) -> Bool[Tensor, "P V"]:
+        """True at the tokens of each prompt."""
+        seen = torch.zeros(len(prompts), len(self.policy.head.weight), dtype=torch.bool)
+        for row, prompt in zip(seen, prompts, strict=True):
+            row[list(prompt)] = True
+        return seen.to(self.policy.device)
+
+    def _advance(self, rows: Rows, token: Int[Tensor, "R"]) -> None:
+        """Read one more token a row."""
+        position, rows.position, rows.width = rows.position, rows.position + 1, rows.width + 1
+        mask = rows.mask
+        if self.means is Means.NO_CACHE:
+            read, _ = self._read(self._sequences(rows))
+            rows.logits, rows.experts = read.logits, read.experts
+            return
+        with traced(self.routing) as trace:
+            if self.decoder is not None:
+                hidden = self.decoder(token, position, rows.cache, mask)
+            else:
+                hidden = read_tokens(self.policy.trunk, token[:, None], mask, position, rows.cache)[:, -1]
+        rows.logits = self.policy.head.logits(hidden)
+        rows.experts = None if trace is None else trace.experts.unflatten(0, (len(token), -1))[:, -1]

@@ -1,0 +1,236 @@
+"""The embedded engine: a thread of the trainer's process decodes, with the policy's own weights or with a copy."""
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import torch
+
+from gspo.engine.embedded.decoding import Decoding, Means
+from gspo.engine.embedded.proof import proven_means
+from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.model.parameters import live_tensors
+from gspo.model.policy import Policy
+from gspo.model.weights import weights_by_layer
+from gspo.recipe.sections import AtPublish
+
+_SLOW = {
+    Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
+    Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
+}
+
+
+class _EndedError(Exception):
+    """The engine is closed."""
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for the completions under way."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Request:
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    futures: list[Future[Completion]]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Pause:
+    """Between two tokens: the decoding thread waits while another replaces the weights."""
+
+    version: int
+    begun: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class _Decoder:
+    """What the decoding thread does: requests that are alike side by side, in the order in which they come."""
+
+    def __init__(self, policy: Policy, *, max_rows: int, at_publish: AtPublish, means: Means) -> None:
+        self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
+        self.queue: SimpleQueue[_Request | _Pause | None] = SimpleQueue()  # None: the end
+        self.version = 0
+        self._num_tokens = 0  # before the decoding under way
+        self._decoding: Decoding | None = None
+        self._futures: list[Future[Completion]] = []  # of the decoding under way
+        self._requests: list[_Request] = []  # that wait
+        self._pauses: list[_Pause] = []  # that wait for the end of the completions under way
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled so far."""
+        decoding = self._decoding
+        return self._num_tokens + (decoding.num_tokens if decoding is not None else 0)
+
+    def run(self) -> None:
+        """Work until the end."""
+        with suppress(_EndedError):
+            while True:
+                self._take(self.queue.get())
+                while self._requests:
+                    self._complete(self._next_requests())
+                    for pause in self._pauses:
+                        self._wait_out(pause)
+                    self._pauses = []
+
+    def _take(self, item: _Request | _Pause | None) -> None:
+        if item is None:
+            for future in [*self._futures, *(future for request in self._requests for future in request.futures)]:
+                future.cancel()
+            raise _EndedError
+        if isinstance(item, _Request):
+            self._requests.append(item)
+        elif self._decoding is not None and self._at_publish == "wait":
+            self._pauses.append(item)
+        else:
+            self._wait_out(item)
+            if self._decoding is not None:
+                self._decoding.change_weights(item.version, keep_cache=self._at_publish == "keep")
+
+    def _wait_out(self, pause: _Pause) -> None:
+        pause.begun.set()
+        pause.ended.wait()
+        self.version = pause.version
+
+    def _look(self) -> None:
+        """Called before each token."""
+        while not self.queue.empty():
+            self._take(self.queue.get())
+        if all(future.done() for future in self._futures):
+            raise _GivenUpError
+
+    def _next_requests(self) -> list[_Request]:
+        """The first that waits, and those sampled alike that find room beside it."""
+        first, room, taken = self._requests[0], self._max_rows, list[_Request]()
+        for request in self._requests:
+            if request is first or (request.sampling == first.sampling and len(request.prompts) <= room):
+                room -= len(request.prompts)
+                taken.append(request)
+        self._requests = [request for request in self._requests if request not in taken]
+        return taken
+
+    def _complete(self, requests: Sequence[_Request]) -> None:
+        futures = self._futures = [future for request in requests for future in request.futures]
+
+        def put(number: int, completion: Completion) -> None:
+            with suppress(InvalidStateError):  # it is given up
+                futures[number].set_result(completion)
+
+        try:
+            self._decoding = Decoding(
+                policy=self._policy,
+                prompts=[prompt for request in requests for prompt in request.prompts],
+                sampling=requests[0].sampling,
+                max_rows=self._max_rows,
+                version=self.version,
+                check=self._look,
+                put=put,
+                means=self._means,
+            )
+            with torch.inference_mode():
+                self._decoding.generate()
+        except _EndedError:
+            raise
+        except _GivenUpError:
+            pass
+        except BaseException as error:  # such as too little memory
+            for future in futures:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+        self._num_tokens, self._decoding, self._futures = self.num_tokens, None, []
+
+
+class EmbeddedEngine:
+    """An engine in the trainer's process.
+
+    Without a copy it samples from whatever the policy has learned so far: the trainer waits while it does. With a copy
+    of the weights it samples while the policy is trained.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_rows: int = 512,
+        copy: Policy | None = None,
+        at_publish: AtPublish = "none",
+        num_threads: int | None = None,
+    ) -> None:
+        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed."""
+        self._policy, self._copy = policy, copy
+        self._threads_before, self._num_threads = torch.get_num_threads(), num_threads
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        own = copy or policy
+        with torch.inference_mode():
+            self._means = proven_means(own)
+        self._decoder = _Decoder(own, max_rows=max_rows, at_publish=at_publish, means=self._means)
+        self._published: int | None = None
+        self._thread: threading.Thread | None = None
+        self._end = weakref.finalize(self, self._decoder.queue.put, None)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens sampled so far."""
+        return self._decoder.num_tokens
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
+        """Have the prompts continued, as Engine has it: those of one call are decoded side by side."""
+        futures = [Future[Completion]() for _ in prompts]
+        if prompts:
+            self._decoder.queue.put(_Request(prompts=prompts, sampling=sampling, futures=futures))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._decoder.run, name="decoding", daemon=True)
+            self._thread.start()
+        return futures
+
+    def publish(self, version: int) -> None:
+        """Give the copy the policy's present weights, between two tokens; without one, note the version."""
+        if version == self._published:
+            return
+        if self._copy is None or self._thread is None:
+            self._replace_weights()
+            self._decoder.version = version
+        else:
+            pause = _Pause(version=version)
+            self._decoder.queue.put(pause)
+            try:
+                pause.begun.wait()
+                self._replace_weights()
+            finally:
+                pause.ended.set()
+        self._published = version
+
+    @torch.no_grad()
+    def _replace_weights(self) -> None:
+        if self._copy is None:
+            return
+        copies = dict(live_tensors(self._copy.model))
+        missing = {id(tensor) for tensor in copies.values()}  # tied ones are one
+        for layer in weights_by_layer(self._policy, as_saved=False):
+            for name, tensor in layer.items():
+                copies[name].copy_(tensor)
+                missing.discard(id(copies[name]))
+        assert not missing, "the copy has tensors that the policy lacks"
+
+    def describe(self) -> Mapping[str, str]:
+        """By which means tokens are decoded: the fast decoder rounds in its own way."""
+        slow = {"decoding": _SLOW[self._means]} if self._means in _SLOW else {}
+        return {"engine": "embedded", "decoder written out": str(self._means is Means.FAST), **slow}
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """Nothing: there is no server to fail."""
+        return {}
+
+    def close(self) -> None:
+        """End the thread, and give up what is under way."""
+        self._end()
+        if self._thread is not None:
+            self._thread.join()
+        if self._num_threads is not None:
+            torch.set_num_threads(self._threads_before)

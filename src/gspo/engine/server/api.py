@@ -1,0 +1,141 @@
+"""What gspo asks of a server, in the server's own words: a protocol that vLLM and SGLang have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.types import Experts
+
+_CLAMPED = -9999.0  # servers send it, or less, in place of a log-likelihood that is NaN or -inf
+
+
+class BadAnswerError(Exception):
+    """The server's answer is not what it was asked for; the text says how."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The path and the JSON of a request.
+
+    Example: Request(path="/resume", body={}), a POST; without a body it is a GET.
+    """
+
+    path: str
+    body: Any = None
+    seconds: float | None = None  # its own limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRequest:
+    """Completions of one prompt that a server is asked for at once.
+
+    Example: SampleRequest(prompts=[prompt, other], sampling=sampling, versions={"a1-12": 12}) with equal ids
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    versions: Mapping[str, int]  # of the weights that may draw them, by label; the first is the present one's
+    experts: torch.dtype | None = None  # in which the experts are wanted; None: not
+    goes_first: bool = False  # before those that wait, where the server can do that
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of the prompt."""
+        return self.prompts[0].ids
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The limit of each completion."""
+        return self.prompts[0].max_new_tokens
+
+    @property
+    def label(self) -> str:
+        """Of the weights that the server has now."""
+        return next(iter(self.versions))
+
+    @property
+    def seed(self) -> int:
+        """One for all, below 2**62, so that a server may add a completion's number."""
+        return self.prompts[0].key % 2**62
+
+
+def completion_of(
+    request: SampleRequest,
+    ids: list[int],
+    scored: Sequence[tuple[int, float]],
+    reason: str,
+    spans: Sequence[Mapping[str, Any]],
+    experts: np.ndarray | None,
+) -> Completion:
+    """A completion, made of a server's own words; ValueError where it contradicts itself or what was asked for.
+
+    Those are its tokens, what was scored and how, why it ends, spans of the weights that drew them, and the experts
+    [prompt + completion - 1, L, K], where they are wanted.
+    """
+    num_tokens, logprobs, stop_ids = len(ids), [float(number) for _, number in scored], request.sampling.stop_ids
+    if not ids or [token for token, _ in scored] != ids:
+        raise ValueError(f"{num_tokens} tokens and log-likelihoods of {len(scored)}, not of the same")
+    if not all(_CLAMPED < number <= 1e-3 for number in logprobs):  # NaN is not
+        raise ValueError("a log-likelihood is not finite: the weights may not be")
+    if reason not in ("stop", "length") or (reason == "stop") != (ids[-1] in stop_ids):
+        ends = list(stop_ids)
+        raise ValueError(f"finish_reason {reason} after token {ids[-1]}, where the policy ends at {ends}")
+    if reason == "length" and num_tokens != request.max_new_tokens:
+        what = f"cut off after {num_tokens} tokens, not {request.max_new_tokens}"
+        raise ValueError(f"{what}: max_model_len or context_length is short")
+    labels = [(span["version"], span["end"] - span["start"]) for span in spans]
+    starts, ends_of_spans = [span["start"] for span in spans], [span["end"] for span in spans]
+    if not all(isinstance(label, str) for label, _ in labels) or [*starts, num_tokens] != [0, *ends_of_spans]:
+        raise ValueError(f"the weights of {num_tokens} tokens are named as {spans}")
+    if others := {label for label, _ in labels} - request.versions.keys():
+        raise ValueError(f"sampled with the weights {', '.join(others)}, not {', '.join(request.versions)}")
+    first = len(request.ids) - 1  # the prompt's last token predicts the completion's first
+    if experts is not None and len(experts) != first + num_tokens:
+        raise ValueError(f"experts of {len(experts)} tokens")
+    found = None if experts is None else torch.from_numpy(experts.astype("int64")).to(request.experts)
+    return Completion(
+        token_ids=torch.tensor(ids),
+        logprobs=torch.tensor(logprobs),
+        full_logprobs=torch.full((num_tokens,), torch.nan) if request.sampling.is_shaped else None,
+        versions=tuple((request.versions[label], count) for label, count in labels),
+        finish_reason="stop" if reason == "stop" else "length",
+        experts=None if found is None else Experts(prefix=found[:first], row=found[first:]),
+    )
+
+
+@runtime_checkable
+class ServerApi(Protocol):
+    """One kind of server."""
+
+    name: str
+    about_path: str  # where a GET says what `check` reads
+    label_path: str  # where it says the label of the weights, as `weight_version`
+
+    def command(self, *, model: Path, address: str, port: int, max_length: int, dtype: str, kind: str) -> list[str]:
+        """What starts a server for a model's configuration, whatever its weights, on a device of that kind."""
+        ...
+
+    def environment(self, key: str) -> Mapping[str, str]:
+        """What the server's process gets besides the trainer's environment."""
+        ...
+
+    def check(self, about: Any, *, max_length: int) -> Mapping[str, str]:
+        """The server's version and dtype; ValueError with the reason where it would compute something else."""
+        ...
+
+    def publish(self, paths: Sequence[str], label: str) -> list[Request]:
+        """Replace the weights by those of the files, and forget what was computed with others."""
+        ...
+
+    def sample(self, request: SampleRequest) -> Request:
+        """Asks for completions of a prompt."""
+        ...
+
+    def read(self, answer: Any, request: SampleRequest) -> list[Completion]:
+        """The completions, in their order; BadAnswerError where the answer is not that."""
+        ...

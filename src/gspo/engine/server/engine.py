@@ -1,0 +1,143 @@
+"""An engine whose sampling is done by servers, such as vLLM's, that have the policy's weights and are proven to."""
+
+import math
+import resource
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gspo.engine.engine import Completion, LostError, Prompt, Sampling, in_groups
+from gspo.engine.server.api import BadAnswerError, SampleRequest, ServerApi
+from gspo.engine.server.fleet import Fleet
+from gspo.engine.server.requests import NoAnswerError, RefusedError
+from gspo.engine.server.server import Server
+from gspo.errors import RunError
+
+_MOST_FILES = 65_536  # open at once, where the system allows it: a process has 1,024 by default
+
+
+class ServerEngine:
+    """Asks servers to complete prompts, token ids in and token ids out."""
+
+    def __init__(
+        self,
+        api: ServerApi,
+        fleet: Fleet,
+        *,
+        request_seconds: float,
+        experts: torch.dtype | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        """`experts`: how they are recorded, where the servers return any.
+
+        With `num_threads` the trainer gets so many of the cores, until the engine is closed.
+        """
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES if most < 0 else min(most, _MOST_FILES), most))
+        self._threads_before = torch.get_num_threads()
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self._api, self._fleet, self._request_seconds, self._experts = api, fleet, request_seconds, experts
+        self.num_tokens = 0  # sampled so far
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
+        """Ask for all at the same time, as Engine has it: prompts of equal ids in one request, shared out to servers.
+
+        Weights must have been published before.
+        """
+        assert self._fleet.version >= 0
+        futures = [Future[Completion]() for _ in prompts]
+        servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
+        for place, group in enumerate(in_groups(prompts)):
+            own, server = [futures[number] for number in group], servers[place % len(servers)]
+            asked = self._fleet.loop.start(self._answer(server, [prompts[number] for number in group], sampling, own))
+            _cancel_with(own, asked)
+        return futures
+
+    async def _answer(
+        self, server: Server, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]
+    ) -> None:
+        error: Exception
+        try:
+            async with server.turns:
+                completions = await self._ask(server, prompts, sampling)
+        except RefusedError as refused:
+            error = RunError(f"{server.name} refuses a request: {refused}")
+        except (NoAnswerError, BadAnswerError) as problem:
+            server.problem = server.problem or f"{server.name}: {problem}"
+            error = LostError(server.problem)
+        except Exception as other:
+            error = other
+        else:
+            self._fleet.num_failures = 0
+            self.num_tokens += sum(len(completion.token_ids) for completion in completions)
+            for future, completion in zip(futures, completions, strict=True):
+                with suppress(InvalidStateError):  # it is given up
+                    future.set_result(completion)
+            return
+        for future in futures:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+    async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
+        fleet, client = self._fleet, self._fleet.loop.client
+        since = fleet.proven_version
+        experts = self._experts if sampling.record_experts else None
+        request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)
+        work = server.ask(client, self._api.sample(request), seconds=self._request_seconds)
+        answer = await server.unless_it_hangs(client, work)
+        # Other weights may have been published meanwhile.
+        return self._api.read(answer, replace(request, versions=fleet.versions(since)))
+
+    def publish(self, version: int) -> None:
+        """Hand the weights to the servers, and prove that each has them; RunError where one has not.
+
+        A version that they have is handed to those alone that have failed.
+        """
+        try:
+            if version != self._fleet.version:
+                self._fleet.publish(version)
+            else:
+                self._fleet.look_after()
+        except RunError:
+            self._fleet.num_failures = 0  # whoever goes on all the same, as a notebook may, begins anew
+            raise
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """What publishing took since the last call and what has failed; the gap of the last proof, if there was one."""
+        fleet, gap = self._fleet, self._fleet.gap
+        measured = {
+            "publish_seconds": fleet.publish_seconds,
+            "probe_gap_mean": math.nan if gap is None else gap.mean,
+            "probe_gap_max": math.nan if gap is None else gap.most,
+            "probe_gap_of_other_weights": min(server.gap_of_other_weights for server in fleet.servers),
+            "retries": float(fleet.counts["retries"]),
+            "restarts": float(fleet.counts["restarts"]),
+        }
+        fleet.publish_seconds, fleet.counts = 0.0, Counter()
+        return {f"engine/{name}": value for name, value in measured.items()}
+
+    def describe(self) -> Mapping[str, str]:
+        """The server's version and dtype."""
+        return {"engine": self._api.name, **self._fleet.servers[0].about}
+
+    def close(self) -> None:
+        """End the servers that this run has started."""
+        self._fleet.close()
+        torch.set_num_threads(self._threads_before)
+
+
+def _cancel_with(futures: Sequence[Future[Completion]], work: Future[Any]) -> None:
+    """Cancel the work once all of the futures are cancelled."""
+
+    def look(_: object) -> None:
+        if all(future.cancelled() for future in futures):
+            work.cancel()
+
+    for future in futures:
+        future.add_done_callback(look)

@@ -1,0 +1,77 @@
+"""The proof that a server has the policy's weights: a few tokens that it samples, scored by the policy itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.engine.server.api import SampleRequest
+from gspo.model.packing import TokenSequence
+from gspo.model.policy import Policy, response_likelihood
+
+_PROMPT_LENGTHS = (3, 7, 11, 15)  # tokens
+_NUM_TOKENS = 16  # of each response
+LENGTH, NUM_RESPONSES = max(_PROMPT_LENGTHS) + _NUM_TOKENS, len(_PROMPT_LENGTHS)
+# The largest mean gap, in nats a token, that rounding explains, by the coarser dtype of trainer and server. Weights of
+# one layer that are not the policy's move it much further (docs/engines.md has both as measured).
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """How far the server's log-likelihoods of its own tokens are from the policy's, in nats a token.
+
+    Example: Gap(mean=2e-6, most=9e-6, tolerance=1e-4) of weights that are the policy's.
+    """
+
+    mean: float
+    most: float  # of the tokens
+    tolerance: float
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is what rounding leaves."""
+        return self.mean <= self.tolerance  # NaN is not
+
+    def __str__(self) -> str:
+        return f"mean gap of log-likelihoods {self.mean:.2g} nats a token, tolerance {self.tolerance:g}"
+
+
+class Probe:
+    """Requests of random prompts, the same for all of a run's proofs but for the responses' random numbers."""
+
+    def __init__(self, policy: Policy, dtype: torch.dtype, temperature: float) -> None:
+        self._policy, self._temperature = policy, temperature
+        coarser = max((dtype, policy.dtype), key=lambda each: TOLERANCE.get(each, 0.0))
+        self._tolerance = TOLERANCE.get(coarser, TOLERANCE[torch.float32])
+        special = set(policy.tokenizer.all_special_ids)
+        ids = [index for index in range(min(len(policy.tokenizer), len(policy.head.weight))) if index not in special]
+        drawn = torch.randint(len(ids), (sum(_PROMPT_LENGTHS),), generator=torch.Generator().manual_seed(0)).tolist()
+        prompts = torch.tensor(ids)[drawn].split(_PROMPT_LENGTHS)
+        self._prompts = [tuple(prompt.tolist()) for prompt in prompts]
+
+    def requests(self, label: str, seed: int) -> list[SampleRequest]:
+        """What the server is asked for with the weights of this label; no token ends a completion."""
+        sampling = Sampling(temperature=self._temperature)
+        return [
+            SampleRequest(
+                prompts=[Prompt(ids=ids, key=seed + number, max_new_tokens=_NUM_TOKENS)],
+                sampling=sampling,
+                versions={label: 0},
+                goes_first=True,
+            )
+            for number, ids in enumerate(self._prompts)
+        ]
+
+    @torch.no_grad()
+    def gap(self, completions: Sequence[Completion]) -> Gap:
+        """The gap, from one forward pass over prompts and completions."""
+        sequences = [
+            TokenSequence(prompt_ids=prompt, response_ids=completion.token_ids)
+            for prompt, completion in zip(self._prompts, completions, strict=True)
+        ]
+        trainer = response_likelihood(self._policy, sequences, temperature=self._temperature).logprobs.double().cpu()
+        server = torch.cat([completion.logprobs for completion in completions]).double()
+        gaps = (server - trainer).abs()
+        return Gap(mean=float(gaps.mean()), most=float(gaps.max()), tolerance=self._tolerance)

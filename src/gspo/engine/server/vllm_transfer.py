@@ -1,0 +1,111 @@
+"""Weights handed from GPU to GPU by vLLM's own transfer: CUDA IPC within a GPU, NCCL from the trainer's to others."""
+
+import asyncio
+import base64
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+import torch
+
+from gspo.engine.server.api import Request
+from gspo.engine.server.requests import NoAnswerError, RefusedError
+from gspo.engine.server.server import Server
+from gspo.engine.server.vllm import VllmApi
+from gspo.engine.server.vllm_sender import Source, connect
+from gspo.engine.server.weights import PUBLISH_SECONDS, HandOver
+from gspo.errors import RunError
+from gspo.model.policy import Policy
+
+
+class Client:
+    """The requests that vLLM's sender makes of one server, from threads of its own."""
+
+    post: Callable[[str, Any], None]  # of the present hand-over
+    label = ""  # of the weights that are handed over, or were last
+    sender: Any = None  # vLLM's, once the two are connected
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self.post("/start_weight_update", {})
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        info = {key: value for key, value in update_info.items() if not key.startswith("ipc_handles")}
+        if "ipc_handles" in update_info:  # they have no JSON, and the server unpickles them
+            info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(update_info["ipc_handles"])).decode()
+        self.post("/update_weights", {"update_info": info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.post("/finish_weight_update", {"weight_version": weight_version or self.label})
+
+
+class Transfer:
+    """Hands weights to one server after the other, each in a group of its own: one that fails takes no other along."""
+
+    def __init__(self, policy: Policy, backend: str) -> None:
+        self._policy, self._backend, self._source = policy, backend, Source(policy)
+        self._clients: dict[str, Client] = {}  # by the server's address
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def ready(self, *, scrambled: bool = False) -> Iterator[HandOver]:
+        """Yield what hands the present weights, or scrambled ones, to a server."""
+        self._source.look(scrambled=scrambled)
+        try:
+            yield self._hand_over
+        finally:
+            self._source.close()
+
+    async def _hand_over(self, http: httpx.AsyncClient, server: Server, label: str) -> None:
+        loop, done, url, api = asyncio.get_running_loop(), Future[None](), server.address.url, server.api
+        assert isinstance(api, VllmApi)  # no other takes them so
+
+        async def ask(path: str, body: Any = None) -> Any:
+            return await server.ask(http, Request(path=path, body=body), seconds=PUBLISH_SECONDS)
+
+        def post(path: str, body: Any) -> None:
+            if done.done():  # it has failed, or nobody waits for it any longer
+                raise RunError("the hand-over is given up")
+            asked = ask(path, body)
+            try:
+                asyncio.run_coroutine_threadsafe(asked, loop).result()
+            except BaseException as error:
+                asked.close()  # the loop may have ended, and never have run it
+                _settle(done, error)  # at once: the sender waits forever for a server that has failed
+                raise
+
+        client = self._clients.pop(url, None)
+        if client is None or client.label != (await ask("/weight_info"))["weight_version"]:
+            client = Client()  # the server has been started anew, whoever did that
+        client.post, client.label = post, label
+        num_workers = (await ask("/get_world_size"))["world_size"]
+        await server.ask(http, api.pause, seconds=PUBLISH_SECONDS)
+        threading.Thread(target=self._send, args=(client, url, num_workers, done), daemon=True).start()
+        await asyncio.wrap_future(done)
+        await server.ask(http, api.forget, seconds=PUBLISH_SECONDS)
+        await ask("/resume", {})
+        self._clients[url] = client
+
+    def _send(self, client: Client, url: str, num_workers: int, done: Future[None]) -> None:
+        try:
+            with self._turn, torch.accelerator.device_index(self._policy.device.index):
+                client.sender = client.sender or connect(
+                    self._backend, self._source, client, url=url, num_workers=num_workers
+                )
+                client.sender.send_weights()
+            _settle(done, None)
+        except (RunError, NoAnswerError, RefusedError) as error:
+            _settle(done, error)
+        except Exception as error:  # of vLLM, NCCL or CUDA
+            _settle(done, NoAnswerError(f"{self._backend}: {type(error).__name__}: {error}"))
+
+
+def _settle(done: Future[None], error: BaseException | None) -> None:
+    with suppress(InvalidStateError):  # it is settled, or nobody waits any longer
+        done.set_exception(error)

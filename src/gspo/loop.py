@@ -1,0 +1,71 @@
+"""The event loop of the process, in a thread of its own: servers and reward functions are waited for there."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_LOOK_SECONDS = 0.05  # between two looks of whoever waits
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has no threads
+_lock = threading.Lock()
+
+
+def start(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine; cancelling the future cancels it."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None) -> T:
+    """The result of a coroutine; `look` is called again and again, and what it raises ends the coroutine."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def noted() -> T:
+        tasks.append(asyncio.current_task())  # type: ignore[arg-type]  # within a task it is not None
+        return await work
+
+    async def end() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        future = start(noted())
+        while not future.done():
+            look()
+            wait([future], _LOOK_SECONDS)
+        look()
+        return future.result()
+    except BaseException:  # of a signal it may have come anywhere in here
+        start(end()).result()
+        raise
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines that run at the same time; the first error ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    with _lock:
+        if os.getpid() not in _loops:
+            _loops[os.getpid()] = loop = asyncio.new_event_loop()
+            threading.Thread(target=_serve, args=(loop,), name="gspo event loop", daemon=True).start()
+        return _loops[os.getpid()]
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop without end: a coroutine that is ended by a stop or an interrupt, which asyncio raises here, too."""
+    while True:
+        with suppress(KeyboardInterrupt, SystemExit):  # who waits for that coroutine gets it
+            loop.run_forever()

@@ -1,0 +1,158 @@
+"""From queries to groups of samples, by an engine that knows tokens alone."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from gspo import loop
+from gspo.engine.engine import Completion, Engine, LostError, Prompt, Sampling
+from gspo.loop import all_of
+from gspo.model.policy import Policy
+from gspo.recipe.sections import RolloutConfig
+from gspo.rollout.keys import SamplingKey
+from gspo.rollout.shaping import biased_ids
+from gspo.rollout.single_turn import SingleTurn
+from gspo.types import Group, Query, Sample, ShowProgress
+
+
+class Ended:
+    """How many responses have ended, for a display."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.num, self.total = 0, 0
+        self._engine, self._num_before, self._started = engine, engine.num_tokens, monotonic()
+
+    def shown(self) -> tuple[int, int, str]:
+        """How many, of how many, and of what."""
+        num_tokens = self._engine.num_tokens - self._num_before
+        rate = num_tokens / max(monotonic() - self._started, 1e-9)
+        return min(self.num, self.total), self.total, f"responses, {num_tokens:,} tokens ({rate:,.0f} a second)"
+
+
+class Sampler:
+    """Asks an engine for groups.
+
+    Example: Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=0, step=1))
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine, self._policy = engine, policy
+        self._version = 0
+        # Prompts to be submitted together, and who waits for the engine's promise of a completion.
+        self._waiting: list[tuple[Prompt, Sampling, asyncio.Future[Future[Completion]]]] = []
+        self._made: tuple[RolloutConfig, SingleTurn, Sampling] | None = None  # of the settings that were used last
+
+    def publish(self, version: int | None = None) -> None:
+        """Have the engine sample with the policy's present weights; without a version, a server that has lost them."""
+        self._version = self._version if version is None else version
+        self.engine.publish(self._version)
+
+    def sample(
+        self,
+        queries: Sequence[Query],
+        settings: RolloutConfig,
+        key: SamplingKey,
+        *,
+        record_experts: bool = False,
+        check_stop: Callable[[], None] = lambda: None,
+        show_progress: ShowProgress = lambda *_: None,
+    ) -> tuple[Group, ...]:
+        """A group of `settings.group_size` responses to each query, in the order of the queries.
+
+        A response's tokens depend on its query, its number and `key`, not on what is sampled at the same time. What a
+        server fails to answer is asked for again. `check_stop` is called again and again; what it raises abandons the
+        responses and leaves the engine ready for the next call. `show_progress` is called with how many responses have
+        ended, how many there will be, and what they are.
+        """
+        self.publish()
+        groups: dict[int, Group] = {}
+        ended, size = Ended(self.engine), settings.group_size
+        keys, ended.total = key.of_groups([query.id for query in queries], size), len(queries) * size
+
+        async def sample(number: int) -> None:
+            options: dict[str, Any] = {"record_experts": record_experts, "ended": ended}
+            with suppress(LostError):
+                groups[number] = await self.group(queries[number], settings, keys[number], **options)
+
+        def look() -> None:
+            check_stop()
+            show_progress(*ended.shown())
+
+        while missing := [number for number in range(len(queries)) if number not in groups]:
+            loop.run(all_of([sample(number) for number in missing]), look)
+            if len(groups) < len(queries):
+                self.publish()
+        return tuple(groups[number] for number in range(len(queries)))
+
+    async def group(
+        self,
+        query: Query,
+        settings: RolloutConfig,
+        keys: Sequence[int],
+        *,
+        record_experts: bool = False,
+        ended: Ended | None = None,
+    ) -> Group:
+        """A response for each of the keys; LostError where a server has failed. `ended` counts responses."""
+        rollout, sampling = self._rollout(settings)
+        sampling = replace(sampling, record_experts=record_experts)
+
+        async def sample(key: int) -> Sample:
+            made = await rollout(query, partial(self._generate, sampling, key, settings.max_new_tokens))
+            if ended is not None:
+                ended.num += 1
+            return made
+
+        return Group(samples=tuple(await all_of([sample(key) for key in keys])))
+
+    async def _generate(
+        self,
+        sampling: Sampling,
+        key: int,
+        max_new_tokens: int,
+        ids: Sequence[int],
+        is_complete: Callable[[int], bool] | None,
+    ) -> Completion:
+        """What the policy adds to the ids: prompts that come at the same moment are submitted together."""
+        prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, is_complete=is_complete)
+        promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._submit)
+        self._waiting.append((prompt, sampling, promise))
+        return await asyncio.wrap_future(await promise)
+
+    def _submit(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        waiting = [each for each in waiting if not each[2].done()]  # some may have been given up
+        try:
+            while waiting:
+                sampling = waiting[0][1]
+                alike = [each for each in waiting if each[1] == sampling]
+                futures = self.engine.submit([prompt for prompt, _, _ in alike], sampling)
+                for (_, _, promise), future in zip(alike, futures, strict=True):
+                    promise.set_result(future)
+                waiting = [each for each in waiting if each[1] != sampling]
+        except Exception as error:
+            for _, _, promise in waiting:
+                promise.set_exception(error)
+
+    def _rollout(self, settings: RolloutConfig) -> tuple[SingleTurn, Sampling]:
+        """What samples with the settings."""
+        if self._made is None or self._made[0] != settings:
+            policy = self._policy
+            sampling = Sampling(
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                repetition_penalty=settings.repetition_penalty,
+                biases=biased_ids(settings.logit_bias, policy.tokenizer, len(policy.head.weight)),
+                stop_ids=policy.stop_ids,
+            )
+            self._made = (settings, SingleTurn(policy, settings), sampling)
+        return self._made[1:]

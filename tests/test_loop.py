@@ -1,0 +1,64 @@
+"""The event loop of the process: results, errors, and ends."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from gspo import loop
+from gspo.errors import Stopped
+
+
+async def raising(error: BaseException) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), TimeoutError("b"), Stopped(15), SystemExit(3), KeyboardInterrupt()])
+def test_an_error_of_any_kind_reaches_who_waits_and_the_loop_goes_on(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        loop.run(loop.all_of([raising(error), asyncio.sleep(100)]))
+    assert loop.run(asyncio.sleep(0, "still there")) == "still there"
+
+
+def test_what_a_look_raises_ends_the_coroutine_before_it_is_raised() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    def look() -> None:
+        if begun.is_set():
+            raise Stopped(15)
+
+    with pytest.raises(Stopped):
+        loop.run(waits(), look)
+    assert ended.is_set()
+
+
+def test_the_first_error_ends_the_others() -> None:
+    ended: list[Any] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    with pytest.raises(ValueError, match="first"):
+        loop.run(loop.all_of([waits(), raising(ValueError("first")), waits()]))
+    assert ended == [True, True]
+
+
+def test_it_can_be_waited_for_where_another_loop_runs() -> None:
+    async def notebook() -> int:
+        return loop.run(asyncio.sleep(0, 3))
+
+    assert asyncio.run(notebook()) == 3
