@@ -66,13 +66,6 @@ def test_a_run_that_is_killed_at_any_time_loses_no_query_and_trains_on_none_twic
     steps_of(laboratory)
 
 
-def test_an_engine_that_dies_with_responses_under_way_is_started_anew(laboratory: Laboratory) -> None:
-    fault = ("kill_server_at", {"calls": [("optimizer step", COLD + 3), ("optimizer step", COLD + 8)]})
-    process = laboratory.start("train", "run.yaml", *BESIDE, f"steps={STEPS}", fault=fault)
-    assert process.wait(ENGINE_SECONDS) == 0, laboratory.said
-    assert sum(line["engine/restarts"] for line in steps_of(laboratory)) == 2
-
-
 def test_a_reward_that_hangs_beside_the_training_masks_its_group_alone(laboratory: Laboratory) -> None:
     laboratory.reward(HARM.format(harm="time.sleep(600)"))
     limits = ("reward.0.time_limit_seconds=0.5", "rollout.queries_per_step=8")
