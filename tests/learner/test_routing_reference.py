@@ -49,7 +49,7 @@ def deepseek_v3(block: Any, states: Tensor, experts: Tensor, config: Any) -> Ten
     return experts_output(block, states, experts, config.routed_scaling_factor * weights) + block.shared_experts(states)
 
 
-FAST = {"qwen3_moe": qwen3_moe, "deepseek_v3": deepseek_v3}
+WRITTEN_OUT = {"qwen3_moe": qwen3_moe, "deepseek_v3": deepseek_v3}
 
 
 class Reference:
@@ -66,7 +66,7 @@ class Reference:
         for number, block in enumerate(mixed):
 
             def forward(states: Tensor, number: int = number, block: Any = block) -> Tensor:
-                output = FAST[family](block, states.flatten(0, 1), self._experts[:, number], config)
+                output = WRITTEN_OUT[family](block, states.flatten(0, 1), self._experts[:, number], config)
                 return output.view(states.shape)
 
             block.forward = forward
@@ -107,7 +107,7 @@ def compared(new_policy: NewPolicy) -> Callable[[str], tuple[Policy, Reference]]
 
 @pytest.mark.parametrize("whose", ["live", "other"])
 @pytest.mark.parametrize("model", MODELS)
-def test_values_and_gradients_are_those_of_the_layer_fast_decoder(
+def test_values_and_gradients_are_those_of_the_layer_written_out(
     model: str, whose: str, compared: Any, ragged_sequences: Any
 ) -> None:
     policy, reference = compared(model)

@@ -17,7 +17,7 @@ def drawn(lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor]:
     return logits, experts
 
 
-def fast_decoder(logits: list[Tensor], experts: Tensor, lengths: list[int]) -> Tensor:
+def written_out(logits: list[Tensor], experts: Tensor, lengths: list[int]) -> Tensor:
     """DeepSeek-V3, Eq. 17-20, of each sequence, mean over layers: Σ_i f_i P_i, f_i = E/(K T) Σ_t 1(i is chosen)."""
     found, start = [], 0
     for length in lengths:
@@ -38,7 +38,7 @@ def fast_decoder(logits: list[Tensor], experts: Tensor, lengths: list[int]) -> T
 def test_value_and_gradient_are_those_of_the_formula(lengths: list[int]) -> None:
     logits, experts = drawn(lengths)
     ours, theirs = ([table.clone().requires_grad_() for table in logits] for _ in range(2))
-    found, expected = balance_loss(ours, experts, torch.tensor(lengths)), fast_decoder(theirs, experts, lengths)
+    found, expected = balance_loss(ours, experts, torch.tensor(lengths)), written_out(theirs, experts, lengths)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
     direction = torch.tensor([1.0, -2.0, 0.5][: len(lengths)])
     (found * direction).sum().backward()
@@ -87,5 +87,5 @@ def test_half_precision_logits_are_reckoned_in_float32() -> None:
     half = [table.bfloat16() for table in logits]
     found = balance_loss(half, experts, torch.tensor([6, 2]))
     assert found.dtype == torch.float32
-    expected = fast_decoder([table.double() for table in half], experts, [6, 2])
+    expected = written_out([table.double() for table in half], experts, [6, 2])
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)

@@ -26,6 +26,7 @@ class Prompt:
     ids: tuple[int, ...]
     key: int  # of 128 bits: decides the random numbers
     max_new_tokens: int
+    group: int = 0  # consecutive prompts of one group with equal ids are read once
     # Called with each token in turn: whether it completes a text that ends the completion. An engine that cannot ask
     # while it samples leaves the cut to the caller.
     is_complete: Callable[[int], bool] | None = field(default=None, compare=False)
@@ -80,7 +81,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
-        """Have the prompts continued, in any order; consecutive ones of equal ids are read once.
+        """Have the prompts continued, in any order; those of a group are read once.
 
         The tokens depend on the prompt alone, not on what is sampled at the same time. A future that is cancelled is
         given up. LostError in a future is a server's failure; any other error ends the run.
@@ -108,7 +109,11 @@ class Engine(Protocol):
 
 
 def in_groups(prompts: Sequence[Prompt]) -> list[range]:
-    """The consecutive prompts of equal ids and limits, by their numbers."""
-    runs = groupby(range(len(prompts)), key=lambda number: (prompts[number].ids, prompts[number].max_new_tokens))
-    numbers = [[*run] for _, run in runs]
+    """The consecutive prompts of one group with equal ids and limits, by their numbers."""
+
+    def alike(number: int) -> tuple[int, tuple[int, ...], int]:
+        prompt = prompts[number]
+        return prompt.group, prompt.ids, prompt.max_new_tokens
+
+    numbers = [[*run] for _, run in groupby(range(len(prompts)), key=alike)]
     return [range(own[0], own[-1] + 1) for own in numbers]

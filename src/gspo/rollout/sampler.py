@@ -42,7 +42,7 @@ class Sampler:
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine, self._policy = engine, policy
-        self._version = 0
+        self._version, self._num_groups = 0, 0
         # Prompts to be submitted together, and who waits for the engine's promise of a completion.
         self._waiting: list[tuple[Prompt, Sampling, asyncio.Future[Future[Completion]]]] = []
         self._made: tuple[RolloutConfig, SingleTurn, Sampling] | None = None  # of the settings that were used last
@@ -100,10 +100,12 @@ class Sampler:
     ) -> Group:
         """A response for each of the keys; LostError where a server has failed. `ended` counts responses."""
         rollout, sampling = self._rollout(settings)
+        self._num_groups += 1
+        group = self._num_groups
         sampling = replace(sampling, record_experts=record_experts)
 
         async def sample(key: int) -> Sample:
-            made = await rollout(query, partial(self._generate, sampling, key, settings.max_new_tokens))
+            made = await rollout(query, partial(self._generate, sampling, group, key, settings.max_new_tokens))
             if ended is not None:
                 ended.num += 1
             return made
@@ -113,13 +115,14 @@ class Sampler:
     async def _generate(
         self,
         sampling: Sampling,
+        group: int,
         key: int,
         max_new_tokens: int,
         ids: Sequence[int],
         is_complete: Callable[[int], bool] | None,
     ) -> Completion:
         """What the policy adds to the ids: prompts that come at the same moment are submitted together."""
-        prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, is_complete=is_complete)
+        prompt = Prompt(ids=tuple(ids), key=key, max_new_tokens=max_new_tokens, group=group, is_complete=is_complete)
         promise: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._submit)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.sampling import generate, sample_groups
 
+from gspo.engine.embedded.sampling import sample_tokens
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, checkpoint_gradients
 from gspo.recipe.sections import RolloutConfig
@@ -256,3 +257,17 @@ def test_half_precision_decoding_is_close_to_a_fresh_forward_pass(
         )
     gaps = (torch.tensor([value for _, r in pairs for value in r.sampler_logprobs.tolist()]) - expected).abs()
     assert gaps.mean() < 0.02
+
+
+def test_equal_prompts_of_several_queries_stay_within_max_rows(
+    new_policy: NewPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+
+    def noted(logits: Any, *given: Any, **named: Any) -> Any:
+        widths.append(len(logits))
+        return sample_tokens(logits, *given, **named)
+
+    monkeypatch.setattr("gspo.engine.embedded.decoding.sample_tokens", noted)
+    generate(new_policy(), [[5, 6, 7]] * 10, RolloutConfig(max_new_tokens=3, max_rows=4), group_size=1, seed=0)
+    assert max(widths) == 4

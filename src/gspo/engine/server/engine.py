@@ -46,7 +46,7 @@ class ServerEngine:
         self.num_tokens = 0  # sampled so far
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
-        """Ask for all at the same time, as Engine has it: prompts of equal ids in one request, shared out to servers.
+        """Ask for all at the same time, as Engine has it: a group in one request, shared out to servers.
 
         Weights must have been published before.
         """
