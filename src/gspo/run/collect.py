@@ -125,7 +125,7 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
 async def _score_ahead(run: Run, group: Group) -> Batch:
     """With the state of the step under way, and without an error for what fails: that is scored again in its step."""
     assert run.source is not None
-    options: dict[str, Any] = {"max_masked_fraction": 1.0, "warn": run.warn_once}
+    options: dict[str, Any] = {"max_masked_fraction": 1.0, "num_samples": len(group.samples), "warn": run.warn_once}
     scoring = Scoring(run.parts.functions, run.trainer_state(run.source.steps), **options)
     return await scoring.score(group)
 
