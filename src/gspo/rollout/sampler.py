@@ -127,7 +127,12 @@ class Sampler:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._submit)
         self._waiting.append((prompt, sampling, promise))
-        return await asyncio.wrap_future(await promise)
+        try:
+            return await asyncio.wrap_future(await promise)
+        except asyncio.CancelledError:
+            if promise.done() and not promise.cancelled():  # it has been submitted
+                promise.result().cancel()
+            raise
 
     def _submit(self) -> None:
         waiting, self._waiting = self._waiting, []

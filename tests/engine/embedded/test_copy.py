@@ -15,6 +15,7 @@ from tests.sampling import sampler_of
 from gspo.engine.embedded.decoding import Decoding
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.errors import Stopped
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import AtPublish, RolloutConfig
@@ -266,6 +267,28 @@ def test_weights_wait_for_the_completions_under_way_and_the_next_ones_have_them(
     assert values(results(long)) == expected
     assert [own.versions for own in results(waiting)] == [((1, LONG),)]
     assert results(engine.submit(prompts(1), NEVER))[0].versions == ((1, LONG),)
+
+
+def test_a_stop_while_weights_wait_leaves_the_old_ones_at_work(policy: Policy, copy: Policy, gate: Gate) -> None:
+    looks: list[int] = []
+
+    def stop() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise Stopped(15)
+
+    engine = EmbeddedEngine(policy, copy=copy, at_publish="wait", check_stop=stop)
+    engine.publish(0)
+    gate.shut_at(5)
+    futures = engine.submit(prompts(1, 2), NEVER)
+    gate.wait()
+    move(policy, 1)
+    with pytest.raises(Stopped):
+        engine.publish(1)
+    gate.open()
+    assert {own.versions for own in results(futures)} == {((0, LONG),)}
+    assert results(engine.submit(prompts(1), NEVER))[0].versions == ((0, LONG),)
+    engine.close()
 
 
 @pytest.mark.parametrize("at_publish", ["recompute", "wait"])

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import AtPublish
 
+_LOOK_SECONDS = 0.05  # between two looks at whether the run is to stop
 _SLOW = {
     Means.NO_PADDING: "with prompts of one length at a time, for its cache is wrong beside padding",
     Means.NO_CACHE: "without a cache, slowly: all tokens are read again for each new one",
@@ -46,6 +47,7 @@ class _Pause:
     version: int
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
+    is_given_up: bool = False  # before anything was replaced
 
 
 class _Decoder:
@@ -89,13 +91,15 @@ class _Decoder:
             self._pauses.append(item)
         else:
             self._wait_out(item)
-            if self._decoding is not None:
-                self._decoding.change_weights(item.version, keep_cache=self._at_publish == "keep")
 
     def _wait_out(self, pause: _Pause) -> None:
         pause.begun.set()
         pause.ended.wait()
+        if pause.is_given_up:
+            return
         self.version = pause.version
+        if self._decoding is not None:
+            self._decoding.change_weights(pause.version, keep_cache=self._at_publish == "keep")
 
     def _look(self) -> None:
         """Called before each token."""
@@ -160,9 +164,13 @@ class EmbeddedEngine:
         copy: Policy | None = None,
         at_publish: AtPublish = "none",
         num_threads: int | None = None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed."""
-        self._policy, self._copy = policy, copy
+        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed.
+
+        `check_stop` is called again and again while `publish` waits for the completions under way, and may raise.
+        """
+        self._policy, self._copy, self._check_stop = policy, copy, check_stop
         self._threads_before, self._num_threads = torch.get_num_threads(), num_threads
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -200,11 +208,17 @@ class EmbeddedEngine:
             pause = _Pause(version=version)
             self._decoder.queue.put(pause)
             try:
-                pause.begun.wait()
+                self._wait_for(pause)
                 self._replace_weights()
             finally:
                 pause.ended.set()
         self._published = version
+
+    def _wait_for(self, pause: _Pause) -> None:
+        pause.is_given_up = True  # unless it has begun
+        while not pause.begun.wait(_LOOK_SECONDS):
+            self._check_stop()
+        pause.is_given_up = False
 
     @torch.no_grad()
     def _replace_weights(self) -> None:
