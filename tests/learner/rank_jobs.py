@@ -22,6 +22,7 @@ from tests.samples import query_of, sample_from
 from tests.sampling import sampler_of
 
 from gspo.engine.embedded.engine import EmbeddedEngine
+from gspo.learner.engine_of_ranks import EngineOfRanks
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner, for_each_sample, places_of_ranks, split_tokens
 from gspo.learner.optimizer import Optimizer
@@ -34,7 +35,6 @@ from gspo.model.sharding import sharding_of, unsharded
 from gspo.ranks import gathered, num_ranks, rank
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.keys import SamplingKey
-from gspo.rollout.on_ranks import EngineOfRanks
 from gspo.types import Experts, Sample
 
 ALL = 10**6  # tokens: a single micro-batch

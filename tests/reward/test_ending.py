@@ -1,5 +1,6 @@
 """A call is ended, with all that it has started, when its time is over or when the step is."""
 
+import asyncio
 import signal
 import time
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from tests.samples import scores_of
 
-from gspo.reward.score import score
+from gspo import loop
+from gspo.reward.score import Scoring, score
 
 
 def rewards(scored: Any) -> list[float | None]:
@@ -169,3 +171,35 @@ def test_the_time_limit_may_be_of_any_size(groups: Any, named: Any, functions: A
     start = time.monotonic()
     assert rewards(score(groups(["a"]), [function, *functions(lambda **_: [1.0], time_limit_seconds=1e300)])) == [2.0]
     assert time.monotonic() - start < 60
+
+
+def test_large_calls_of_an_async_function_do_not_mix(groups: Any, named: Any) -> None:
+    source = "async def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
+    texts = [[letter * 600_000] for letter in "abcdefgh"]
+    start = time.monotonic()
+    assert rewards(score(groups(*texts), [named(source, time_limit_seconds=30)])) == [600_000.0] * 8
+    assert time.monotonic() - start < 20
+
+
+def test_a_call_that_is_given_up_leaves_those_in_its_process_alone(groups: Any, named: Any, tmp_path: Path) -> None:
+    source = """
+        import asyncio, os
+        async def f(completions, **columns):
+            with open("calls.txt", "a") as file:
+                print(completions[0], os.getpid(), file=file)
+            await asyncio.sleep(1000 if completions[0] == "long" else 0.5)
+            return [1.0]
+    """
+    function = named(source)
+
+    async def both() -> list[Any]:
+        scoring = Scoring([function], num_samples=2)
+        long, short = (asyncio.create_task(scoring.score(group)) for group in groups(["long"], ["short"]))
+        while len((tmp_path / "calls.txt").read_text().splitlines() if (tmp_path / "calls.txt").exists() else "") < 2:
+            await asyncio.sleep(0.01)
+        long.cancel()
+        return rewards(await short)
+
+    assert loop.run(both()) == [1.0]
+    calls = (tmp_path / "calls.txt").read_text().split()
+    assert sorted(calls[::2]) == ["long", "short"] and len({*calls[1::2]}) == 1

@@ -114,10 +114,12 @@ class Processes:
             reply = await worker.ask((size, arguments, limit), seconds)
             is_late = reply is None and time.monotonic() - started >= seconds
             status = 0 if reply is not None else await asyncio.to_thread(worker.end)
+        except asyncio.CancelledError:
+            if worker.num_calls == 1:  # others' calls go on
+                await asyncio.shield(asyncio.to_thread(worker.end))
+            raise
         finally:
             worker.num_calls -= 1
-            if reply is None:  # it is given up, too
-                worker.end()
         seconds = time.monotonic() - started
         if reply is not None or worker.is_shared:
             return reply, seconds
@@ -166,7 +168,9 @@ class _Worker:
         self.garbled = ""  # what it said last, where that is no message
         self._mark, self._ending, self._numbers = uuid.uuid4().hex, threading.Lock(), count()
         self._link, worker_link = socket.socketpair()
+        self._sending = asyncio.Lock()
         self._replies: dict[int, tuple[int, asyncio.Future[Reply | None]]] = {}  # that are due: how many values
+        self._given_up: set[int] = set()  # whose replies nobody waits for any more
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Task[Reply | None] | None = None
         names = LOADER_VARIABLES if setup["is_verifier"] else tuple(os.environ)
@@ -216,12 +220,23 @@ class _Worker:
         try:
             message = framed(pickle.dumps((number, *request, seconds)))
             async with asyncio.timeout(min(seconds, LONGEST_WAIT_SECONDS)):
-                await asyncio.get_running_loop().sock_sendall(self._link, message)
+                await self._send(message)
                 return await due
         except (TimeoutError, OSError):
             return None
+        except asyncio.CancelledError:
+            self._given_up.add(number)
+            raise
         finally:
             self._replies.pop(number, None)
+
+    async def _send(self, message: bytes) -> None:
+        async with self._sending:  # messages must not mix
+            try:
+                await asyncio.get_running_loop().sock_sendall(self._link, message)
+            except BaseException:  # nothing can follow half a message
+                self.end()
+                raise
 
     async def _read(self) -> None:
         """Hand over replies until the process ends, or says what is none."""
@@ -232,6 +247,9 @@ class _Worker:
                 message = header if size > MAX_REPLY_BYTES else await self._receive(size)
                 try:
                     number, reply = MESSAGE.validate_json(message, strict=True)
+                    if number in self._given_up:
+                        self._given_up.discard(number)
+                        continue
                     num_values, due = self._replies[number]
                     if not (reply.kind or reply.user_error or len(reply.values) == num_values):
                         raise ValueError("another number of values")

@@ -118,11 +118,13 @@ def _prepare(name: str) -> None:
 
 
 def _read(link: socket.socket, deliver: Callable[[Any], Any], mark: str) -> None:
-    with suppress(EOFError, OSError):
-        while True:
-            (size,) = HEADER.unpack(_receive(link, HEADER.size))
-            deliver(pickle.loads(_receive(link, size)))
-    end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
+    try:
+        with suppress(EOFError, OSError):
+            while True:
+                (size,) = HEADER.unpack(_receive(link, HEADER.size))
+                deliver(pickle.loads(_receive(link, size)))
+    finally:
+        end_tree(os.getpid(), mark)  # the trainer is gone, whatever way it went
 
 
 def _receive(link: socket.socket, size: int) -> bytes:

@@ -27,7 +27,7 @@ class WatchedResponse:
     """A response that is called with its tokens, one after the other, and says when it is complete."""
 
     def __init__(self, strings: StopStrings, prompt_ids: Sequence[int]) -> None:
-        self._strings, self._prompt_ids = strings, prompt_ids
+        self.strings, self._prompt_ids = strings, prompt_ids
         self._decode: Continuation | None = None  # made when it is needed
         self.tokens: list[int] = []  # so far
         self.is_complete = False
@@ -35,14 +35,14 @@ class WatchedResponse:
     def __call__(self, token: int) -> bool:
         """Take in the next token; whether the text contains a stop string now."""
         self.tokens.append(token)
-        self.is_complete = self._strings.may_complete(token) and self._contains_one()
+        self.is_complete = self.strings.may_complete(token) and self._contains_one()
         return self.is_complete
 
     def _contains_one(self) -> bool:
         """Whether the text contains a string; its last characters are decoded first, the whole where they have one."""
-        self._decode = decode = self._decode or Continuation(self._strings.tokenizer, self._prompt_ids)
-        size = self._strings.num_characters  # in tokens at first: few of them have less than a character
-        while len(text := decode(self.tokens[-size:])) < self._strings.num_characters and size < len(self.tokens):
+        self._decode = decode = self._decode or Continuation(self.strings.tokenizer, self._prompt_ids)
+        size = self.strings.num_characters  # in tokens at first: few of them have less than a character
+        while len(text := decode(self.tokens[-size:])) < self.strings.num_characters and size < len(self.tokens):
             size *= 2
-        near = [string for string in self._strings.strings if string in text]
+        near = [string for string in self.strings.strings if string in text]
         return any(string in decode(self.tokens) for string in near)

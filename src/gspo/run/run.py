@@ -12,12 +12,12 @@ from gspo import loop
 from gspo.engine.engine import Engine
 from gspo.engine.make import make_engine
 from gspo.errors import DivergedError, RunError, Stopped, UserError
+from gspo.learner.engine_of_ranks import EngineOfRanks
 from gspo.model.policy import Policy
 from gspo.ranks import from_first, is_of_all, num_ranks, rank
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
-from gspo.rollout.on_ranks import EngineOfRanks
 from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment
@@ -99,12 +99,20 @@ class Run:
 
     def on_first(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, where one is enough: what it collects and writes. The others help its engine to sample."""
-        if not isinstance(self.engine, EngineOfRanks):
+        engine = self.engine
+        if not isinstance(engine, EngineOfRanks):
             return make()
+
+        def make_and_wait() -> T:
+            try:
+                return make()
+            finally:
+                engine.wait()
+
         try:
-            return from_first(make, self.engine.help_with)
+            return from_first(make_and_wait, engine.help_with)
         finally:
-            self.engine.release()
+            engine.release()
 
     def _digest_of_reference(self, reference: Policy) -> str:
         """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.

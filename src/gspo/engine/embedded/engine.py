@@ -12,7 +12,7 @@ import torch
 
 from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
-from gspo.engine.engine import Completion, Prompt, Sampling
+from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
@@ -55,8 +55,11 @@ class _Decoder:
 
     def __init__(self, policy: Policy, *, max_rows: int, at_publish: AtPublish, means: Means) -> None:
         self._policy, self._max_rows, self._at_publish, self._means = policy, max_rows, at_publish, means
-        self.queue: SimpleQueue[_Request | _Pause | None] = SimpleQueue()  # None: the end
+        self.queue: SimpleQueue[list[_Request] | _Pause | None] = SimpleQueue()  # None: the end
         self.version = 0
+        self._device_index: int | None = None
+        if policy.device.type == "cuda":
+            self._device_index = torch.cuda.current_device() if policy.device.index is None else policy.device.index
         self._num_tokens = 0  # before the decoding under way
         self._decoding: Decoding | None = None
         self._futures: list[Future[Completion]] = []  # of the decoding under way
@@ -71,7 +74,9 @@ class _Decoder:
 
     def run(self) -> None:
         """Work until the end."""
-        with suppress(_EndedError):
+        if self._device_index is not None:
+            torch.cuda.set_device(self._device_index)  # a thread has its own
+        try:
             while True:
                 self._take(self.queue.get())
                 while self._requests:
@@ -79,14 +84,17 @@ class _Decoder:
                     for pause in self._pauses:
                         self._wait_out(pause)
                     self._pauses = []
-
-    def _take(self, item: _Request | _Pause | None) -> None:
-        if item is None:
+        except _EndedError:
+            return
+        finally:
             for future in [*self._futures, *(future for request in self._requests for future in request.futures)]:
                 future.cancel()
+
+    def _take(self, item: list[_Request] | _Pause | None) -> None:
+        if item is None:
             raise _EndedError
-        if isinstance(item, _Request):
-            self._requests.append(item)
+        if isinstance(item, list):
+            self._requests += item
         elif self._decoding is not None and self._at_publish == "wait":
             self._pauses.append(item)
         else:
@@ -177,6 +185,7 @@ class EmbeddedEngine:
         own = copy or policy
         with torch.inference_mode():
             self._means = proven_means(own)
+        self._waits = at_publish == "wait"
         self._decoder = _Decoder(own, max_rows=max_rows, at_publish=at_publish, means=self._means)
         self._published: int | None = None
         self._thread: threading.Thread | None = None
@@ -190,8 +199,15 @@ class EmbeddedEngine:
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
         """Have the prompts continued, as Engine has it: those of one call are decoded side by side."""
         futures = [Future[Completion]() for _ in prompts]
-        if prompts:
-            self._decoder.queue.put(_Request(prompts=prompts, sampling=sampling, futures=futures))
+        # What weights wait for is no more than fits into max_rows.
+        parts = in_groups(prompts) if self._waits or not prompts else [range(len(prompts))]
+        requests = [
+            _Request(prompts=[prompts[n] for n in part], sampling=sampling, futures=[futures[n] for n in part])
+            for part in parts
+        ]
+        if self._thread is not None and not self._thread.is_alive():
+            raise RuntimeError("the engine is closed")
+        self._decoder.queue.put(requests)
         if self._thread is None:
             self._thread = threading.Thread(target=self._decoder.run, name="decoding", daemon=True)
             self._thread.start()

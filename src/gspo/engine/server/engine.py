@@ -1,8 +1,9 @@
 """An engine whose sampling is done by servers, such as vLLM's, that have the policy's weights and are proven to."""
 
+import asyncio
 import math
 import resource
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -18,6 +19,7 @@ from gspo.engine.server.requests import NoAnswerError, RefusedError
 from gspo.engine.server.server import Server
 from gspo.errors import RunError
 
+_MOST_REQUESTS = 256  # of one call to a server at once, each with a socket
 _MOST_FILES = 65_536  # open at once, where the system allows it: a process has 1,024 by default
 
 
@@ -52,25 +54,40 @@ class ServerEngine:
         """
         assert self._fleet.version >= 0
         futures = [Future[Completion]() for _ in prompts]
+        turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_MOST_REQUESTS))  # by server
         servers = [server for server in self._fleet.servers if not server.problem] or self._fleet.servers
         for place, group in enumerate(in_groups(prompts)):
             own, server = [futures[number] for number in group], servers[place % len(servers)]
-            asked = self._fleet.loop.start(self._answer(server, [prompts[number] for number in group], sampling, own))
+            part = [prompts[number] for number in group]
+            asked = self._fleet.loop.start(self._answer(server, turns[server.name], part, sampling, own))
             _cancel_with(own, asked)
         return futures
 
     async def _answer(
-        self, server: Server, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]
+        self,
+        server: Server,
+        turns: asyncio.Semaphore,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        futures: Sequence[Future[Completion]],
     ) -> None:
         error: Exception
+        num_recoveries = server.num_recoveries
         try:
-            async with server.turns:
+            async with turns:
+                if server.problem:  # it has failed while this waited
+                    raise LostError(server.problem)
                 completions = await self._ask(server, prompts, sampling)
+        except asyncio.CancelledError:
+            for future in futures:
+                future.cancel()
+            raise
         except RefusedError as refused:
             error = RunError(f"{server.name} refuses a request: {refused}")
         except (NoAnswerError, BadAnswerError) as problem:
-            server.problem = server.problem or f"{server.name}: {problem}"
-            error = LostError(server.problem)
+            error = LostError(f"{server.name}: {problem}")
+            if server.num_recoveries == num_recoveries:  # else it has its weights again already
+                server.problem = server.problem or str(error)
         except Exception as other:
             error = other
         else:

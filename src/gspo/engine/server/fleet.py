@@ -148,7 +148,7 @@ class Fleet:
                 self.counts["restarts"] += 1
                 server.end()
                 self.servers[place] = self._start(place)
-            server.problem = ""
+            server.problem, server.num_recoveries = "", server.num_recoveries + 1
         try:  # no others: what they have under way must not go on with weights that are no policy's
             self._make_ready([new for new in self.servers if not new.about])
         except UserError as error:

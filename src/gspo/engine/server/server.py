@@ -15,7 +15,6 @@ from gspo.engine.server.requests import Address, NoAnswerError, RefusedError
 from gspo.errors import UserError
 
 T = TypeVar("T")
-_MOST_REQUESTS = 256  # at once, each with a socket
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS, _MOST_LOOKS = 5.0, 3  # at the health of a server that is busy
 _ANSWER_SECONDS = 10.0  # of a server that is not busy with tokens or weights
@@ -40,7 +39,7 @@ class Server:
     label: str = ""  # of the policy's weights that it was given last
     gap_of_other_weights: float = 0.0  # the mean gap with weights that are not the policy's, in nats a token
     has_had_policy: bool = False  # since it was made ready: until then, only weights that are not the policy's
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_REQUESTS))
+    num_recoveries: int = 0  # times that a problem has been mended
     _num_users: int = 0  # that wait for completions
     _watch: asyncio.Task[None] | None = None
 
@@ -89,7 +88,7 @@ class Server:
             self._num_users -= 1
             if not self._num_users:
                 watch.cancel()
-            if not self._num_users or watch.done():
+            if self._watch is watch and (not self._num_users or watch.done()):
                 self._watch = None
 
     async def _until_it_hangs(self, client: httpx.AsyncClient) -> None:
@@ -100,7 +99,7 @@ class Server:
             try:
                 await self.ask(client, HEALTH)
                 num_failures = 0
-            except NoAnswerError:
+            except (NoAnswerError, RefusedError):
                 num_failures += 1
 
     def end(self) -> None:

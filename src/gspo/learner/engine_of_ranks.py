@@ -12,6 +12,7 @@ from gspo.errors import RunError, Stopped
 from gspo.model.policy import Policy
 from gspo.model.sharding import unsharded
 from gspo.ranks import ask_others, from_first, gathered, meet, num_ranks, rank
+from gspo.rollout.stop_strings import StopStrings, WatchedResponse
 
 _LOOK_SECONDS = 0.05  # between two looks at whether the run is to stop
 
@@ -22,6 +23,7 @@ class _Request:
 
     prompts: Sequence[Prompt]
     sampling: Sampling
+    stop_strings: Sequence[str]  # of each rank's own tokenizer, for some cannot travel
 
 
 class EngineOfRanks:
@@ -69,8 +71,10 @@ class EngineOfRanks:
         return futures
 
     def _ask(self, prompts: Sequence[Prompt], sampling: Sampling, futures: Sequence[Future[Completion]]) -> None:
-        # What completes a text is looked for by the caller, for it does not travel.
-        request = _Request(prompts=[replace(prompt, is_complete=None) for prompt in prompts], sampling=sampling)
+        watched = prompts[0].is_complete if prompts else None
+        strings = watched.strings.strings if isinstance(watched, WatchedResponse) else ()
+        bare = [replace(prompt, is_complete=None) for prompt in prompts]
+        request = _Request(prompts=bare, sampling=sampling, stop_strings=strings)
         try:
             ask_others(request)
             shares = [iter(share) for share in self._sample(request)]
@@ -99,7 +103,11 @@ class EngineOfRanks:
         failure: BaseException | None = None
         mine = in_groups(request.prompts)[rank() :: num_ranks()]
         try:
-            futures = self._own.submit([request.prompts[n] for group in mine for n in group], request.sampling)
+            prompts = [request.prompts[number] for group in mine for number in group]
+            if request.stop_strings:
+                strings = StopStrings(self._policy.tokenizer, request.stop_strings)
+                prompts = [replace(prompt, is_complete=WatchedResponse(strings, prompt.ids)) for prompt in prompts]
+            futures = self._own.submit(prompts, request.sampling)
             completions = self._completed(futures)
         except (Exception, KeyboardInterrupt) as error:  # Stopped is one of the latter
             failure = error
@@ -144,10 +152,13 @@ class EngineOfRanks:
         self._own.publish(version)
         self._version = version
 
-    def release(self) -> None:
-        """Share the model among the ranks again: before it is trained."""
+    def wait(self) -> None:
+        """Return once the ranks sample no more: rank 0 may then tell the others something else, such as its error."""
         if self._asking is not None:
             self._asking.join()
+
+    def release(self) -> None:
+        """Share the model among the ranks again: before it is trained."""
         self._held.close()
         self._version = -1
 
