@@ -72,7 +72,6 @@ LONG_FILES = (
     "test_vllm_experts.py",
     "test_engines_end_to_end.py",
     "test_resume_auxiliary_models.py",
-    "test_embedded_process.py",
 )
 
 

@@ -50,6 +50,11 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
+def test_engines_and_rollouts_know_no_ranks() -> None:
+    for path in [*(ROOT / "engine").rglob("*.py"), *(ROOT / "rollout").rglob("*.py")]:
+        assert not {"gspo.ranks", "gspo.rank_environment"} & _imports(path), path
+
+
 def test_only_the_doors_import_for_the_type_checker_alone() -> None:
     """It would hide a circle; the package and the command line do it so that `--help` need not wait for torch."""
     hiding = {path.name for path in ROOT.rglob("*.py") if "TYPE_CHECKING" in path.read_text(encoding="utf-8")}

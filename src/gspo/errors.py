@@ -122,5 +122,5 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, most: int =
 
 def files_beside(path: Path, *suffixes: str) -> str:
     """How to fix the name of a file that is not there: by those in its folder that end so."""
-    near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"*{suffix}"))
+    near = sorted(str(near) for suffix in suffixes for near in path.parent.glob(f"[!.]*{suffix}"))
     return f"there are: {listed(near)}" if near else f"the path is relative to the working directory, {Path.cwd()}"

@@ -246,8 +246,20 @@ def test_a_rank_that_hangs_in_a_pass_and_gives_signs_of_life_is_named(home: Path
     assert "failed: rank 1 has kept the others waiting" in output, output
 
 
+def test_a_signal_to_rank_0_alone_while_all_sample_saves_the_run(home: Path, launch: Launch) -> None:
+    """Rank 0 hears it in another thread than the one that has the ranks sample."""
+    long = ["rollout.max_new_tokens=900", "model.architecture.max_position_embeddings=1024", "rollout.group_size=32"]
+    keys = [*KEYS, *long, "rollout.logit_bias={1: -100}", "cold_start.steps=0", "name=sampling", "steps=9999"]
+    process = launch("train", str(TINY), *keys, "--processes", "2")
+    _wait_until(lambda: "optimiser steps" in process.said(), process)
+    time.sleep(1)
+    os.kill(_ranks_of(process.pid)[0], signal.SIGTERM)
+    said = _ended(process)
+    assert process.returncode == 128 + signal.SIGTERM and said.count("saved: ") == 1, said
+
+
 def test_where_the_launcher_is_killed_its_ranks_save_and_end(home: Path, start: Start) -> None:
-    """With an engine in a process of its own, which samples beside the training."""
+    """With an engine that samples while the policy is trained."""
     keys = [*KEYS, "rollout.max_staleness=1", "name=orphaned", "steps=9999"]
     process = start("train", str(TINY), *keys, "--processes", "2")
     _wait_for(home / "runs/orphaned/checkpoints/step_000002", process)

@@ -116,7 +116,7 @@ def recipe(tree: Mapping[str, Any]) -> Recipe:
             ["python, devices and options are theirs"],
         ),
         ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1", "http://a:1"]}}}, ["names a server twice"]),
-        ({"rollout": {"max_staleness": 1, "embedded": {"dtype": "float16"}}}, ["the embedded engine is a thread"]),
+        ({"rollout": {"max_staleness": 1, "embedded": {"dtype": "float16"}}}, ["is a thread of the trainer"]),
         ({"cluster": {"engines": 1}}, ["cluster.engines places servers, and rollout.engine is embedded"]),
         ({"rollout": {**VLLM, "vllm": {"urls": ["http://a:1"]}}, "cluster": {"engines": 1}}, ["give one of the two"]),
         ({"rollout": {**VLLM, "vllm": {"devices": ["0"]}}, "cluster": {"engines": 1}}, ["leave out rollout.vllm.dev"]),

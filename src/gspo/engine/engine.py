@@ -104,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End the engine's processes and free its memory; a second call does nothing."""
+        """End the engine's threads or processes and free its memory; a second call does nothing."""
         ...
 
 

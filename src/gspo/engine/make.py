@@ -93,7 +93,7 @@ def _half_of_the_cores() -> int:
 
 
 def _server_engine(recipe: Recipe, policy: Policy, *, longest_sequence: int, **options: Any) -> ServerEngine:
-    """Of a recipe whose `rollout.engine` is a server; options are those of Fleet."""
+    """The engine of a recipe whose `rollout.engine` is a server; options are those of Fleet."""
     rollout, routing = recipe.rollout, policy.routing
     settings: ServerConfig = getattr(rollout, rollout.engine)
     suites = recipe.evaluation.suites

@@ -61,7 +61,7 @@ class EngineOfRanks:
         return self._own.num_tokens if self._own else 0
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Future[Completion]]:
-        """Called by rank 0, as Engine has it."""
+        """Have the prompts continued, as Engine has it; rank 0 calls it."""
         assert self._own is not None
         if not self._is_embedded:
             return self._own.submit(prompts, sampling)
@@ -136,7 +136,7 @@ class EngineOfRanks:
                 future.cancel()
 
     def publish(self, version: int) -> None:
-        """Called by rank 0: have the engine sample with the present weights."""
+        """Have the engine sample with the present weights; rank 0 calls it."""
         if not self._is_embedded:
             assert self._own is not None
             self._own.publish(version)
@@ -167,7 +167,7 @@ class EngineOfRanks:
         return self._description
 
     def take_metrics(self) -> Mapping[str, float]:
-        """The engine's own."""
+        """What the engine of this rank has measured since the last call."""
         return self._own.take_metrics() if self._own else {}
 
     def close(self) -> None:

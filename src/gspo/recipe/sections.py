@@ -291,7 +291,7 @@ class RolloutConfig(Section):
         if not isinstance(value, dict) or "embedded" not in value:
             return value
         if value["embedded"] not in ({}, ServerConfig().model_dump(mode="json")):
-            raise refusal("embedded: the embedded engine is a thread now; leave it out, or set rollout.engine: vllm")
+            raise refusal("embedded is gone: that engine is a thread of the trainer; leave it out, or set engine: vllm")
         return {name: own for name, own in value.items() if name != "embedded"}
 
     @property

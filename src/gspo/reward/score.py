@@ -243,7 +243,7 @@ def _masked_error(sample: Sample) -> UserError:
 
 
 def _total(part: float | Tensor) -> float:
-    """Over the response's tokens."""
+    """The sum of a part over the response's tokens."""
     return fsum(part.tolist()) if isinstance(part, Tensor) else part
 
 

@@ -32,6 +32,6 @@ class SamplingKey:
         return [int.from_bytes(digest, "big") for digest in digests]
 
     def of_groups(self, query_ids: Sequence[str], num_samples: int) -> list[list[int]]:
-        """The same, by group."""
+        """The keys of `response_keys`, as a list for each group."""
         keys = self.response_keys(query_ids, num_samples)
         return [keys[start : start + num_samples] for start in range(0, len(keys), num_samples)]

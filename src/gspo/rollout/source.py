@@ -67,13 +67,13 @@ class Source:
         return taken_now
 
     def begin_step(self) -> None:
-        """Called before weights are published for a step: then a server that has failed can be asked again."""
+        """Begin a step, before weights are published for it: a server that has failed can then be asked again."""
         self.handed_over, self.num_too_old, self._started = [], 0, time.monotonic()
         self._lost.clear()
         self.timeline()  # forgets what was over before
 
     def timeline(self) -> Timeline:
-        """Of the step under way, until now."""
+        """The timeline of the step under way, until now."""
         waited, sampled = self.waiting.since(self._started), self._sampling.since(self._started)
         return Timeline(seconds=time.monotonic() - self._started, waited=waited, sampled=sampled)
 

@@ -99,7 +99,7 @@ def _scored_before(drawn: Drawn) -> Batch:
 
 
 def _source(run: Run, progress: Progress, version: int) -> Source:
-    """The run's, at the step under way."""
+    """The run's source, set to the step under way."""
     sampling, is_server = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine != "embedded"
     if is_server and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
         problem = f"a hook has set the temperature to {sampling.temperature:g}, and a server samples at 0.01 or more"

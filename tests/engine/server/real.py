@@ -10,10 +10,11 @@ from typing import Any
 import psutil
 from tests.needs import VLLM, require
 
+from gspo import loop
 from gspo.engine.make import make_engine
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.process import Process, ThisHost
-from gspo.engine.server.requests import Loop
+from gspo.engine.server.requests import Connection
 from gspo.engine.server.server import start_server
 from gspo.engine.server.vllm import VllmApi
 from gspo.model.policy import Policy
@@ -57,13 +58,13 @@ def running_server(policy: Policy, directory: Path) -> Iterator[RunningServer]:
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.save_pretrained(directory)
     options = {"model": directory, "max_length": LONGEST, "dtype": "float32", "kind": "cpu"}
-    server, loop = start_server(api, ThisHost(), number=0, directory=directory, key=KEY, **options), Loop()
+    server, connection = start_server(api, ThisHost(), number=0, directory=directory, key=KEY, **options), Connection()
     assert server.process is not None
     try:
-        loop.run(server.wait_until_ready(loop.client, START_SECONDS, max_length=LONGEST))
+        loop.run(server.wait_until_ready(connection.client, START_SECONDS, max_length=LONGEST))
         yield RunningServer(url=server.address.url, process=server.process)
     finally:
-        loop.close()
+        connection.close()
         server.end()
 
 

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from gspo import loop
 from gspo.engine.server import vllm_sender, vllm_transfer
-from gspo.engine.server.requests import Address, Loop, NoAnswerError
+from gspo.engine.server.requests import Address, Connection, NoAnswerError
 from gspo.engine.server.server import Server
 from gspo.engine.server.vllm import VllmApi
 from gspo.engine.server.vllm_sender import Source, check_transfer
@@ -112,17 +113,17 @@ def fake_sender(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def loop() -> Loop:
+def connection() -> Connection:
     """One for all hand-overs, as a run has it."""
-    return Loop()
+    return Connection()
 
 
 def hand_over(transfer: Transfer, server: FakeServer, label: str, *, scrambled: bool = False) -> None:
     async def work() -> None:
-        await own(loop().client, server.as_server, label)
+        await own(connection().client, server.as_server, label)
 
     with transfer.ready(scrambled=scrambled) as own:
-        loop().run(work())
+        loop.run(work())
 
 
 def sums(policy: Any, **options: Any) -> dict[str, float]:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from gspo import loop
 from gspo.engine.server import vllm_sender
 from gspo.engine.server.process import free_port
-from gspo.engine.server.requests import Address, Loop, NoAnswerError
+from gspo.engine.server.requests import Address, Connection, NoAnswerError
 from gspo.engine.server.server import Server
 from gspo.engine.server.vllm import VllmApi
 from gspo.engine.server.vllm_sender import Source
@@ -168,16 +169,16 @@ def serve() -> Iterator[Callable[[Engine], Server]]:
 
 
 def hand_over(transfer: Transfer, servers: list[Server], label: str, *, scrambled: bool = False) -> None:
-    loop = Loop()
+    connection = Connection()
 
     async def work() -> None:
-        await asyncio.gather(*(own(loop.client, server, label) for server in servers))
+        await asyncio.gather(*(own(connection.client, server, label) for server in servers))
 
     try:
         with transfer.ready(scrambled=scrambled) as own:
             loop.run(work())
     finally:
-        loop.close()
+        connection.close()
 
 
 def assert_has(engine: Engine, policy: Any, label: str, *, scrambled: bool = False) -> None:

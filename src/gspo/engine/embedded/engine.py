@@ -110,7 +110,7 @@ class _Decoder:
             self._decoding.change_weights(pause.version, keep_cache=self._at_publish == "keep")
 
     def _look(self) -> None:
-        """Called before each token."""
+        """Take in what has come, before each token."""
         while not self.queue.empty():
             self._take(self.queue.get())
         if all(future.done() for future in self._futures):

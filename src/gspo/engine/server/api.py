@@ -45,7 +45,7 @@ class SampleRequest:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Of the prompt."""
+        """The token ids of the prompt."""
         return self.prompts[0].ids
 
     @property
@@ -55,12 +55,12 @@ class SampleRequest:
 
     @property
     def label(self) -> str:
-        """Of the weights that the server has now."""
+        """The label of the weights that the server has now."""
         return next(iter(self.versions))
 
     @property
     def seed(self) -> int:
-        """One for all, below 2**62, so that a server may add a completion's number."""
+        """The seed of all completions, below 2**62, so that a server may add a completion's number."""
         return self.prompts[0].key % 2**62
 
 

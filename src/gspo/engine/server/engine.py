@@ -59,7 +59,7 @@ class ServerEngine:
         for place, group in enumerate(in_groups(prompts)):
             own, server = [futures[number] for number in group], servers[place % len(servers)]
             part = [prompts[number] for number in group]
-            asked = self._fleet.loop.start(self._answer(server, turns[server.name], part, sampling, own))
+            asked = self._fleet.connection.start(self._answer(server, turns[server.name], part, sampling, own))
             _cancel_with(own, asked)
         return futures
 
@@ -102,7 +102,7 @@ class ServerEngine:
                 future.set_exception(error)
 
     async def _ask(self, server: Server, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
-        fleet, client = self._fleet, self._fleet.loop.client
+        fleet, client = self._fleet, self._fleet.connection.client
         since = fleet.proven_version
         experts = self._experts if sampling.record_experts else None
         request = SampleRequest(prompts=prompts, sampling=sampling, versions=fleet.versions(since), experts=experts)

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gspo import loop
 from gspo.engine.engine import Completion
 from gspo.engine.server.api import BadAnswerError, Request, ServerApi
 from gspo.engine.server.probe import Gap, Probe
 from gspo.engine.server.process import Host
-from gspo.engine.server.requests import Address, Loop, NoAnswerError, RefusedError
+from gspo.engine.server.requests import Address, Connection, NoAnswerError, RefusedError
 from gspo.engine.server.server import HEALTH, Server, start_server
 from gspo.engine.server.vllm_sender import BACKENDS
 from gspo.engine.server.vllm_transfer import Transfer
@@ -68,7 +69,7 @@ class Fleet:
         self.publish_seconds = 0.0
         self.gap: Gap | None = None  # of the last proof
         self.servers: list[Server] = []
-        self.loop = Loop()
+        self.connection = Connection()
         try:
             say(f"{'starting' if hosts else 'looking for'} {api.name}")
             if hosts:
@@ -129,7 +130,7 @@ class Fleet:
             self._publish(self.servers)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run(work, self._check_stop)
+        return loop.run(work, self._check_stop)
 
     def _recover(self, problem: str) -> None:
         """See that servers with a problem have the present weights again; RunError where that cannot be.
@@ -160,7 +161,7 @@ class Fleet:
         if server.process is None or server.process.has_ended(_END_SECONDS):
             return False
         try:
-            self._run(server.ask(self.loop.client, HEALTH))
+            self._run(server.ask(self.connection.client, HEALTH))
             return True
         except (NoAnswerError, RefusedError):
             return False
@@ -169,7 +170,7 @@ class Fleet:
         """End the servers that this run has started."""
         for server in self.servers:
             server.end()
-        self.loop.close()
+        self.connection.close()
 
     def _start(self, number: int) -> Server:
         return start_server(self._api, self._hosts[number], number=number, **self._options)
@@ -181,7 +182,7 @@ class Fleet:
         one that takes what it gets for as long as the policy has changed little.
         """
 
-        client, longest, limit = self.loop.client, self._max_length, seconds or self._settings.start_seconds
+        client, longest, limit = self.connection.client, self._max_length, seconds or self._settings.start_seconds
 
         async def wait() -> None:
             await asyncio.gather(*(own.wait_until_ready(client, limit, max_length=longest) for own in servers))
@@ -204,7 +205,7 @@ class Fleet:
         async def label_of(server: Server) -> str:
             try:
                 request = Request(path=self._api.label_path, seconds=_PROBE_SECONDS)  # it may be busy
-                return str((await server.ask(self.loop.client, request))["weight_version"])
+                return str((await server.ask(self.connection.client, request))["weight_version"])
             except (NoAnswerError, RefusedError, KeyError, TypeError):
                 return ""
 
@@ -233,7 +234,7 @@ class Fleet:
 
     def _hand_over(self, servers: Sequence[Server], *, label: str, scrambled: bool = False) -> list[Gap]:
         """Replace the weights of servers, which sample nothing at this time, and measure the gap of each."""
-        client, asked = self.loop.client, self._probe.requests(label, seed=secrets.randbelow(2**32))
+        client, asked = self.connection.client, self._probe.requests(label, seed=secrets.randbelow(2**32))
 
         async def prove(server: Server, hand_over: HandOver) -> list[Completion]:
             try:

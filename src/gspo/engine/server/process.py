@@ -49,7 +49,7 @@ class Host(Protocol):
 
     @property
     def address(self) -> str:
-        """By which the trainer reaches the server."""
+        """The address by which the trainer reaches the server."""
         ...
 
     def free_port(self) -> int:

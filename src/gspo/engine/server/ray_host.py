@@ -17,7 +17,7 @@ class HostActor:
     """On a node, as an actor of Ray: starts a server there, which ends with the actor."""
 
     def address(self) -> str:
-        """The node's."""
+        """The address of the node."""
         import ray
 
         address: str = ray.util.get_node_ip_address()

@@ -2,7 +2,7 @@
 
 import functools
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -61,7 +61,7 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-class Loop:
+class Connection:
     """An engine's requests in the event loop of the process, and their client."""
 
     def __init__(self) -> None:
@@ -74,10 +74,6 @@ class Loop:
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future
-
-    def run(self, work: Coroutine[Any, Any, T], check: Callable[[], None] = lambda: None) -> T:
-        """The result of a coroutine; what `check`, called again and again, raises cancels it."""
-        return loop.run(work, check)
 
     def close(self) -> None:
         """Cancel what is under way; a second call does nothing."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gspo.engine.server.process import free_port
-from gspo.engine.server.weights import weights_by_layer
 from gspo.errors import RunError, UserError
 from gspo.model.policy import Policy
+from gspo.model.weights import weights_by_layer
 from gspo.recipe.sections import ServerConfig
 
 BACKENDS = ("ipc", "nccl")
