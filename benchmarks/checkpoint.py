@@ -20,15 +20,16 @@ import torch
 from benchmarks.samples import sample_of
 from gspo.learner.loss import Denominators
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.trainer import Trainer
 from gspo.learner.update import Learner, accumulate_gradient
+from gspo.model.inputs import quiet_transformers
 from gspo.model.load import fit_tokenizer
-from gspo.model.policy import Policy, load_policy
+from gspo.model.policy import load_policy
 from gspo.recipe.sections import ActorConfig, CheckpointConfig, ModelConfig, OptimizerConfig
 from gspo.run.checkpoint.checkpointer import Checkpointer
 from gspo.run.checkpoint.store import Store
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
-from gspo.run.prepare import quiet_transformers
 from gspo.run.progress import Progress
 
 ARCHITECTURES = {
@@ -57,14 +58,13 @@ def main() -> None:
 
 
 def _row(name: str, home: Path, rounds: int) -> str:
-    policy, optimizer, step = _training(name)
+    trainer, step = _training(name)
     directory = RunDirectory(home)
     directory.recipe_text = "name: benchmark\n"
     checkpointer = Checkpointer(
         store=Store(directory.checkpoints),
         settings=CheckpointConfig(keep=1),
-        policy=policy,
-        trained_parts={"optimizer": optimizer},
+        trainer=trainer,
         directory=directory,
         clock=Clock(),
         about={},
@@ -89,12 +89,12 @@ def _row(name: str, home: Path, rounds: int) -> str:
     added = [with_one - without for with_one, without in zip(loaded, plain, strict=True)]
     size = sum(path.stat().st_size for path in (home / "checkpoints").rglob("*") if path.is_file())
     return (
-        f"| {policy.num_parameters:,} | {size:,} | {_spread(still)} | {_spread(written)} "
+        f"| {trainer.policy.num_parameters:,} | {size:,} | {_spread(still)} | {_spread(written)} "
         f"| {statistics.median(plain) / num_steps:.3f} | {_spread(added)} | {num_steps} |"
     )
 
 
-def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
+def _training(name: str) -> tuple[Trainer, Callable[[], object]]:
     tokenizer = fit_tokenizer([" ".join("".join(letters) for letters in itertools.product("abcdefghijkl", repeat=3))])
     shape = ARCHITECTURES[name]
     heads = {"num_key_value_heads": shape["num_attention_heads"], "head_dim": 64}
@@ -116,7 +116,9 @@ def _training(name: str) -> tuple[Policy, Optimizer, Callable[[], object]]:
         accumulate_gradient(learner, samples, Denominators(num_sequences=SEQUENCES), 0)
         optimizer.step()
 
-    return policy, optimizer, step
+    trainer = Trainer()
+    trainer.policy, trainer._optimizer, trainer._parts = policy, optimizer, {"optimizer": optimizer}
+    return trainer, step
 
 
 def _write(checkpointer: Checkpointer, number: int) -> None:

@@ -23,10 +23,8 @@ from gspo.rollout.sampler import Sampler
 
 def main() -> None:
     """Print the medians of the ratios, as rows of a table."""
-    rounds, recipe, parts = small_run(__doc__)
-    policy = parts.policy
+    rounds, recipe, policy, queries = small_run(__doc__)
     other = load_policy(recipe.model, policy.tokenizer, seed=1)
-    queries = parts.queries.train[:QUERIES]
     settings = recipe.rollout.model_copy(update={"group_size": GROUP_SIZE})
     groups = Sampler(EmbeddedEngine(policy), policy).sample(queries, settings, SamplingKey(seed=1, step=1))
     sampled = scored(groups, [float(n % 2) for n in range(QUERIES * GROUP_SIZE)])

@@ -28,11 +28,10 @@ from benchmarks.machine import load, peak_memory, reset_peak_memory
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.ranks import gathered, sharding_of
 from gspo.learner.update import accumulate_gradient
 from gspo.model.load import fit_tokenizer
 from gspo.model.policy import load_policy
-from gspo.model.sharding import sharding_of
-from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig
 from gspo.types import Query, Sample
 

@@ -22,9 +22,8 @@ from gspo.types import Batch
 
 def main() -> None:
     """Print the medians of the ratios, as rows of a table."""
-    rounds, recipe, parts = small_run(__doc__)
-    policy, unwatched = parts.policy, replace(parts.policy, routing=None)
-    queries = parts.queries.train[:QUERIES]
+    rounds, recipe, policy, queries = small_run(__doc__)
+    unwatched = replace(policy, routing=None)
     settings = recipe.rollout.model_copy(update={"group_size": GROUP_SIZE})
 
     def roll_out(policy: Policy) -> Batch:

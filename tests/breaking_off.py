@@ -27,8 +27,8 @@ SAMPLING, REWARD, EVALUATION = (
 )
 ROUND, APPRAISAL, LIKELIHOOD = (
     "gspo.run.collect._queries",
-    "gspo.train.score_with_reference_and_critic",
-    "gspo.train.compute_old_logprobs",
+    "gspo.learner.trainer.score_with_reference_and_critic",
+    "gspo.learner.trainer.compute_old_logprobs",
 )
 
 

@@ -1,6 +1,6 @@
 """Responses that the embedded engine samples, for tests of whatever comes after."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.model.policy import Policy
@@ -24,14 +24,13 @@ def sample_groups(
     seed: int,
     policy_version: int = 0,
     record_experts: bool = False,
-    check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[Group, ...]:
     """A group for each query, sampled by the policy as it is now."""
     sampler = sampler_of(policy, max_rows=settings.max_rows)
     sampler.publish(policy_version)
     settings = settings.model_copy(update={"group_size": group_size})
     key = SamplingKey(seed=seed, step=1)
-    return sampler.sample(queries, settings, key, record_experts=record_experts, check_stop=check_stop)
+    return sampler.sample(queries, settings, key, record_experts=record_experts)
 
 
 def generate(

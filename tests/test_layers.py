@@ -9,7 +9,7 @@ import gspo
 ROOT = Path(gspo.__file__).parent
 ROOMS = "types recipe objective queries model engine rollout sandbox reward learner evaluation metrics run report"
 ORDER = [
-    *("errors", "loop", "rank_environment", "ranks"),
+    *("errors", "interrupt", "loop", "rank_environment"),
     *ROOMS.split(),
     "trackers",
     "train",
@@ -50,9 +50,13 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
-def test_engines_and_rollouts_know_no_ranks() -> None:
-    for path in [*(ROOT / "engine").rglob("*.py"), *(ROOT / "rollout").rglob("*.py")]:
-        assert not {"gspo.ranks", "gspo.rank_environment"} & _imports(path), path
+def _rooms_that_import(module: str) -> set[str]:
+    return {path.relative_to(ROOT).parts[0] for path in ROOT.rglob("*.py") if module in _imports(path)}
+
+
+def test_only_the_learner_and_train_know_ranks() -> None:
+    assert _rooms_that_import("gspo.learner.ranks") == {"learner", "train.py"}
+    assert not {"engine", "rollout"} & _rooms_that_import("gspo.rank_environment")
 
 
 def test_only_the_doors_import_for_the_type_checker_alone() -> None:

@@ -1,6 +1,7 @@
 """The event loop of the process: results, errors, and ends."""
 
 import asyncio
+import signal
 import threading
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from gspo import loop
 from gspo.errors import Stopped
+from gspo.interrupt import Interrupt
 
 
 async def raising(error: BaseException) -> None:
@@ -40,6 +42,36 @@ def test_what_a_look_raises_ends_the_coroutine_before_it_is_raised() -> None:
     with pytest.raises(Stopped):
         loop.run(waits(), look)
     assert ended.is_set()
+
+
+def test_a_signal_ends_the_coroutine_before_stopped_is_raised() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    def look() -> None:
+        if begun.is_set():
+            signal.raise_signal(signal.SIGTERM)
+
+    with Interrupt(lambda text: None), pytest.raises(Stopped) as stopped:
+        loop.run(waits(), look)
+    assert ended.is_set() and stopped.value.args == (signal.SIGTERM,)
+    assert loop.run(asyncio.sleep(0, "outside")) == "outside"
+
+
+def test_a_signal_that_has_come_before_is_heard_though_the_result_is_there_at_once() -> None:
+    with Interrupt(lambda text: None):
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped):
+            loop.run(asyncio.sleep(0))
+        # What ends things may still wait for its own.
+        assert loop.start(asyncio.sleep(0, "closed")).result() == "closed"
 
 
 def test_the_first_error_ends_the_others() -> None:

@@ -16,7 +16,9 @@ from gspo import cli
 from gspo.errors import RunError
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, Optimizer, StepReport
+from gspo.learner.trainer import Trainer
 from gspo.learner.update import MiniBatchReport
+from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
@@ -33,17 +35,16 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def varied_batch(parts: Prepared, recipe: Any) -> Batch:
-    groups = sample_groups(
-        parts.policy, parts.queries.train[:8], recipe.rollout, group_size=4, seed=0, policy_version=0
-    )
+def varied_batch(policy: Policy, parts: Prepared, recipe: Any) -> Batch:
+    queries = parts.queries.train[:8]
+    groups = sample_groups(policy, queries, recipe.rollout, group_size=4, seed=0, policy_version=0)
     scores = [Score(reward=float(index % 2), parts={"f": float(index % 2)}) for index in range(32)]
     return advantaged(groups, scores)
 
 
-def poison(parts: Prepared) -> None:
+def poison(policy: Policy) -> None:
     with torch.no_grad():
-        next(parts.policy.model.parameters()).fill_(math.nan)
+        next(policy.model.parameters()).fill_(math.nan)
 
 
 def strict_json(path: Path) -> list[Any]:
@@ -54,10 +55,10 @@ def strict_json(path: Path) -> list[Any]:
 
 
 def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
-    recipe = load_recipe(TINY)
-    parts = prepare(recipe)
-    policy = parts.policy
-    batch = varied_batch(parts, recipe)
+    recipe, trainer = load_recipe(TINY), Trainer()
+    parts = prepare(recipe, trainer)
+    policy = trainer.policy
+    batch = varied_batch(policy, parts, recipe)
     engines = recipe.actor.model_copy(update={"old_logprobs": "engine"})  # given for all mini-batches
     batch = compute_old_logprobs(batch, learner_of(policy, engines))
     # Every ratio is infinite.
@@ -73,18 +74,17 @@ def test_an_update_with_a_gradient_that_is_not_finite_leaves_the_weights_alone()
 def broken_run() -> Iterator[tuple[Recorder, Callable[..., None]]]:
     """A recorder, and a step in which all four updates are skipped: the weights turn to NaN after sampling."""
     recipe = load_recipe(TINY, ["steps=10", "evaluation.num_queries=0"])
-    given: dict[str, Any] = {"given": NOTHING, "display": Display(quiet=True), "resume": False}
-    with open_run(recipe, **given) as run:
-        parts, recorder = run.parts, Recorder(run)
+    with open_run(recipe, Trainer(), NOTHING, display=Display(quiet=True), resume=False) as run:
+        policy, recorder = run.trainer.policy, Recorder(run)
         run.display.start("GSPO", recipe.steps)
-        optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=8)
-        batch = varied_batch(parts, recipe)
-        poison(parts)
+        optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=8)
+        batch = varied_batch(policy, run.parts, recipe)
+        poison(policy)
 
         def take_step(*, idle_first: bool = False) -> None:
             run.clock.seconds = dict.fromkeys(("rollout", "reward", "likelihood", "update", "total"), 1.0)
-            known = compute_old_logprobs(batch, learner_of(parts.policy, recipe.actor))
-            steps = list(updates(parts.policy, optimizer, known, recipe.actor))
+            known = compute_old_logprobs(batch, learner_of(policy, recipe.actor))
+            steps = list(updates(policy, optimizer, known, recipe.actor))
             reports = tuple(step.report for step in steps)
             if idle_first:  # an update in which nothing had an advantage
                 reports = (MiniBatchReport(step=StepReport(applied=True)), *reports[1:])
@@ -126,13 +126,14 @@ def test_the_batch_that_ended_a_run_is_saved_with_all_that_is_known_of_it(
 
 
 def test_rollouts_with_ratios_that_are_not_finite_are_still_written_as_json() -> None:
-    recipe = load_recipe(TINY)
-    parts = prepare(recipe)
-    batch = varied_batch(parts, recipe)
-    poison(parts)
-    batch = compute_old_logprobs(batch, learner_of(parts.policy, recipe.actor))
-    optimizer = Optimizer(parts.policy.model, recipe.actor.optimizer, total_steps=4)
-    *_, last = updates(parts.policy, optimizer, batch, recipe.actor)
+    recipe, trainer = load_recipe(TINY), Trainer()
+    parts = prepare(recipe, trainer)
+    policy = trainer.policy
+    batch = varied_batch(policy, parts, recipe)
+    poison(policy)
+    batch = compute_old_logprobs(batch, learner_of(policy, recipe.actor))
+    optimizer = Optimizer(policy.model, recipe.actor.optimizer, total_steps=4)
+    *_, last = updates(policy, optimizer, batch, recipe.actor)
     path = RunDirectory.create(recipe).write_rollouts(1, rollout_lines(last.batch.samples))
     assert all(line["sequence_ratio"] is None for line in strict_json(path))
 

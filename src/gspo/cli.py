@@ -108,7 +108,7 @@ def _let_first_say_it() -> None:
 
     Where this process goes on after some seconds, as on a host without the file, the error is its own.
     """
-    ranks = sys.modules.get("gspo.ranks")
+    ranks = sys.modules.get("gspo.learner.ranks")
     if _rank() and (ranks is None or ranks.num_ranks() == 1):
         time.sleep(_FIRST_SECONDS)
 
@@ -328,9 +328,9 @@ def _eval(options: Namespace) -> None:
         raise UserError("name a model directory, a hub id or a run", where="command line", fix="gspo eval MODEL …")
     display = _display()
     from gspo.evaluate import evaluate, evaluation_directories, evaluation_recipe
+    from gspo.model.inputs import quiet_transformers
     from gspo.model.load import load_config
     from gspo.report.evaluation.write import write_evaluation_page
-    from gspo.run.prepare import quiet_transformers
     from gspo.run.summary import comparison_line, evaluation_lines
 
     quiet_transformers()
@@ -363,7 +363,7 @@ def _init(options: Namespace) -> None:
 
 def _get(options: Namespace) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # before transformers is there: its reader of GGUF draws a bar
-    from gspo.run.prepare import quiet_transformers
+    from gspo.model.inputs import quiet_transformers
 
     with _waiting("getting the model, and proving it"):
         quiet_transformers()

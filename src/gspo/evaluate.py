@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.engine.make import check_engine, make_engine
+from gspo.engine.make import make_engine
 from gspo.errors import RunError, UserError, did_you_mean
 from gspo.evaluation.contests import read_contests
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
 from gspo.evaluation.rating import collect_attempts, plain_rating, rate
-from gspo.evaluation.sets import make_sets, read_sets
-from gspo.model.load import load_config, make_tokenizer, max_positions, named_stop_ids, turn_end
-from gspo.model.policy import device_of, load_policy
-from gspo.queries.source import QuerySet
+from gspo.interrupt import Interrupt, check_stop
+from gspo.learner.state import digest_of
+from gspo.model.load import named_stop_ids, turn_end
+from gspo.model.policy import load_policy
 from gspo.recipe.load import load_recipe, make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import SuiteConfig
@@ -25,12 +25,10 @@ from gspo.reward.functions import close_functions
 from gspo.reward.score import score
 from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.changes import code_of
-from gspo.run.checkpoint.state import digest_of
 from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
-from gspo.run.interrupt import Interrupt
 from gspo.run.journal import Journal
-from gspo.run.prepare import check_lengths, longest_sequence, quiet_transformers
+from gspo.run.prepare import load_inputs, longest_sequence
 from gspo.run.resume import contents_digest
 from gspo.run.summary import shown_tokens
 
@@ -70,18 +68,20 @@ def evaluate(
     recipe = evaluation_recipe(target, suites, overrides)
     directory = Path(out or evaluation_directories([target])[0])
     with ExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt(display.alert, ending="ending; what is judged is kept"))
+        stack.enter_context(Interrupt(display.alert, ending="ending; what is judged is kept"))
         with display.waiting("reading the suites") as say:
-            sets, tokenizer, longest = _load(recipe, say, interrupt.check_stop)
+            inputs = load_inputs(recipe, trains=False, say=say)
+            sets, tokenizer = inputs.evaluation_sets, inputs.tokenizer
+            longest = longest_sequence(recipe, inputs.queries, sets)
             stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
-            interrupt.check_stop()
+            check_stop()
             say(f"loading {recipe.model.path}")
             policy = load_policy(recipe.model, tokenizer, seed=0, stop_tokens=recipe.rollout.stop_tokens)
             ends = {end for suite in recipe.evaluation.suites for end in turn_end(tokenizer, suite.queries)}
             added = sorted(ends - {*tokenizer.convert_ids_to_tokens(policy.stop_ids)})
             policy = replace(policy, stop_ids=(*policy.stop_ids, *named_stop_ids(tokenizer, added)))
             display.note(f"a response ends with {shown_tokens(tokenizer, policy.stop_ids)}")
-            interrupt.check_stop()
+            check_stop()
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
         journal = stack.enter_context(closing(Journal(directory, model)))
         judged = {
@@ -98,8 +98,7 @@ def evaluate(
                 display.note(f"{eval_set.name}: {len(ids)} of {len(eval_set.queries)} questions are judged already")
         if any(pending.values()):
             with display.waiting("starting the engine") as say:
-                options: dict[str, Any] = {"directory": directory, "check_stop": interrupt.check_stop, "say": say}
-                engine = make_engine(recipe, policy, longest_sequence=longest, **options)
+                engine = make_engine(recipe, policy, directory=directory, longest_sequence=longest, say=say)
                 stack.enter_context(closing(engine))
                 sampler = Sampler(engine, policy)
                 sampler.publish(0)
@@ -107,28 +106,10 @@ def evaluate(
             for eval_set in sets:
                 count = f"{len(pending[eval_set.name])} questions, {eval_set.sampling.group_size} samples each"
                 display.note(f"{eval_set.name}: {count}, at most {eval_set.sampling.max_new_tokens} tokens")
-                _judge(eval_set, pending[eval_set.name], sampler, recipe, journal, interrupt, display)
+                _judge(eval_set, pending[eval_set.name], sampler, recipe, journal, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
         ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
-
-
-def _load(recipe: Recipe, say: Any, check_stop: Any) -> tuple[tuple[EvaluationSet, ...], Any, int]:
-    """The sets, the tokenizer, and the most tokens of a prompt with its response; the cheapest is looked at first."""
-    quiet_transformers()
-    device = device_of(recipe.model.device)
-    rows = read_sets(recipe)
-    say("loading the tokenizer, and reading the questions with it")
-    config = load_config(recipe.model)
-    tokenizer = make_tokenizer(recipe.model, ())
-    say("starting and trying the verifiers")
-    options: dict[str, Any] = {"max_positions": max_positions(config), "check_stop": check_stop}
-    sets = make_sets(recipe, rows, (), (), tokenizer, **options)
-    none = QuerySet(train=(), held_out=())
-    check_lengths(recipe, config, none, sets)
-    longest = longest_sequence(recipe, none, sets)
-    check_engine(recipe, device=device, longest_sequence=longest)
-    return sets, tokenizer, longest
 
 
 def _judge(
@@ -137,11 +118,9 @@ def _judge(
     sampler: Sampler,
     recipe: Recipe,
     journal: Journal,
-    interrupt: Interrupt,
     display: Display,
 ) -> None:
     """Sample and judge the questions by chunks, each written before the next."""
-    watched: dict[str, Any] = {"check_stop": interrupt.check_stop, "show_progress": display.progress}
     size = max(1, _CHUNK * recipe.rollout.max_rows // eval_set.sampling.group_size)
     done = len(eval_set.queries) - len(pending)
     for start in range(0, len(pending), size):
@@ -151,13 +130,13 @@ def _judge(
             with display.waiting(
                 f"{eval_set.name}: sampling, {done + start} of {len(eval_set.queries)} questions done"
             ):
-                groups = sampler.sample(chunk, eval_set.sampling, SAMPLING_KEY, **watched)
+                groups = sampler.sample(chunk, eval_set.sampling, SAMPLING_KEY, show_progress=display.progress)
         except RunError as error:  # of an engine that cannot go on
             fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
             raise UserError(str(error), where=f"{eval_set.name}, {journal.path}", fix=fix) from None
         sampled = time.monotonic()
         with display.waiting(f"{eval_set.name}: judging"):
-            batch = score(groups, eval_set.functions, max_masked_fraction=1.0, **watched)
+            batch = score(groups, eval_set.functions, max_masked_fraction=1.0, show_progress=display.progress)
         lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
         journal.add(eval_set.name, lines, (sampled - began, time.monotonic() - sampled))
 

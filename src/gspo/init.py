@@ -135,9 +135,9 @@ def init(
 
 def _values(draft: Recipe, out: Path, answer: str | None) -> dict[str, Any]:
     """What fills the templates: of the draft's data and model, and of this machine."""
+    from gspo.model.inputs import quiet_transformers
     from gspo.model.load import load_config, load_tokenizer, max_positions
     from gspo.queries.source import load_rows, render_rows
-    from gspo.run.prepare import quiet_transformers
 
     quiet_transformers()
     data, model, queries = str(draft.queries.path), str(draft.model.path), draft.queries

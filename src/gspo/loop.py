@@ -8,6 +8,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from gspo.interrupt import check_stop
+
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05  # between two looks of whoever waits
 
@@ -21,7 +23,15 @@ def start(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None) -> T:
-    """The result of a coroutine; `look` is called again and again, and what it raises ends the coroutine."""
+    """The result of a coroutine; a signal ends it by Stopped.
+
+    Meanwhile `look` is called again and again, and what it raises ends the coroutine, too.
+    """
+
+    def look_about() -> None:
+        check_stop()
+        look()
+
     tasks: list[asyncio.Task[Any]] = []
 
     async def noted() -> T:
@@ -36,9 +46,9 @@ def run(work: Coroutine[Any, Any, T], look: Callable[[], object] = lambda: None)
     try:
         future = start(noted())
         while not future.done():
-            look()
+            look_about()
             wait([future], _LOOK_SECONDS)
-        look()
+        look_about()
         return future.result()
     except BaseException:  # of a signal it may have come anywhere in here
         start(end()).result()

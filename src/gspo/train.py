@@ -3,34 +3,27 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gspo.errors import Stopped, UserError
 from gspo.evaluation.sets import GivenRows
-from gspo.learner.advantages import with_advantages
-from gspo.learner.clip_range import with_clip_range
-from gspo.learner.critic import Critic
-from gspo.learner.forward_passes import compute_old_logprobs, score_with_reference_and_critic
-from gspo.learner.micro_batching import Learner
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.reference import RefreshedReference
-from gspo.learner.sft import cold_start
-from gspo.learner.update import update
+from gspo.interrupt import Interrupt
+from gspo.learner.ranks import joined, losses_named
+from gspo.learner.sft import rows_of_steps
+from gspo.learner.trainer import StepSettings, Trainer, trainer_of_rank_0
 from gspo.rank_environment import is_of_others
-from gspo.ranks import from_first, joined, losses_named, meet, on_all
 from gspo.recipe.callables import refuse_import
 from gspo.recipe.files import check_files
 from gspo.recipe.load import as_recipe
 from gspo.recipe.schema import Recipe
-from gspo.run.checkpoint.state import TrainedParts
 from gspo.run.collect import collect
 from gspo.run.console import Display
 from gspo.run.history import end_recorded, record_start
 from gspo.run.hooks import Hook
 from gspo.run.place import renamed
 from gspo.run.prepare import FromPython, Functions, Rows
+from gspo.run.progress import Progress
 from gspo.run.recorder import Recorder
 from gspo.run.run import Run, open_run
 from gspo.run.summary import introduction, summary
@@ -88,16 +81,25 @@ def train(
         display = Display(quiet=True)
     recipe = _as_given(recipe, queries is not None, reward is not None, display)
     given = FromPython(queries=queries, reward=reward, on_step=on_step, evaluation=evaluation)
+    with joined(recipe.trainer.timeout_seconds, recipe.model.device):
+        if is_of_others():
+            with Interrupt(lambda _: None):
+                served: Outcome = Trainer().serve()
+                return served
+        with trainer_of_rank_0() as (trainer, tell_outcome):
+            check_trackers(recipe.report.trackers, where="report.trackers")
+            recipe = renamed(recipe, display.note) if new else recipe
+            outcome = _run(recipe, trainer, given, display=display, resume=resume, overwrite=overwrite)
+            tell_outcome(outcome)
+            return outcome
+
+
+def _run(recipe: Recipe, trainer: Trainer, given: FromPython, *, display: Display, **how: bool) -> Outcome:
     with ExitStack() as stack:
-        stack.enter_context(joined(recipe.trainer.timeout_seconds, recipe.model.device))
-        from_first(partial(check_trackers, recipe.report.trackers, where="report.trackers"))
-        if new:
-            recipe = from_first(partial(renamed, recipe, display.note))
-        run = stack.enter_context(open_run(recipe, given, display=display, resume=resume, overwrite=overwrite))
-        about = introduction(recipe, run.parts)
+        run = stack.enter_context(open_run(recipe, trainer, given, display=display, **how))
+        about = introduction(recipe, trainer.policy, run.parts)
         record_start(run, about)
-        names = () if is_of_others() else recipe.report.trackers
-        trackers = tracked(run.directory.path, names, display.note, run.interrupt)
+        trackers = tracked(run.directory.path, recipe.report.trackers, display.note, run.interrupt)
         with trackers as announce, end_recorded(run), losses_named():
             display.note(about)
             decoding = run.engine.describe().get("decoding")
@@ -105,11 +107,9 @@ def train(
             for sentence in (*run.parts.notes, *notes):
                 display.note(f"note: {sentence}", style="yellow")
             recorder = Recorder(run)
-            meet()  # rank 0 may have loaded trackers: the next wait may be for a collective, whose time is limited
             model = _phases(run, recorder, announce)
-            lines = from_first(lambda: recorder.lines)
         return Outcome(
-            metrics=lines,
+            metrics=recorder.lines,
             model=model,
             diagnoses=run.progress.diagnoses,
             signal=run.stopped_by,
@@ -126,7 +126,8 @@ def _phases(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> Pa
             _train(run, recorder, announce)
             run.finish_phase()
             with run.display.waiting("saving the model"):
-                run.directory.save_model(run.parts.policy)
+                policy = run.trainer.policy
+                run.directory.save_model(policy, run.trainer.weights() if policy.is_sharded else None)
             if (best := run.progress.best) is not None:
                 kept = f"{run.directory.best_model}, after step {best.step}"
                 run.display.note(f"best model: {kept}, with {best.metric} {best.value:g}")
@@ -156,78 +157,41 @@ def _as_given(source: Recipe | Mapping[str, Any] | str | Path, queries: bool, re
 
 
 def _train(run: Run, recorder: Recorder, announce: Callable[[int], None]) -> None:
-    recipe, clock, check_stop = run.recipe, run.clock, run.interrupt.check_stop_of_all
-    policy, reference = run.parts.policy, run.parts.reference
-    optimizer, critic, refreshed = on_all(partial(_trained_parts, run))
-    parts = {"optimizer": optimizer, "critic": critic, "reference": refreshed}
-    phase = run.start_phase({name: part for name, part in parts.items() if part is not None})
-    progress = run.safe_point(recorder.start(phase))
+    recipe, clock, trainer = run.recipe, run.clock, run.trainer
+    progress = run.safe_point(recorder.start(run.start_phase("training")))
     run.display.start(recipe.actor.title, recipe.steps, done=progress.steps)
-    learner = Learner(
-        policy=policy,
-        optimizer=optimizer,
-        actor=recipe.actor,
-        temperature=recipe.rollout.temperature,  # a hook may change it
-        max_tokens=recipe.rollout.max_new_tokens,
-        critic=critic,
-        check_stop=check_stop,
-    )
     while not progress.is_over(recipe.steps):
         with clock.stage("total"):
-            actor, sampling = with_clip_range(recipe.actor, progress.clip_scale), progress.sampling(recipe.rollout)
-            learner = replace(learner, actor=actor, temperature=sampling.temperature)
-            optimizer.factor = progress.learning_rate_factor
-            if (batch := progress.batch) is None:
-                progress = run.safe_point(collect(run, progress, policy_version=optimizer.steps_taken))
-                batch = progress.batch
-                assert batch is not None
+            if progress.batch is None:
+                progress = run.safe_point(collect(run, progress))
             if not progress.reports:
-                with clock.stage("appraisal"):
-                    batch = score_with_reference_and_critic(batch, learner, reference)
-                with clock.stage("advantage"):
-                    batch = with_advantages(batch, learner.actor, sampling=recipe.rollout, critic=recipe.critic)
-                with clock.stage("likelihood"):
-                    batch = compute_old_logprobs(batch, learner)
-            updates = update(learner, batch, num_done=len(progress.reports))
-            for report, batch in clock.each("update", updates):
-                progress = run.safe_point(replace(progress, batch=batch, reports=(*progress.reports, report)))
-        progress = recorder.step(progress)
-        if refreshed is not None:
-            refreshed.step(progress.steps)
-        progress = run.safe_point(progress)
+                assert progress.batch is not None
+                batch, reports = trainer.step(progress.batch, _settings(recipe, progress))
+                progress = run.safe_point(replace(progress, batch=batch, reports=reports))
+        progress = run.safe_point(recorder.step(progress))
         announce(progress.steps)
 
 
-def _trained_parts(run: Run) -> tuple[Optimizer, Critic | None, RefreshedReference | None]:
-    """What reinforcement learning changes, beside the policy itself."""
-    recipe, policy, reference = run.recipe, run.parts.policy, run.parts.reference
-    num_updates = recipe.steps * recipe.actor.updates_per_step
-    optimizer, critic, refreshed = Optimizer(policy.model, recipe.actor.optimizer, total_steps=num_updates), None, None
-    if recipe.actor.advantage == "gae":
-        critic = Critic(recipe.critic, policy, run.parts.value_trunk, total_steps=num_updates)
-    if reference is not None and recipe.actor.kl.refresh_steps:
-        refreshed = RefreshedReference(recipe.actor.kl, reference, policy)
-    return optimizer, critic, refreshed
+def _settings(recipe: Recipe, progress: Progress) -> StepSettings:
+    return StepSettings(
+        number=progress.steps + 1,
+        temperature=progress.sampling(recipe.rollout).temperature,
+        learning_rate_factor=progress.learning_rate_factor,
+        clip_scale=progress.clip_scale,
+    )
 
 
 def _cold_start(run: Run, recorder: Recorder) -> None:
     """Supervised learning: a phase that leaves a model, from which reinforcement learning starts."""
     if not run.in_cold_start:
         return
-    policy, settings, check_stop = run.parts.policy, run.recipe.cold_start, run.interrupt.check_stop_of_all
-    options: dict[str, Any] = {"total_steps": settings.steps, "where": "cold_start.optimizer"}
-    optimizer = on_all(partial(Optimizer, policy.model, settings.optimizer, **options))
-    is_done = run.progress.steps == settings.steps  # only its last checkpoint is yet to be made its result
-    trained_parts: TrainedParts = {} if is_done else {"optimizer": optimizer}
-    progress = run.start_phase(trained_parts, cold_start=True)
+    settings, progress = run.recipe.cold_start, run.start_phase("cold start")
     run.display.start("cold start", settings.steps, done=progress.steps)
-    examples, num_done = run.parts.demonstrations, progress.steps
-    for step in cold_start(policy, optimizer, examples, run.recipe, num_done=num_done, check_stop=check_stop):
-        progress = recorder.cold_step(step, progress)
+    for rows in rows_of_steps(run.parts.demonstrations, run.recipe)[progress.steps :]:
+        progress = recorder.cold_step(*run.trainer.fit(rows), progress)
         if progress.steps < settings.steps:
             run.safe_point(progress)
-    optimizer.close()
-    trained_parts.clear()  # the next phase has its own
+    run.trainer.end_cold_start()
     run.safe_point(progress)
     run.directory.finish_cold_start(run.finish_phase())
     run.checkpointer = None

@@ -12,14 +12,13 @@ from typing import Any
 
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.evaluation.held_out import evaluate, held_out_set
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.sft import cold_start
+from gspo.learner.sft import rows_of_steps
+from gspo.learner.trainer import Trainer
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.rollout.sampler import Sampler
-from gspo.run.checkpoint.state import seed_everything
 from gspo.run.prepare import Prepared, prepare
 
 REPORT = "start.json"  # written last: a directory that has it is whole
@@ -34,28 +33,29 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     recipe = load_recipe(options.recipe, options.overrides)
-    parts = prepare(recipe)
+    trainer = Trainer()
+    parts = prepare(recipe, trainer)
     try:
-        report = _cold_start(recipe, parts)
+        report = _cold_start(recipe, trainer, parts)
     finally:
         close_functions(parts.functions)
-    parts.policy.save(options.directory)
+    trainer.policy.save(options.directory)
     text = json.dumps({**report, "seconds": round(time.monotonic() - started)}, indent=1)
     (options.directory / REPORT).write_text(text + "\n", encoding="utf-8")
 
 
-def _cold_start(recipe: Recipe, parts: Prepared) -> dict[str, Any]:
-    seed_everything(recipe.seed)
-    settings = recipe.cold_start
-    optimizer = Optimizer(parts.policy.model, settings.optimizer, total_steps=settings.steps)
-    for step in cold_start(parts.policy, optimizer, parts.demonstrations, recipe):
-        if step.step % 100 == 0:
-            print(f"{step.step}/{settings.steps}  loss {step.loss:.3f}", flush=True)
-    optimizer.close()
-    known = {"steps": settings.steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(parts.policy)}
+def _cold_start(recipe: Recipe, trainer: Trainer, parts: Prepared) -> dict[str, Any]:
+    trainer.begin("cold start")
+    policy, num_steps = trainer.policy, recipe.cold_start.steps
+    for step, rows in enumerate(rows_of_steps(parts.demonstrations, recipe), 1):
+        loss, _ = trainer.fit(rows)
+        if step % 100 == 0:
+            print(f"{step}/{num_steps}  loss {loss:.3f}", flush=True)
+    trainer.end_cold_start()
+    known = {"steps": num_steps, "pass_at_1": math.nan, "mean_tokens": math.nan, **_parameters(policy)}
     if parts.queries.held_out:
         own = held_out_set(recipe, parts.queries.held_out, parts.functions)
-        score = evaluate(Sampler(EmbeddedEngine(parts.policy), parts.policy), own)
+        score = evaluate(Sampler(EmbeddedEngine(policy), policy), own)
         known |= {"pass_at_1": round(score.pass_at_1.mean, 4), "mean_tokens": round(score.mean_response_tokens, 2)}
     return known
 

@@ -1,6 +1,7 @@
 """Evaluation on held-out queries: what counts as passed, and that nothing else changes the number."""
 
 import math
+import signal
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,9 @@ import pytest
 import torch
 from tests.sampling import sampler_of
 
+from gspo.errors import Stopped
 from gspo.evaluation.held_out import HeldOutScore, evaluate, held_out_set
+from gspo.interrupt import Interrupt
 from gspo.model.policy import Policy
 from gspo.recipe.load import make_recipe
 from gspo.recipe.schema import Recipe
@@ -210,18 +213,14 @@ def test_evaluation_leaves_the_weights_alone(
 def test_a_stop_is_heard_while_responses_are_scored(
     new_policy: Callable[..., Policy], queries: Queries, recipe_of: Callable[..., Recipe]
 ) -> None:
-    called: list[int] = []
+    interrupt = Interrupt(lambda _: None)
 
     def calling(completions: Sequence[str], **columns: Any) -> list[float]:
-        called.append(len(completions))
+        interrupt.signal = signal.SIGTERM
         return [0.0] * len(completions)
 
-    def check_stop() -> None:
-        if called:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        evaluated(new_policy(), queries, load_functions((), calling), recipe_of(), check_stop=check_stop)
+    with interrupt, pytest.raises(Stopped):
+        evaluated(new_policy(), queries, load_functions((), calling), recipe_of())
 
 
 @pytest.mark.parametrize("num_rows", [32, 5])

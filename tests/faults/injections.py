@@ -24,7 +24,7 @@ from gspo.engine.server.vllm import VllmApi
 from gspo.errors import HAS_LAUNCHER
 from gspo.launch import local
 from gspo.launch.local import LocalRank
-from gspo.learner import forward_passes, loss
+from gspo.learner import forward_passes, loss, shares
 from gspo.learner import sft as coldstart
 from gspo.learner.optimizer import Optimizer
 from gspo.run import collect, directory
@@ -183,7 +183,7 @@ def kill_in_save(operation: int, path: str) -> None:
             if getattr(module, name, None) is original:
                 setattr(module, name, wrapped)
 
-    for holder, name, target in ((Path, "write_text", 0), (Path, "write_bytes", 0), (checkpointer, "save_file", 1)):
+    for holder, name, target in ((Path, "write_text", 0), (Path, "write_bytes", 0), (shares, "save_file", 1)):
         around(holder, name, target=target)
     for name in ("sync", "move_into_place", "remove"):
         around(store, name)

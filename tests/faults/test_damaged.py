@@ -9,7 +9,7 @@ import pytest
 from tests.faults.laboratory import Fault, Laboratory, differing
 
 Unbroken = Callable[..., dict[str, Any]]
-STOPPED = "step_000002_update_1"  # a checkpoint with everything in it
+STOPPED = "step_000002_updated"  # a checkpoint with everything in it
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.faults.laboratory import SECONDS, Laboratory, differing
 
 Unbroken = Callable[..., dict[str, Any]]
+COLD = 3  # optimiser steps before the first of GSPO, which has two a step
 # A process whose end of the terminal's line is what it hears of when the other is closed.
 OWN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -48,12 +50,28 @@ def test_output_that_nobody_reads_any_more_ends_nothing(laboratory: Laboratory, 
     assert not differing(laboratory.result(), unbroken())
 
 
+@pytest.mark.parametrize(
+    ("place", "count", "folder", "last"),
+    [
+        ("cold record", 3, "cold_start_checkpoints", "step_000002"),
+        ("optimizer step", COLD + 2, "checkpoints", "step_000000_batch"),  # after the first mini-batch of step 1
+    ],
+)
 def test_an_error_between_an_optimiser_step_and_its_record_saves_nothing_wrong(
+    place: str, count: int, folder: str, last: str, laboratory: Laboratory, unbroken: Unbroken
+) -> None:
+    assert laboratory.train("checkpoint.seconds=1e-9", fault=("fail_at", {"place": place, "count": count})) == 1
+    assert "between an optimiser step and its record" in laboratory.said
+    assert laboratory.checkpoints(folder=folder)[-1] == last
+    assert laboratory.resume() == 0, laboratory.said
+    assert not differing(laboratory.result(), unbroken())
+
+
+def test_an_error_before_the_first_optimiser_step_of_an_update_saves_its_batch(
     laboratory: Laboratory, unbroken: Unbroken
 ) -> None:
-    assert laboratory.train("checkpoint.seconds=1e-9", fault=("fail_at", {"place": "cold record", "count": 3})) == 1
-    assert "between an optimiser step and its record" in laboratory.said
-    assert laboratory.checkpoints(folder="cold_start_checkpoints")[-1] == "step_000002"
+    assert laboratory.train(fault=("fail_at", {"place": "optimizer step", "count": COLD + 3})) == 1
+    assert "saved: run/checkpoints/step_000001_batch" in laboratory.said
     assert laboratory.resume() == 0, laboratory.said
     assert not differing(laboratory.result(), unbroken())
 

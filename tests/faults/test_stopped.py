@@ -25,12 +25,13 @@ def score(completions, **columns):
 TERM, INT, HUP = (signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)  # one handler notes any of them
 SAFE_POINTS = [
     ("sampling", 28, "step_000002", [TERM, INT]),
-    ("sampling", 40, "step_000003_update_2", [TERM]),  # in the last evaluation
+    ("sampling", 40, "step_000003_updated", [TERM]),  # in the last evaluation
     ("sampling", 3, "step_000000", [TERM, HUP]),  # in the evaluation before the first step
-    ("gradient", 3, "step_000000_update_1", [TERM, INT]),
+    ("gradient", 1, "step_000000_batch", [TERM, INT]),
+    ("gradient", 3, "step_000000_updated", [TERM, INT]),  # after an optimiser step: the update runs to its end
     ("old likelihoods", 3, "step_000001_batch", [TERM]),
     ("cold gradient", 1, "cold_start_checkpoints/step_000001", [TERM, INT]),
-    ("optimizer step", 6, "step_000001_update_1", [TERM, HUP]),  # the step is finished first
+    ("optimizer step", 6, "step_000001_updated", [TERM, HUP]),
     ("snapshot", 2, "step_000001", [TERM]),
 ]
 

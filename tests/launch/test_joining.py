@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gspo import ranks
 from gspo.errors import UserError
-from gspo.ranks import joined
+from gspo.learner import ranks
+from gspo.learner.ranks import joined
 
 
 @pytest.fixture

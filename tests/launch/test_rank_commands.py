@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo import cli, ranks
+from gspo import cli
 from gspo.errors import HAS_LAUNCHER, SILENT, OtherRankError, Stopped, UserError
+from gspo.learner import ranks
 
 TINY = str(Path(__file__).parents[1] / "tiny.yaml")
 As = Callable[..., int]

@@ -22,7 +22,7 @@ from tests.faults.laboratory import Server
 
 from gspo import cli
 from gspo.launch.local import run_processes
-from gspo.run.checkpoint.state import tensors_of
+from gspo.learner.state import tensors_of
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 EXPERTS = {

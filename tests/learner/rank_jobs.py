@@ -9,7 +9,7 @@ import datetime
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -19,24 +19,26 @@ import torch
 import torch.distributed as dist
 from tests.conftest import FAMILIES, SHAPE, TEXTS
 from tests.samples import query_of, sample_from
-from tests.sampling import sampler_of
 
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.learner.engine_of_ranks import EngineOfRanks
 from gspo.learner.loss import Denominators
 from gspo.learner.micro_batching import Learner, for_each_sample, places_of_ranks, split_tokens
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.ranks import num_ranks, rank, sharding_of, tell
+from gspo.learner.trainer import Trainer
 from gspo.learner.update import accumulate_gradient
 from gspo.model.load import fit_tokenizer
 from gspo.model.packing import TokenSequence
 from gspo.model.parameters import whole
 from gspo.model.policy import Policy, checkpoint_gradients, dtype_of, load_policy, response_likelihood
-from gspo.model.sharding import sharding_of, unsharded
-from gspo.ranks import gathered, num_ranks, rank
+from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import ActorConfig, ModelConfig, OptimizerConfig, RolloutConfig
 from gspo.rollout.keys import SamplingKey
+from gspo.rollout.sampler import Sampler
 from gspo.types import Experts, Sample
 
+TINY = load_recipe(Path(__file__).parents[1] / "tiny.yaml")
 ALL = 10**6  # tokens: a single micro-batch
 SEQUENCES = 40  # of the mini-batch, of which some have no advantage
 CLIP = {"clip_low": 0.03, "clip_high": 0.04}
@@ -115,8 +117,7 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         chosen = map(_others, likelihood.experts) if likelihood.experts else repeat(None)
         return zip(split_tokens(likelihood.logprobs, sequences), chosen, strict=False)
 
-    description = dict(_described(policy))
-    sampled = _sampled(policy, number)  # before the gradient, which must not change by it
+    sampled = _sampled(policy)  # before the gradient, which must not change by it
     rng, old = random.Random(1), dict[int, tuple[torch.Tensor, Experts | None]]()
     for part in parts:
         old |= zip(part, for_each_sample(learner, [samples[place] for place in part], own), strict=True)
@@ -137,8 +138,7 @@ def _do(directory: Path, number: int, name: str, tokens: int, as_ranks: int) -> 
         "numbers": [report.loss, report.balance_loss, float(report.num_trained), step.grad_norm],
         "noise": None if report.noise is None else [report.noise.signal, report.noise.noise],
         "ratios": [own.sequence_ratio for own in stats],
-        "sampled": sampled,
-        "description": description,
+        **sampled,
         "old": torch.cat([old[place][0] for place in range(len(samples))]),
     }
 
@@ -148,24 +148,21 @@ def _others(experts: Experts) -> Experts:
     return replace(experts, row=(experts.row + 1) % FAMILIES["qwen3_moe"]["num_experts"])
 
 
-def _described(policy: Policy) -> Mapping[str, str]:
-    """What the run's engine says of itself."""
-    if num_ranks() == 1:
-        return EmbeddedEngine(policy).describe()
-    return EngineOfRanks(policy, EmbeddedEngine, is_embedded=True, check_stop=lambda: None).describe()
-
-
-def _sampled(policy: Policy, number: int) -> list[list[int]]:
-    """The tokens of responses to some queries, of which each rank decodes its own."""
+def _sampled(policy: Policy) -> Any:
+    """What the run's engine says of itself, and the tokens of responses to some queries: each rank decodes its own."""
+    trainer = Trainer()
+    trainer.recipe, trainer.policy = TINY, policy
+    if rank() > 0:
+        return trainer.serve()
+    engine = EmbeddedEngine(policy) if num_ranks() == 1 else EngineOfRanks(trainer)
     queries = [query_of([3 + n, 5, 4], n) for n in range(3)]
     settings = RolloutConfig(max_new_tokens=9, group_size=2)
-    with unsharded(policy.model):
-        own = [
-            sampler_of(policy).sample([query], settings, SamplingKey(seed=0, step=1))
-            for query in queries[rank() :: number]
-        ]
-    of_ranks = gathered([[sample.token_ids.tolist() for sample in group.samples] for (group,) in own])
-    return [ids for n in range(len(queries)) for ids in of_ranks[n % number][n // number]]
+    groups = Sampler(engine, policy).sample(queries, settings, SamplingKey(seed=0, step=1))
+    sampled = [sample.token_ids.tolist() for group in groups for sample in group.samples]
+    trainer.weights()  # which has the ranks share the model again
+    result = {"sampled": sampled, "description": dict(engine.describe())}
+    tell("ended", result)
+    return result
 
 
 def _save_model(job: Job, directory: Path) -> None:

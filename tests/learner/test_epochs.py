@@ -12,9 +12,8 @@ from tests.sampling import sample_groups
 
 from gspo.learner.clip_range import clipping_scale
 from gspo.learner.forward_passes import compute_old_logprobs
-from gspo.learner.micro_batching import Learner, trained_samples
+from gspo.learner.micro_batching import trained_samples
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.update import update
 from gspo.metrics.sequences import sequence_metrics, trained_rows
 from gspo.metrics.step import expert_metrics
 from gspo.model.policy import Policy
@@ -89,29 +88,6 @@ def test_two_passes_are_those_of_the_equation(
     assert max(abs(ratio - 1) for ratio in later) > HIGH and num_clipped > 0
     for found, wanted in zip(policy.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("replay", ["none", "policy"])
-def test_an_update_stopped_in_a_later_pass_makes_the_steps_that_are_left(
-    replay: str, new_policy: NewPolicy, batch_from: Any, actor_of: Any
-) -> None:
-    whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
-    actor = actor_of(epochs=2, mini_batches=2, routing_replay=replay)
-    batch = compute_old_logprobs(batch_from(whole), learner_of(whole, actor))
-    one, two = (
-        Learner(
-            policy=policy,
-            optimizer=Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4),
-            actor=actor,
-            temperature=1.0,
-        )
-        for policy in (whole, broken)
-    )
-    expected, begun = list(update(one, batch)), update(two, batch)
-    found = [next(begun) for _ in range(3)]
-    found += update(two, found[-1][1], num_done=3)
-    assert [report.loss for report, _ in found] == [report.loss for report, _ in expected]
-    assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
 
 
 def test_what_was_seen_in_each_pass_is_counted(new_policy: NewPolicy, batch_from: Any, actor_of: Any) -> None:

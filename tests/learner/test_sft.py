@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gspo
 from gspo.errors import UserError
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.sft import ColdStep, cold_start, encode_demonstrations
+from gspo.learner.optimizer import Optimizer, StepReport
+from gspo.learner.sft import encode_demonstrations, fit, rows_of_steps
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
 from gspo.queries.row import Row
 from gspo.recipe.load import load_recipe, make_recipe
-from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig
+from gspo.recipe.sections import ActorConfig, ColdStartConfig, ColdStartOptimizerConfig, QueriesConfig
 from gspo.train import train
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 NewPolicy = Callable[..., Policy]
+SHOWN = Row(id="shown:1", prompt="1 + 2 =")
 
 
 def recipe_of(steps: int, rows_per_step: int, **optimizer: Any) -> ColdStartConfig:
@@ -40,15 +41,18 @@ def supervise(
     actor: ActorConfig,
     *,
     seed: int = 0,
+    num_done: int = 0,
     **given: Any,
-) -> Iterator[ColdStep]:
-    recipe = load_recipe(TINY).model_copy(update={"cold_start": settings, "actor": actor, "seed": seed})
-    return cold_start(policy, optimizer, examples, recipe, **given)
+) -> list[tuple[float, StepReport]]:
+    """The loss and the report of each step that is left."""
+    recipe = load_recipe(TINY).model_copy(update={"cold_start": settings, "seed": seed})
+    steps = rows_of_steps(examples, recipe)[num_done:]
+    return [fit(policy, optimizer, rows, micro_batch_tokens=actor.micro_batch_tokens, **given) for rows in steps]
 
 
 def learn(
     policy: Policy, examples: Sequence[TokenSequence], settings: ColdStartConfig, actor: ActorConfig, *, seed: int = 0
-) -> Iterator[ColdStep]:
+) -> list[tuple[float, StepReport]]:
     optimizer = Optimizer(policy.model, settings.optimizer, total_steps=settings.steps)
     return supervise(policy, optimizer, examples, settings, actor, seed=seed)
 
@@ -58,11 +62,12 @@ def test_the_loss_falls_to_almost_nothing_on_a_few_rows(
 ) -> None:
     policy = new_policy("qwen3_moe", initializer_range=0.05, num_experts=2)
     examples = ragged_sequences(6, vocabulary=len(policy.tokenizer), longest=6)
-    steps = list(learn(policy, examples, recipe_of(120, 6), actor_of()))
-    assert [step.step for step in steps] == list(range(1, 121))
-    assert steps[0].loss == pytest.approx(torch.tensor(len(policy.tokenizer)).log().item(), abs=0.5)
-    assert steps[-1].loss < 0.1
-    assert steps[-1].learning_rate == pytest.approx(1e-2 / 120)
+    (first, _), *others = learn(policy, examples, recipe_of(120, 6), actor_of())
+    assert len(others) == 119
+    assert first == pytest.approx(torch.tensor(len(policy.tokenizer)).log().item(), abs=0.5)
+    last, report = others[-1]
+    assert last < 0.1
+    assert report.learning_rate == pytest.approx(1e-2 / 120)
 
 
 def test_only_completion_tokens_carry_loss(
@@ -78,8 +83,8 @@ def test_only_completion_tokens_carry_loss(
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     policy.model.zero_grad()
-    (step,) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 5), actor_of())
-    assert step.loss == pytest.approx(loss.item(), rel=1e-5)
+    ((found_loss, _),) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 5), actor_of())
+    assert found_loss == pytest.approx(loss.item(), rel=1e-5)
     (found,) = recording_optimizer.gradients
     assert (found - expected).norm() / expected.norm() <= 1e-5
 
@@ -94,8 +99,8 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_chunks(
     for micro_batch_tokens, chunk_tokens in [(10**6, 10**6), (1, 10**6), (50, 3), (10**6, 1)]:
         monkeypatch.setattr("gspo.model.head.MAX_LOGITS", chunk_tokens * len(policy.tokenizer))
         actor = actor_of(micro_batch_tokens=micro_batch_tokens)
-        (step,) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor)
-        losses.append(step.loss)
+        ((loss, _),) = supervise(policy, recording_optimizer(policy.model), examples, recipe_of(1, 12), actor)
+        losses.append(loss)
     whole, *others = recording_optimizer.gradients
     differences = [float((gradient - whole).norm() / whole.norm()) for gradient in others]
     print(f"cold start, {family}: largest relative difference of the gradient {max(differences):.1e}")
@@ -117,7 +122,7 @@ def test_every_row_comes_once_an_epoch(
         return response_likelihood(policy, rows, **arguments)
 
     monkeypatch.setattr("gspo.learner.sft.response_likelihood", noting)
-    list(learn(policy, examples, recipe_of(2 * num_rows, rows_per_step), actor_of()))
+    learn(policy, examples, recipe_of(2 * num_rows, rows_per_step), actor_of())
     epochs = [seen[start : start + num_rows] for start in range(0, len(seen), num_rows)]
     assert len(epochs) >= 4
     # Rows of equal length keep their order within a step, so whole epochs can be read off.
@@ -129,7 +134,7 @@ def test_the_seed_decides_the_order(new_policy: NewPolicy, ragged_sequences: Any
     def losses(seed: int) -> list[float]:
         policy = new_policy()
         examples = ragged_sequences(8, vocabulary=len(policy.tokenizer))
-        return [step.loss for step in learn(policy, examples, recipe_of(4, 2), actor_of(), seed=seed)]
+        return [loss for loss, _ in learn(policy, examples, recipe_of(4, 2), actor_of(), seed=seed)]
 
     assert losses(0) == losses(0)
     assert losses(0) != losses(1)
@@ -141,9 +146,9 @@ def test_a_cold_start_taken_up_sees_the_rows_that_were_left(
     recipe = recipe_of(6, 3)
     whole, broken = new_policy(), new_policy()
     examples = ragged_sequences(8, vocabulary=len(whole.tokenizer))
-    expected = list(learn(whole, examples, recipe, actor_of()))
+    expected = learn(whole, examples, recipe, actor_of())
     optimizer = Optimizer(broken.model, recipe.optimizer, total_steps=recipe.steps)
-    found = list(supervise(broken, optimizer, examples, recipe_of(4, 3), actor_of()))
+    found = supervise(broken, optimizer, examples, recipe_of(4, 3), actor_of())
     found += supervise(broken, optimizer, examples, recipe, actor_of(), num_done=4)
     assert found == expected
     assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
@@ -160,20 +165,19 @@ def test_a_stop_is_asked_for_before_each_part_of_the_gradient(
     def check_stop() -> None:
         looks.append((len(recording_optimizer.gradients), any(p.grad is not None for p in parameters)))
 
-    list(supervise(policy, optimizer, examples, recipe_of(2, 2), actor, check_stop=check_stop))
+    supervise(policy, optimizer, examples, recipe_of(2, 2), actor, check_stop=check_stop)
     assert looks == [(0, False), (0, True), (1, False), (1, True)]
 
 
-def test_demonstrations_are_prompt_and_completion_closed_by_the_end_token(new_policy: NewPolicy, query_of: Any) -> None:
+def test_demonstrations_are_prompt_and_completion_closed_by_the_end_token(new_policy: NewPolicy) -> None:
     policy = new_policy()
-    texts = ["1 + 2 = 3", "a cat sat on the mat", ""]
-    queries = [query_of([4, 5 + n], n) for n in range(3)]
-    pairs = [(Row(id=f"t:{n}", prompt=""), text) for n, text in enumerate(texts)]
-    examples = encode_demonstrations(policy, queries, pairs)
+    prompts, texts = ["1 + 2 = 3", "3", "7 - 4"], ["1 + 2 = 3", "a cat sat on the mat", ""]
+    rows = [Row(id=f"t:{n}", prompt=prompt) for n, prompt in enumerate(prompts)]
+    examples = encode_demonstrations(policy, QueriesConfig(template="so: {prompt}"), [*zip(rows, texts, strict=True)])
     end = policy.tokenizer.eos_token_id
     assert end in policy.stop_ids
-    for example, query, text in zip(examples, queries, texts, strict=True):
-        assert example.prompt_ids == query.prompt_ids
+    for example, prompt, text in zip(examples, prompts, texts, strict=True):
+        assert [*example.prompt_ids] == policy.tokenizer(f"so: {prompt}").input_ids
         assert example.response_ids[-1] == end
         assert policy.tokenizer.decode(example.response_ids[:-1]) == text
 
@@ -183,7 +187,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(new_policy: NewPolicy) -> N
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="end token"):
-        encode_demonstrations(dataclasses.replace(policy, tokenizer=tokenizer), [], [])
+        encode_demonstrations(dataclasses.replace(policy, tokenizer=tokenizer), QueriesConfig(), [(SHOWN, "3")])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -221,9 +225,10 @@ def test_reinforcement_learning_goes_on_from_the_cold_started_weights(dtype: str
         prompt, answer = (tokenizer(text, return_tensors="pt").input_ids for text in (row["prompt"], row["completion"]))
         logits = model(torch.cat([prompt, answer], 1)).logits[0, prompt.shape[1] - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, answer[0]).item())
-    lines = (outcome.model.parent / "cold_start.jsonl").read_text().splitlines()
-    first, last = (json.loads(line)["loss"] for line in (lines[0], lines[-1]))
-    assert last < 0.5 * first
+    lines = [json.loads(line) for line in (outcome.model.parent / "cold_start.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, 81)]
+    first = lines[0]["loss"]
+    assert lines[-1]["loss"] < 0.5 * first
     assert sum(losses) / len(losses) < 0.6 * first
 
 
@@ -232,8 +237,8 @@ def test_train_is_callable_by_its_public_name_also_after_its_module_was_imported
     assert callable(gspo.train)  # a second run in the same notebook
 
 
-def test_a_demonstration_longer_than_the_model_is_refused(new_policy: Any, query_of: Any) -> None:
+def test_a_demonstration_longer_than_the_model_is_refused(new_policy: Any) -> None:
     policy = new_policy(max_position_embeddings=8)
-    row = Row(id="shown:1", prompt="1 + 2 =")
-    with pytest.raises(UserError, match=r"row shown:1|row data|8 positions"):
-        encode_demonstrations(policy, [query_of([4, 5, 6, 7])], [(row, "1 + 2 = 3")])
+    with pytest.raises(UserError, match="the model 8 positions") as refusal:
+        encode_demonstrations(policy, QueriesConfig(), [(SHOWN, "3"), (SHOWN, "1 + 2 = 3")])
+    assert refusal.value.where == "cold start, row shown:1"

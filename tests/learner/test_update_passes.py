@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gspo.learner.forward_passes import compute_old_logprobs
 from gspo.learner.loss import Denominators, denominators_of
 from gspo.learner.micro_batching import Learner, micro_batches, trained_samples
-from gspo.learner.optimizer import Optimizer
 from gspo.learner.update import accumulate_gradient, update
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
-from gspo.recipe.sections import ActorConfig, OptimizerConfig, RolloutConfig
+from gspo.recipe.sections import ActorConfig, RolloutConfig
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
@@ -140,36 +139,6 @@ def test_ratios_of_recomputed_log_likelihoods_are_exactly_one_until_a_step_is_ma
         for step in updates(policy, optimizer, known, actor, temperature=0.7):
             assert {stats.sequence_ratio for stats in step.trained.values()} == {1.0}
             assert sum(stats.num_clipped for stats in step.trained.values()) == 0
-
-
-def test_an_update_taken_up_makes_the_steps_that_are_left(
-    new_policy: NewPolicy, sampled_batch: Any, actor_of: Any
-) -> None:
-    whole, broken = new_policy("qwen3_moe"), new_policy("qwen3_moe")
-    batch, actor = sampled_batch(whole), actor_of(mini_batches=4)
-    batch = compute_old_logprobs(batch, learner_of(whole, actor))
-    one, two = (
-        Learner(
-            policy=policy,
-            optimizer=Optimizer(policy.model, OptimizerConfig(lr=1e-2), total_steps=4),
-            actor=actor,
-            temperature=1.0,
-        )
-        for policy in (whole, broken)
-    )
-    expected = list(update(one, batch))
-    begun = update(two, batch)
-    found = [next(begun), next(begun)]
-    del begun
-    assert two.optimizer.steps_taken == 2
-    found += update(two, found[-1][1], num_done=2)
-    assert [report.step for report, _ in found] == [report.step for report, _ in expected]
-    assert [report.loss for report, _ in found] == [report.loss for report, _ in expected]
-    for ours, theirs in zip(found[-1][1].samples, expected[-1][1].samples, strict=True):
-        assert (ours.stats is None) == (theirs.stats is None)
-        if ours.stats is not None and theirs.stats is not None:
-            assert torch.equal(ours.stats.log_ratios, theirs.stats.log_ratios)
-    assert all(torch.equal(p, q) for p, q in zip(whole.model.parameters(), broken.model.parameters(), strict=True))
 
 
 def test_a_stop_is_asked_for_before_each_part_of_a_gradient(

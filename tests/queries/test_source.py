@@ -11,7 +11,7 @@ import pytest
 
 from gspo.errors import UserError
 from gspo.queries.row import repetition_notes
-from gspo.queries.source import QuerySet, load_rows, render_rows, source_notes
+from gspo.queries.source import load_rows, query_notes, render_rows
 from gspo.recipe.schema import Recipe
 
 RecipeOf = Callable[..., Recipe]
@@ -42,7 +42,9 @@ def test_held_out_rows_are_a_tenth_fixed_and_disjoint(tmp_path: Path, recipe_of:
 @pytest.mark.parametrize(
     "change", [{}, {"index": 1}, {"extra_info": {"index": "9a9b", "split": "train"}}, {"uuid": "u"}]
 )
-def test_rows_that_repeat_others_are_one_question(tmp_path: Path, change: Any, recipe_of: RecipeOf) -> None:
+def test_rows_that_repeat_others_are_one_question(
+    tmp_path: Path, change: Any, recipe_of: RecipeOf, tokenizer: Any
+) -> None:
     def own(number: int) -> dict[str, Any]:
         return {key: {**value, "index": number} if isinstance(value, dict) else number for key, value in change.items()}
 
@@ -50,7 +52,10 @@ def test_rows_that_repeat_others_are_one_question(tmp_path: Path, change: Any, r
     path = write(tmp_path / "many.jsonl", many)
     rows = load_rows(recipe_of(queries={"path": path}, evaluation={"num_queries": 2}))
     assert (len(rows.train), len(rows.held_out)) == (28, 2)
-    notes = " ".join(source_notes(rows, QuerySet(train=rows.train, held_out=rows.held_out)))  # type: ignore[arg-type]
+    recipe = recipe_of(queries={"path": path})
+    notes = " ".join(
+        query_notes(rows, render_rows(rows, tokenizer, recipe=recipe, max_positions=None), recipe, tokenizer)
+    )
     assert (
         "868 rows are left out: each repeats one of the 28 training rows" in notes and "one of the 2 held-out" in notes
     )
@@ -164,7 +169,7 @@ def test_prompts_that_are_too_long_are_left_out_and_no_other_row_is_held_out(
     for part, before in ((queries.train, rows.train), (queries.held_out, rows.held_out)):
         assert [query.prompt for query in part] == [row.prompt for row in before if len(str(row.prompt)) < 20]
         assert 0 < len(part) < len(before)
-    (note,) = source_notes(rows, queries)
+    (note,) = query_notes(rows, queries, recipe, tokenizer)
     num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
     assert num_train + num_held_out == 34
     assert note.startswith(f"{num_train} training and {num_held_out} held-out prompts are too long")

@@ -1,6 +1,7 @@
 """Functions from Python: calls run at the same time, each within its limit, and a stuck one harms no other."""
 
 import asyncio
+import signal
 import threading
 import time
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from tests.samples import scores_of
 
-from gspo.errors import UserError
+from gspo.errors import Stopped, UserError
+from gspo.interrupt import Interrupt
 from gspo.reward.calls import RewardFunction, Threads
 from gspo.reward.score import score
 
@@ -152,21 +154,18 @@ def test_calls_beyond_a_functions_own_places_wait_without_their_clock_running(gr
 
 
 def test_a_stop_while_calls_wait_begins_none_of_them(groups: Any) -> None:
-    released, begun = threading.Event(), list[str]()
+    released, begun, interrupt = threading.Event(), list[str](), Interrupt(lambda _: None)
 
     def waits(completions: list[str], **columns: Any) -> list[float]:
         begun.append(completions[0])
+        interrupt.signal = signal.SIGTERM
         released.wait()
         return [1.0]
 
-    def stop() -> None:
-        if begun:
-            raise KeyboardInterrupt
-
     function = RewardFunction(name="waits", call=waits, host=Threads(num_places=1))
     try:
-        with pytest.raises(KeyboardInterrupt):
-            score(groups(["a"], ["b"]), [function], check_stop=stop)
+        with interrupt, pytest.raises(Stopped):
+            score(groups(["a"], ["b"]), [function])
     finally:
         released.set()
     time.sleep(0.1)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests.samples import scores_of
 
 from gspo.errors import Stopped, UserError
+from gspo.interrupt import Interrupt
 from gspo.recipe.sections import RewardConfig
 from gspo.reward.functions import close_functions, load_functions, probe
 from gspo.reward.score import score
@@ -45,21 +47,16 @@ ASLEEP = f"import os, time\ntime.sleep(600 * (os.getpid() != {os.getpid()}))  # 
 
 @pytest.mark.parametrize("when", ["stopped as it starts", "asleep as it starts"])
 def test_a_stop_is_heeded_while_a_process_starts(when: str, groups: Any, named: Any, fitted_tokenizer: Any) -> None:
-    before, looks = workers(), 0
+    before, interrupt = workers(), Interrupt(lambda _: None)
     function = named(f"{ASLEEP if when.startswith('asleep') else ''}{PID}", concurrent_calls=1)
     if when.startswith("stopped"):
         for pid in workers() - before:
             os.kill(pid, signal.SIGSTOP)
 
-    def check_stop() -> None:
-        nonlocal looks
-        looks += 1
-        if looks > 3:
-            raise Stopped(signal.SIGTERM)
-
     query = groups(["a"])[0].query
-    with pytest.raises(Stopped):
-        probe([query], [], [function], fitted_tokenizer, segment_separator=None, check_stop=check_stop)
+    with interrupt, pytest.raises(Stopped):
+        threading.Timer(0.2, lambda: setattr(interrupt, "signal", signal.SIGTERM)).start()
+        probe([query], [], [function], fitted_tokenizer, segment_separator=None)
     close_functions([function])
     assert workers() == before
 

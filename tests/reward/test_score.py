@@ -88,7 +88,7 @@ def test_the_end_of_one_scoring_leaves_the_calls_of_another_alone(groups: Any, f
     other = threading.Thread(target=lambda: scored.append(score(groups(["b"]), [function])))
     other.start()
     with pytest.raises(KeyboardInterrupt):
-        score(groups(["a"]), [function], check_stop=stop)
+        loop.run(Scoring([function], num_samples=1).score(groups(["a"])[0]), stop)
     go.set()
     other.join()
     assert rewards(scored[0]) == [1.0]

@@ -1,5 +1,6 @@
 """What every engine promises: versions, the weights that were published, a description, a stop, and an end."""
 
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.sampling import sampler_of
 
 from gspo.engine.engine import Engine
 from gspo.engine.make import make_engine
+from gspo.errors import Stopped
+from gspo.interrupt import Interrupt
 from gspo.model.policy import Policy, checkpoint_gradients
 from gspo.recipe.load import load_recipe
 from gspo.recipe.sections import RolloutConfig
@@ -86,17 +89,16 @@ def test_sampling_that_is_stopped_leaves_the_engine_ready_for_the_next(
     num_reads = len(shapes)
     shapes.clear()
 
-    def stop_at_the_fifth() -> None:
-        if len(shapes) == 5:
-            raise TimeoutError
+    interrupt = Interrupt(lambda _: None)
 
-    def wait(*_: Any) -> None:
+    def stop_at_the_fifth(*_: Any) -> None:
         if len(shapes) == 5:
+            interrupt.signal = signal.SIGTERM
             has_stopped.wait(60)
 
-    policy.model.get_input_embeddings().register_forward_hook(wait)
-    with pytest.raises(TimeoutError):
-        sampler.sample(queries, LONG, KEY, record_experts=True, check_stop=stop_at_the_fifth)
+    policy.model.get_input_embeddings().register_forward_hook(stop_at_the_fifth)
+    with interrupt, pytest.raises(Stopped):
+        sampler.sample(queries, LONG, KEY, record_experts=True)
     has_stopped.set()
     assert tokens(sampler.sample(queries, SETTINGS, KEY)) == expected
     assert len(shapes) == 5 + num_reads  # no further token was sampled of what is given up
@@ -104,20 +106,20 @@ def test_sampling_that_is_stopped_leaves_the_engine_ready_for_the_next(
     assert policy.routing is None or policy.routing._trace is None
 
 
-def test_a_stop_is_looked_for_while_the_engine_is_at_work(new_policy: NewPolicy, queries: list[Query]) -> None:
+def test_progress_is_shown_while_the_engine_is_at_work(new_policy: NewPolicy, queries: list[Query]) -> None:
     calls, policy = list[int](), new_policy()
     sampler = made(policy)
     sampler.sample(queries, SETTINGS, KEY)  # which proves the decoding first
-    is_heard = threading.Event()
+    is_shown = threading.Event()
 
-    def look() -> None:
+    def show(*_: Any) -> None:
         calls.append(1)
         if len(calls) == 4:
-            is_heard.set()
+            is_shown.set()
 
-    policy.model.get_input_embeddings().register_forward_hook(lambda *_: is_heard.wait(60) and None)
-    sampler.sample(queries, SETTINGS, KEY, check_stop=look)
-    assert is_heard.is_set() and len(calls) >= 4
+    policy.model.get_input_embeddings().register_forward_hook(lambda *_: is_shown.wait(60) and None)
+    sampler.sample(queries, SETTINGS, KEY, show_progress=show)
+    assert is_shown.is_set() and len(calls) >= 4
 
 
 @pytest.mark.parametrize("max_rows", [3, 4, 100])

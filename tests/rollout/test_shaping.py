@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from gspo.recipe.load import dump_recipe, make_recipe
 from gspo.recipe.schema import Recipe
@@ -47,6 +48,7 @@ def test_a_token_is_named_by_its_text_or_its_id_and_read_back_so(fitted_tokenize
 def test_what_shapes_the_distribution_is_noted_with_what_it_keeps(
     rollout: Any, actor: Any, words: list[str], fitted_tokenizer: Any
 ) -> None:
-    notes = sampling_notes(recipe_of(rollout, **actor), fitted_tokenizer, V)
+    config = AutoConfig.for_model("qwen3", vocab_size=V)
+    notes = sampling_notes(recipe_of(rollout, **actor), fitted_tokenizer, config)
     assert len(notes) == len(words)
     assert [word for word, note in zip(words, notes, strict=True) if word not in note] == [], notes

@@ -27,7 +27,6 @@ from gspo.rollout.sampler import Sampler
 from gspo.run.clock import Clock
 from gspo.run.collect import collect
 from gspo.run.console import Display
-from gspo.run.interrupt import Interrupt
 from gspo.run.progress import Progress
 from gspo.types import Batch, Drawn, Group, Query
 
@@ -77,18 +76,17 @@ class Stub:
 
     def collect(self, *overrides: str, step: int = 1) -> Batch:
         recipe = load_recipe(TINY, [f"rollout.queries_per_step={BATCH}", "rollout.group_size=2", *overrides])
-        given: dict[str, Any] = {"clock": Clock(), "interrupt": Interrupt(print), "display": Display(quiet=True)}
+        given: dict[str, Any] = {"clock": Clock(), "display": Display(quiet=True), "warn_once": print}
         given |= {
             "trainer_state": lambda steps: TrainerState(global_step=steps),
-            "warn_once": print,
-            "on_first": lambda make: make(),
+            "trainer": SimpleNamespace(policy_version=7),
         }
         run: Any = SimpleNamespace(recipe=recipe, parts=self.parts, sampler=self.sampler, source=None, **given)
         for key in (SamplingKey(seed=recipe.seed, step=place) for place in range(1, 20)):
             for query in self.parts.queries.train:
                 self.owners |= dict.fromkeys(key.response_keys([query.id], 2), (number(query), key))
         self.progress = replace(self.progress, steps=step - 1)
-        before, self.progress = self.progress.batches_drawn, collect(run, self.progress, policy_version=7)
+        before, self.progress = self.progress.batches_drawn, collect(run, self.progress)
         self.num_rounds = self.progress.batches_drawn - before
         self.progress = replace(self.progress, ahead=run.source.snapshot())  # as at a safe point
         assert {*run.clock.seconds} == {"publish", "rollout", "reward"} and self.progress.batch is not None

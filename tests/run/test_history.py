@@ -12,6 +12,8 @@ import pytest
 
 from gspo import cli
 from gspo.errors import RunError, Stopped, UserError
+from gspo.interrupt import check_stop
+from gspo.learner.trainer import Trainer
 from gspo.recipe.load import load_recipe
 from gspo.report.run_files import read_run
 from gspo.run.checkpoint.checkpointer import Checkpointer
@@ -143,19 +145,20 @@ def test_a_signal_stops_a_run_by_its_name(number: signal.Signals, monkeypatch: p
 
 
 def test_a_stop_that_nobody_has_caught_is_one_all_the_same() -> None:
-    given: dict[str, Any] = {"given": NOTHING, "display": Display(quiet=True), "resume": False}
-    with pytest.raises(Stopped), open_run(load_recipe(TINY, SHORT), **given) as run, end_recorded(run):
+    given: dict[str, Any] = {"display": Display(quiet=True), "resume": False}
+    opened = open_run(load_recipe(TINY, SHORT), Trainer(), NOTHING, **given)
+    with pytest.raises(Stopped), opened as run, end_recorded(run):
         signal.raise_signal(signal.SIGTERM)
-        run.interrupt.check_stop()
+        check_stop()
     assert (lines()[-1]["how"], lines()[-1]["reason"]) == ("stopped", "SIGTERM")
 
 
 def test_a_signal_after_the_last_step_has_stopped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     save_model = RunDirectory.save_model
 
-    def signalled(directory: RunDirectory, policy: Any) -> None:
+    def signalled(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
-        save_model(directory, policy)
+        save_model(*arguments)
 
     monkeypatch.setattr(RunDirectory, "save_model", signalled)
     assert run().signal is None
@@ -172,7 +175,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_is_a_failure(monkeypatch: pyt
     def refuse(_: Checkpointer) -> None:
         raise RunError("no room")
 
-    def stop(*_: Any, check_stop: Callable[[], None], **__: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         check_stop()
 

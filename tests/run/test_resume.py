@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import gspo
 from gspo import cli
+from gspo.learner.trainer import Trainer
 from gspo.queries.row import lay_out
 from gspo.queries.source import RowSet
 from gspo.recipe.load import load_recipe
@@ -419,27 +420,25 @@ def test_of_two_runs_that_a_removed_lock_has_let_in_the_first_ends_and_no_step_i
 def test_ranks_wait_for_what_the_first_does_with_data_of_any_size_without_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Within from_first others wait as long as rank 0 lives; a collective has a limit."""
-    waited_for, is_waiting = dict[str, bool](), [False]
+    """Between verbs others wait as long as rank 0 lives; a collective, within one, has a limit."""
+    trainers, is_between_verbs, begin = list[Trainer](), dict[str, bool](), Trainer.__init__
 
-    def from_first(make: Callable[[], Any], *_: Any) -> Any:
-        before, is_waiting[0] = is_waiting[0], True
-        made = make()
-        is_waiting[0] = before
-        return made
+    def noted(trainer: Trainer) -> None:
+        begin(trainer)
+        trainers.append(trainer)
 
-    def watch(owner: Any, name: str) -> None:
-        make = getattr(owner, name)
+    def watch(name: str) -> None:
+        make = getattr(run_module, name)
 
         def watched(*arguments: Any) -> Any:
-            waited_for[name] = is_waiting[0]
+            is_between_verbs[name] = not trainers[-1]._lock.locked()
             return make(*arguments)
 
-        monkeypatch.setattr(owner, name, watched)
+        monkeypatch.setattr(run_module, name, watched)
 
-    monkeypatch.setattr("gspo.run.run.from_first", from_first)
+    monkeypatch.setattr(Trainer, "__init__", noted)
     for name in ("rows_digest", "tokens_digest"):
-        watch(run_module, name)
+        watch(name)
     train(recipe_of("steps=1"))
     train(recipe_of("steps=2"), resume=True)
-    assert waited_for == {"rows_digest": True, "tokens_digest": True}
+    assert is_between_verbs == {"rows_digest": True, "tokens_digest": True}

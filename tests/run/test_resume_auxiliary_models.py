@@ -24,6 +24,7 @@ from tests.breaking_off import (
 )
 
 import gspo
+from gspo.learner.reference import RefreshedReference
 from gspo.recipe.schema import Recipe
 
 NO_EVALUATION = "evaluation.num_queries=0"
@@ -143,7 +144,7 @@ def test_broken_off_in_a_second_pass_between_refreshes_of_a_reference(broken_off
 
     # Each mini-batch is of two parts. Step 3 is the first whose reference is neither the first policy nor the present.
     outcome = resumed_is_unbroken(recipe, [(GRADIENT, 5), (SAMPLING, 20), (GRADIENT, 5)], noting)
-    assert names == ["step_000000_update_2", "step_000002", "step_000002_update_2"]
+    assert names == ["step_000000_updated", "step_000002", "step_000002_updated"]
     state = load_file(newest() / "state.safetensors")
     reference = {name.removeprefix("reference/"): own for name, own in state.items() if name.startswith("reference/")}
     begun, done = (tensors(path) for path in (Path("runs/broken/cold_start/model"), outcome.model))
@@ -166,6 +167,27 @@ def test_a_reference_that_becomes_the_policy_is_at_no_distance_from_it() -> None
     assert first[::2] == [0.0] * 3 and min(first[1::2]) > 1e-6
 
 
+def test_an_error_once_a_reference_is_refreshed_saves_nothing_of_that_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ("actor.kl={coefficient: 0.1, refresh_steps: 2}", NO_EVALUATION, "checkpoint.every=1")
+    train(recipe_of("unbroken", *settings))
+    refresh = RefreshedReference.step
+
+    def failing(reference: RefreshedReference, step: int) -> None:
+        refresh(reference, step)
+        if step == 2:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RefreshedReference, "step", failing)
+        with pytest.raises(ZeroDivisionError):
+            train(recipe_of("broken", *settings))
+    assert newest().name == "step_000001"
+    train(recipe_of("broken", *settings), resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
+
+
 DYNAMIC = ("rollout.dynamic_sampling=true", "rollout.max_rounds=3", "reward.0.options.pattern='7'", NO_EVALUATION)
 
 
@@ -180,7 +202,7 @@ def test_broken_off_in_a_round_of_dynamic_sampling_and_in_the_update_after_it(br
 
     places = [(ROUND, 2), (REWARD, 2), (GRADIENT, 3), (ROUND, 2), (LIKELIHOOD, 1)]
     resumed_is_unbroken(recipe, places, noting)
-    assert [path.name.removeprefix("step_00000") for path in names] == [*("0", "0", "0_update_1", "2", "2_batch")]
+    assert [path.name.removeprefix("step_00000") for path in names] == ["0", "0", "0_updated", "2", "2_batch"]
     progress = json.loads((newest() / "state.json").read_text())
     assert progress["batches_drawn"] > progress["steps"]  # some of them in extra rounds
     assert any(rests)  # what was left of a batch

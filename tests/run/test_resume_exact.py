@@ -27,17 +27,22 @@ from tests.breaking_off import (
 def test_a_run_broken_off_again_and_again_at_every_stage_is_the_unbroken_one(broken_off: Callable[..., Any]) -> None:
     unbroken = train(recipe_of("unbroken"))
     places = [
-        (COLD_GRADIENT, 2),
+        (COLD_GRADIENT, 1),
+        (COLD_GRADIENT, 1),  # of its second and last step
         (EVALUATION, 1),
         (SAMPLING, 3),
         (REWARD, 1),
         (LIKELIHOOD, 1),
-        (GRADIENT, 4),  # the second half of the second mini-batch of step 1
-        (GRADIENT, 3),  # both of it again, then the first one of step 2
+        (GRADIENT, 1),  # the first half of the first mini-batch of step 1
+        (GRADIENT, 4),  # the second half of the second one: the first has changed the policy
+        (GRADIENT, 3),  # of step 2
         (EVALUATION, 1),  # after step 2
     ]
+    names = []
     for number, (place, count) in enumerate(places):
-        broken_off(recipe_of("broken"), place, count, resume=number > 0)
+        outcome = broken_off(recipe_of("broken"), place, count, resume=number > 0)
+        names.append(outcome.model.parent.name.removeprefix("step_00000"))
+    assert names == ["1", "2", "0", "0", "0", "0_batch", "0_batch", "0_updated", "1_updated", "1_updated"]
     outcome = train(recipe_of("broken"), resume=True)
     assert outcome.signal is None
     assert lasting(outcome.metrics) == lasting(unbroken.metrics)
@@ -61,9 +66,10 @@ def test_broken_off_within_an_update_in_bfloat16_with_recomputed_activations(
         overrides += [f"model.architecture.{pair.replace(': ', '=')}" for pair in experts.split(", ")]
     train(recipe_of("unbroken", *overrides))
     recipe = recipe_of("broken", *overrides)
-    broken_off(recipe, GRADIENT, 11)
-    (checkpoint,) = Path("runs/broken/checkpoints").iterdir()
-    assert checkpoint.name.startswith("step_000001_update_")  # a mini-batch in its last part is finished first
+    before = broken_off(recipe, GRADIENT, 8)  # of step 2, whose two mini-batches are of three parts each
+    assert before.model.parent.name == "step_000001_batch"
+    within = broken_off(recipe, GRADIENT, 5, resume=True)
+    assert within.model.parent.name == "step_000001_updated"
     train(recipe, resume=True)
     assert differing(result("broken"), result("unbroken")) == []
 
@@ -82,7 +88,7 @@ def test_broken_off_with_experts_to_be_replayed(replay: str, broken_off: Callabl
     train(recipe_of("unbroken", *overrides))
     recipe = recipe_of("broken", *overrides)
     broken_off(recipe, GRADIENT, 6)
-    assert "step_000001_update_" in max(path.name for path in Path("runs/broken/checkpoints").iterdir())
+    assert max(path.name for path in Path("runs/broken/checkpoints").iterdir()) == "step_000001_updated"
     outcome = train(recipe, resume=True)
     assert differing(result("broken"), result("unbroken")) == []
     for line in outcome.metrics:
@@ -114,6 +120,35 @@ def test_whatever_draws_random_numbers_on_the_way_draws_the_same(
         np.random.seed(99)
         train(recipe.model_copy(update={"name": name}), resume=True)
         assert drawn == expected[-after:]
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"),
+    [(6, ["step_000001", "step_000001_batch"]), (7, ["step_000001"])],
+    ids=["before the first optimiser step", "after it"],
+)
+def test_an_error_within_an_update_saves_its_batch_and_once_the_policy_has_changed_nothing(
+    count: int, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = GRADIENT.rpartition(".")
+    owner, calls = importlib.import_module(module), []
+    surrogate = getattr(owner, name)
+
+    def failing(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(name)
+        if len(calls) == count:  # of step 2: within its first mini-batch, or in its second
+            raise ZeroDivisionError
+        return surrogate(*arguments, **keywords)
+
+    train(recipe_of("unbroken"))
+    recipe = recipe_of("broken", "checkpoint.every=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing)
+        with pytest.raises(ZeroDivisionError):
+            train(recipe)
+    assert sorted(path.name for path in Path("runs/broken/checkpoints").iterdir()) == kept
+    train(recipe, resume=True)
+    assert differing(result("broken"), result("unbroken")) == []
 
 
 @pytest.mark.parametrize("seconds", ["null", "1e-9"])

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.samples import sample_of
 
 from gspo.errors import RunError, UserError
+from gspo.learner.state import digest_of
 from gspo.model.policy import Policy
 from gspo.recipe.load import load_recipe, make_recipe
 from gspo.recipe.schema import Recipe
@@ -260,7 +262,7 @@ def test_no_model_is_written_through_a_link(
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "config.json").write_text("precious")
     (directory.path / name).symlink_to(tmp_path / "precious")
-    directory.save_model(new_policy(seed=1))
+    directory.save_model(new_policy(seed=1), None)
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["config.json"]
     assert (tmp_path / "precious" / "config.json").read_text() == "precious"
     written = name.removeprefix("unfinished_").replace("replaced_", "")
@@ -285,7 +287,7 @@ def test_a_run_whose_lock_was_removed_writes_nothing_more_once_another_has_the_d
     for write in (
         lambda: directory.append("metrics.jsonl", {"step": 3}),
         lambda: directory.write_rollouts(3, rollout_lines(small_samples())),
-        lambda: directory.save_model(new_policy(seed=1)),
+        lambda: directory.save_model(new_policy(seed=1), None),
     ):
         with pytest.raises(RunError, match="the lock of this run was removed"):
             write()
@@ -326,7 +328,7 @@ def test_a_run_whose_directory_has_gone_writes_nothing_and_makes_none(
     for write in (
         lambda: directory.append("metrics.jsonl", {"step": 2}),
         lambda: directory.write_rollouts(3, rollout_lines(small_samples())),
-        lambda: directory.save_model(new_policy(seed=1)),
+        lambda: directory.save_model(new_policy(seed=1), None),
     ):
         with pytest.raises(RunError, match=r"this directory was moved, removed or replaced(.|\n)*fix: put it back"):
             write()
@@ -384,7 +386,7 @@ def test_the_final_model_is_replaced_whole_by_that_of_a_run_with_more_steps(
     directory: RunDirectory, new_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, further = new_policy(seed=1), new_policy(seed=2)
-    directory.save_model(policy)
+    directory.save_model(policy, None)
     first = (directory.model / "model.safetensors").read_bytes()
 
     def half(self: Policy, path: Path, weights: Any = None) -> None:
@@ -394,8 +396,16 @@ def test_the_final_model_is_replaced_whole_by_that_of_a_run_with_more_steps(
     with monkeypatch.context() as patch:
         patch.setattr(Policy, "save", half)
         with pytest.raises(RunError, match=r"model could not be written: (.|\n)*No space"):
-            directory.save_model(further)
+            directory.save_model(further, None)
     assert (directory.model / "model.safetensors").read_bytes() == first
-    directory.save_model(further)
+    directory.save_model(further, None)
     assert (directory.model / "model.safetensors").read_bytes() != first
     assert [path.name for path in sorted(directory.path.iterdir())] == ["lock", "model", "recipe.yaml"]
+
+
+def test_the_final_model_has_the_weights_that_are_given_with_it(
+    directory: RunDirectory, new_policy: Callable[..., Policy]
+) -> None:
+    weights = new_policy(seed=2).weights()
+    directory.save_model(new_policy(seed=1), weights)
+    assert digest_of(load_file(directory.model / "model.safetensors")) == digest_of(weights)

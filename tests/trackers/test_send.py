@@ -14,7 +14,7 @@ from tests.trackers.fake import PATIENCE, FakeTracker
 from tests.trackers.made import COLUMNS, NUMBERS, MadeRun
 
 from gspo.errors import RunError, UserError
-from gspo.run.interrupt import Interrupt
+from gspo.interrupt import Interrupt
 from gspo.run.lock import Lock
 from gspo.track import track
 from gspo.trackers import send as send_module
@@ -258,7 +258,7 @@ _HANGS = """
 import atexit, sys, threading, time
 from pathlib import Path
 from gspo import cli
-from gspo.run.interrupt import Interrupt
+from gspo.interrupt import Interrupt
 from gspo.trackers import send, tracker
 
 def hang(*_):

@@ -57,7 +57,6 @@ def make_engine(
     *,
     directory: Path = Path(),
     longest_sequence: int = 0,
-    check_stop: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Engine:
     """The engine that `rollout.engine` names; it samples once the policy's weights are published.
@@ -66,20 +65,17 @@ def make_engine(
     UserError where it cannot be used.
     """
     if recipe.rollout.engine == "embedded":
-        return _embedded_engine(recipe, policy, check_stop, say)
-    options: dict[str, Any] = {"directory": directory, "check_stop": check_stop, "say": say}
-    return _server_engine(recipe, policy, longest_sequence=longest_sequence, **options)
+        return _embedded_engine(recipe, policy, say)
+    return _server_engine(recipe, policy, longest_sequence=longest_sequence, directory=directory, say=say)
 
 
-def _embedded_engine(
-    recipe: Recipe, policy: Policy, check_stop: Callable[[], None], say: Callable[[str], object]
-) -> EmbeddedEngine:
+def _embedded_engine(recipe: Recipe, policy: Policy, say: Callable[[str], object]) -> EmbeddedEngine:
     rollout, options = recipe.rollout, dict[str, Any]()
     if rollout.at_publish != "none":  # it samples while the policy is trained
         say("loading the engine's copy of the model")
         model = recipe.model.model_copy(update={"dtype": str(policy.dtype).removeprefix("torch.")})
         copy = load_policy(model, policy.tokenizer, seed=recipe.seed, stop_tokens=rollout.stop_tokens)
-        options = {"copy": copy, "at_publish": rollout.at_publish, "check_stop": check_stop}
+        options = {"copy": copy, "at_publish": rollout.at_publish}
         options["num_threads"] = _half_of_the_cores() if _shares_cores(policy) else None
     return EmbeddedEngine(policy, max_rows=rollout.max_rows, **options)
 

@@ -111,16 +111,11 @@ def evaluate(
     sampler: Sampler,
     eval_set: EvaluationSet,
     state: TrainerState | None = None,
-    check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
 ) -> HeldOutScore:
-    """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run.
-
-    `check_stop` is called while responses are sampled and scored; it may raise.
-    """
-    watched: dict[str, Any] = {"check_stop": check_stop, "show_progress": show_progress}
-    groups = sampler.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, **watched)
-    batch = score(groups, eval_set.functions, state, max_masked_fraction=1.0, **watched)
+    """pass@1 and mean reward of the weights last published; functions that fail are counted, and never end the run."""
+    groups = sampler.sample(eval_set.queries, eval_set.sampling, SAMPLING_KEY, show_progress=show_progress)
+    batch = score(groups, eval_set.functions, state, max_masked_fraction=1.0, show_progress=show_progress)
     lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
     names = [function.name for function in eval_set.functions]
     return replace(held_out_score(lines, names), logged=batch.logged, samples=batch.samples)

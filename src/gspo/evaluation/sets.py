@@ -1,6 +1,6 @@
 """The sets that a recipe's run is evaluated on: its held-out queries, its suites, and rows from Python."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +9,13 @@ from typing import Any
 from gspo.errors import UserError
 from gspo.evaluation.contests import read_contests, read_problems
 from gspo.evaluation.held_out import HELD_OUT, EvaluationSet, held_out_set
-from gspo.queries.row import Row, distinct, lay_out, read_rows
+from gspo.queries.render import remark_notes
+from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.queries.source import RowSet, procedural_rows, render_rows
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import DatesConfig, SuiteConfig
 from gspo.reward.calls import RewardFunction
-from gspo.reward.functions import check_origin, check_tests, load_functions, probe
+from gspo.reward.functions import fit_to_rows, load_functions, probe
 from gspo.reward.log import TrainerState
 from gspo.types import Query
 
@@ -112,7 +113,6 @@ def make_sets(
     *,
     max_positions: int | None,
     output: int = 2,
-    check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[EvaluationSet, ...]:
     """The sets as the model reads them, the held-out queries first, with the functions that judge each, tried on a row.
 
@@ -123,8 +123,15 @@ def make_sets(
     made, judges = [own_set] if held_out else [], dict[str, tuple[RewardFunction, ...]]()
     for set_rows in sets:
         with _faults_of(set_rows.suite):
-            made.append(_make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions, output, check_stop))
+            made.append(_make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions, output))
     return tuple(made)
+
+
+def set_notes(sets: Sequence[EvaluationSet], rows_of_sets: Sequence[SetRows]) -> Iterator[str]:
+    """Sentences on the rows and prompts of the sets that have rows of their own."""
+    for eval_set, set_rows in zip(sets[len(sets) - len(rows_of_sets) :], rows_of_sets, strict=True):
+        yield from repetition_notes(set_rows.rows, f"rows of {set_rows.name}")
+        yield from remark_notes(eval_set.queries, f"prompts of {set_rows.name}")
 
 
 def _make_set(
@@ -135,7 +142,6 @@ def _make_set(
     tokenizer: Any,
     max_positions: int | None,
     output: int,
-    check_stop: Callable[[], None],
 ) -> EvaluationSet:
     template, queries, separator = own_set, recipe.queries, recipe.rollout.segment_separator
     if suite := set_rows.suite:
@@ -144,12 +150,10 @@ def _make_set(
             judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
         sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
         template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
-    judging = check_origin(set_rows.rows, template.functions)
-    check_tests(set_rows.rows, judging)
+    judging = fit_to_rows(template.functions, set_rows.rows)
     changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
     rows = RowSet(train=(), held_out=tuple(set_rows.rows))
     key = "rollout.max_new_tokens" if set_rows.suite is None else "the suite's max_new_tokens"
     rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
-    options: dict[str, Any] = {"segment_separator": separator, "state": TrainerState(), "check_stop": check_stop}
-    probed = probe(rendered, (), judging, tokenizer, **options)
+    probed = probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
     return replace(template, name=set_rows.name, queries=rendered, functions=judging, probed=probed)

@@ -12,10 +12,10 @@ from torch import Tensor
 from gspo.learner.balance import attention_share, cost, shares
 from gspo.learner.critic import Critic
 from gspo.learner.optimizer import Optimizer
+from gspo.learner.ranks import gathered, highest, num_ranks, rank
 from gspo.model import packing
 from gspo.model.packing import EMPTY, TokenSequence
 from gspo.model.policy import Policy
-from gspo.ranks import gathered, highest, num_ranks, rank
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Group, Sample
 

@@ -18,10 +18,10 @@ from gspo.learner.micro_batching import (
     trained_samples,
 )
 from gspo.learner.optimizer import Noise, StepReport, gradient_noise
+from gspo.learner.ranks import gathered
 from gspo.learner.volatility import Activation, activation, watched_experts
 from gspo.model.packing import EMPTY
 from gspo.model.policy import response_likelihood
-from gspo.ranks import gathered
 from gspo.recipe.sections import ActorConfig
 from gspo.types import Batch, Sample
 
@@ -49,15 +49,15 @@ class MiniBatchReport:
     after: Activation | None = None  # of a few samples, after the step, where no mini-batch follows that would show it
 
 
-def update(learner: Learner, batch: Batch, *, num_done: int = 0) -> Iterator[tuple[MiniBatchReport, Batch]]:
-    """One optimiser step for each of the actor's mini-batches, in each of its epochs, after the first `num_done`.
+def update(learner: Learner, batch: Batch) -> Iterator[tuple[MiniBatchReport, Batch]]:
+    """One optimiser step for each of the actor's mini-batches, in each of its epochs.
 
     Groups stay whole within a mini-batch, and an epoch has the mini-batches of the one before. After each step it
     yields its report and the batch, in which the samples trained so far have their `stats`. The loss is
     −Σ_i per_sequence_i / (sequences of the mini-batch that take part), whatever the cut into micro-batches.
     """
     actor, critic = learner.actor, learner.critic
-    for number in range(num_done, actor.updates_per_step):
+    for number in range(actor.updates_per_step):
         groups = mini_batches(batch, actor.mini_batches)[number % actor.mini_batches]
         samples = trained_samples(groups, actor)
         # Where mini-batches follow, their own forward passes show what the step has changed.

@@ -1,7 +1,7 @@
 """Where the routers sent the response tokens, and how much of it differs from where π_old's did (§5.3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -56,6 +56,4 @@ def watched_experts(learner: Learner, samples: Sequence[Sample]) -> Sequence[Exp
     if learner.policy.routing is None:
         return ()
     few = samples[:: -(-len(samples) // _WATCHED) or 1]
-    # After a step there is no stopping before it is recorded.
-    learner = replace(learner, check_stop=lambda: None)
     return for_each_sample(learner, few, lambda part: response_likelihood(learner.policy, part).experts or ())

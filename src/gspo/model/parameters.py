@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gspo.errors import UserError, listed
-from gspo.ranks import rank
 
 
 def trunk_of(model: Any) -> Any:
@@ -45,13 +44,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         raise UserError("these patterns match every parameter: nothing is left to train", where="model.frozen", fix=fix)
 
 
-def saved_part(tensor: Tensor) -> Tensor | None:
-    """What this rank saves of a tensor: its rows of one that ranks share, rank 0 any other; None: another rank does.
+def saved_part(tensor: Tensor, *, is_first: bool) -> Tensor | None:
+    """What a rank, the first or another, saves of a tensor: its rows of one that ranks share, the first any other.
 
-    The rows of ranks 0, 1, … one after the other are the whole.
+    None: another rank saves it. The rows of ranks 0, 1, … one after the other are the whole.
     """
     if not isinstance(tensor, DTensor):
-        return tensor if rank() == 0 else None
+        return tensor if is_first else None
     *copy, _ = tensor.device_mesh.get_coordinate() or ()
     return None if any(copy) else tensor.to_local()
 

@@ -26,7 +26,6 @@ from gspo.model.prove import check_noiseless, disagreement, one_line, probe_ids,
 from gspo.model.routing import Routing, find_routing
 from gspo.model.sharding import NO_PACKS, Sharding, gathered, not_shardable, ready_to_try
 from gspo.model.trunk import Pass, enable_packing, packed_pass, padded_pass
-from gspo.ranks import on_all, rank
 from gspo.recipe.sections import ModelConfig
 from gspo.types import Experts
 
@@ -125,10 +124,10 @@ class Policy:
         with torch.no_grad():
             response_likelihood(self, [EMPTY])
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self, *, is_first: bool = True) -> dict[str, Tensor]:
         """A copy on the CPU of all tensors that the model saves, by name; tied tensors stay tied.
 
-        Of a sharded model every rank has to call it, and rank 0 gets them: they are gathered one after the other.
+        Of a sharded model every rank has to call it, and the first gets them: they are gathered one after the other.
         """
         tensors = self.model.state_dict()
         owners = {name: id(parameter) for name, parameter in self.model.named_parameters(remove_duplicate=False)}
@@ -138,7 +137,7 @@ class Policy:
         for place, name in names.items():
             dtype = self.sharding.dtype if self.sharding and place in owners.values() else None
             tensor = whole(tensors[name] if dtype is None else tensors[name].to(dtype))
-            if rank() == 0:
+            if is_first:
                 copies[place] = tensor.to("cpu", copy=True)
         return {name: copies[place] for name, place in places.items() if copies}
 
@@ -237,7 +236,7 @@ def load_policy(
             setattr(config, name, recipe.architecture.get(name, value))
     dtype = torch.float32 if sharding else dtype_of(recipe)  # what ranks share are float32 masters
     read = partial(load_model, recipe, config, dtype=dtype, weights=weights, sharding=sharding)
-    model = (on_all(read) if sharding else read()).to(device).eval()
+    model = (sharding.on_all(read) if sharding else read()).to(device).eval()
     use_onednn(model)
     # Dropout, jitter and skipped layers would make π_θ ≠ π_old before any update: the first ratio would not be 1.
     model.train = MethodType(lambda model, mode=True: model, model)

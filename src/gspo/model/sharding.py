@@ -1,6 +1,5 @@
 """A model whose parameters, gradients and moments are spread over ranks, by PyTorch's FSDP2 (`fully_shard`)."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from gspo.errors import UserError, listed
+from gspo.errors import UserError
 from gspo.model.parameters import layers_of
-from gspo.ranks import gathered as gathered_from_all
-from gspo.ranks import num_ranks
 
 NO_PACKS = "its attention does not understand packs"
 
@@ -30,24 +27,7 @@ class Sharding:
 
     mesh: DeviceMesh
     dtype: torch.dtype = torch.float32
-
-
-def sharding_of(setting: str, device: torch.device, dtype: torch.dtype) -> Sharding | None:
-    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies).
-
-    None on one rank, which has the whole model to itself.
-    """
-    size = num_ranks()
-    if size == 1:
-        return None
-    if setting == "full":
-        return Sharding(mesh=init_device_mesh(device.type, (size,)), dtype=dtype)
-    within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if setting == "hybrid" else 1
-    if len(sizes := set(gathered_from_all(within))) > 1:
-        what = f"hosts have different numbers of processes: {listed([*map(str, sorted(sizes))])}"
-        raise UserError(what, where="trainer.sharding: hybrid", fix="start as many on each, or set full")
-    names = ("copies", "shards")
-    return Sharding(mesh=init_device_mesh(device.type, (size // within, within), mesh_dim_names=names), dtype=dtype)
+    on_all: Callable[[Callable[[], Any]], Any] = lambda make: make()  # an error of one rank is then all ranks'
 
 
 def shard(model: Any, sharding: Sharding) -> None:

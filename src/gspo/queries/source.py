@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from gspo.errors import UserError, did_you_mean, writable
-from gspo.queries.render import render_all
+from gspo.queries.render import remark_notes, render_all, variable_notes
 from gspo.queries.row import Row, distinct, lay_out, read_rows, repetition_notes
 from gspo.recipe.callables import error_line, load_callable
 from gspo.recipe.schema import Recipe
@@ -196,12 +196,18 @@ def render_rows(
     return QuerySet(train=fitting[0], held_out=fitting[1])
 
 
-def source_notes(rows: RowSet, queries: QuerySet) -> list[str]:
-    """Sentences about prompts that were left out, and about rows that are alike."""
+def query_notes(rows: RowSet, queries: QuerySet, recipe: Recipe, tokenizer: Any) -> list[str]:
+    """Sentences about prompts that were left out, rows that are alike, and what the chat template does with them."""
     num_train, num_held_out = len(rows.train) - len(queries.train), len(rows.held_out) - len(queries.held_out)
     note = f"{num_train} training and {num_held_out} held-out prompts are too long and left out"
-    alike = [*repetition_notes(rows.train, "training rows"), *repetition_notes(rows.held_out, "held-out rows")]
-    return [note, *alike] if num_train or num_held_out else alike
+    asked = [*queries.train, *queries.held_out]
+    return [
+        *[note] * bool(num_train or num_held_out),
+        *repetition_notes(rows.train, "training rows"),
+        *repetition_notes(rows.held_out, "held-out rows"),
+        *variable_notes(asked, tokenizer, recipe.queries),
+        *remark_notes(asked, "prompts"),
+    ]
 
 
 def load_demonstrations(recipe: Recipe, rows: RowSet) -> list[tuple[Row, str]]:

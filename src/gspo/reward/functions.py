@@ -1,6 +1,6 @@
 """The reward functions of a recipe or from Python, checked before anything is sampled, and tried on two completions."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import product
 from typing import Any, cast
@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from gspo.errors import UserError
 from gspo.queries.row import Row
 from gspo.recipe.faults import described
+from gspo.recipe.rules import refusals
+from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import Per, RewardConfig
 from gspo.reward.arguments import GIVEN, arguments_of, signature_of
 from gspo.reward.builtin import BUILT_IN, EVALUATING_TASKS, OPTIONS, VERIFIERS, find_function, own_response
@@ -131,6 +133,29 @@ def _check_options(reward: RewardConfig, call: Function) -> None:
             raise UserError(what, where="reward.options", fix=f"it takes: {', '.join(accepted) or 'none'}")
 
 
+def load_rewards(
+    recipe: Recipe, given: Given | Sequence[Given] | None, *, output: int = 2
+) -> tuple[Recipe, tuple[RewardFunction, ...]]:
+    """The functions of a recipe, as `load_functions` has it, and the recipe with those that Python gives.
+
+    UserError where the rules of recipes refuse these.
+    """
+    separator = recipe.rollout.segment_separator
+    functions = load_functions(recipe.reward, given, segment_separator=separator, output=output)
+    if given is not None:
+        rewards = tuple(RewardConfig(function=f.name, weight=f.weight, per=f.per) for f in functions)
+        recipe = recipe.model_copy(update={"reward": rewards})
+        if sentences := refusals(recipe):
+            raise UserError("\n  ".join(sentences), where="reward, from Python")
+    return recipe, functions
+
+
+def fit_to_rows(functions: Sequence[RewardFunction], rows: Sequence[Row]) -> tuple[RewardFunction, ...]:
+    """The functions, in the sandbox where the rows want that; UserError for rows that they cannot judge."""
+    check_tests(rows, functions)
+    return check_origin(rows, functions)
+
+
 def check_origin(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> tuple[RewardFunction, ...]:
     """The functions; with the sandbox where a row of data has a task whose verifier evaluates text: the data's.
 
@@ -177,7 +202,6 @@ def probe(
     *,
     segment_separator: str | None,
     state: TrainerState | None = None,
-    check_stop: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Score]]:
     """The scores of a gold and a junk answer, by text; the gold is the first row's `answer`, or its `answer_column`.
 
@@ -196,7 +220,7 @@ def probe(
         text = _behind_thoughts(gold_answer(text), train[0], readers[0])
     texts = [text, JUNK]  # two at least: a wrong count must show
     group = Group(samples=tuple(_sample(train[0], text, tokenizer, segment_separator) for text in texts))
-    samples = score([group], functions, state, strict=True, check_stop=check_stop).samples
+    samples = score([group], functions, state, strict=True).samples
     return [(sample.text, sample.score) for sample in samples if sample.score is not None]
 
 

@@ -174,7 +174,6 @@ def score_each(
     functions: Sequence[RewardFunction],
     state: TrainerState | None = None,
     *,
-    check_stop: Callable[[], None] = lambda: None,
     show_progress: ShowProgress = lambda *_: None,
     **options: Any,
 ) -> list[Batch]:
@@ -183,7 +182,6 @@ def score_each(
     scoring = Scoring(functions, state, num_samples=sum(len(group.samples) for group in groups), **options)
 
     def look() -> None:
-        check_stop()
         if scoring.num_replies:
             show_progress(min(scoring.num_replies, num_calls), num_calls, "calls of reward functions")
 

@@ -59,15 +59,13 @@ class Sampler:
         key: SamplingKey,
         *,
         record_experts: bool = False,
-        check_stop: Callable[[], None] = lambda: None,
         show_progress: ShowProgress = lambda *_: None,
     ) -> tuple[Group, ...]:
         """A group of `settings.group_size` responses to each query, in the order of the queries.
 
         A response's tokens depend on its query, its number and `key`, not on what is sampled at the same time. What a
-        server fails to answer is asked for again. `check_stop` is called again and again; what it raises abandons the
-        responses and leaves the engine ready for the next call. `show_progress` is called with how many responses have
-        ended, how many there will be, and what they are.
+        server fails to answer is asked for again. Stopped by a signal, it leaves the engine ready for the next call.
+        `show_progress` is called with how many responses have ended, how many there will be, and what they are.
         """
         self.publish()
         groups: dict[int, Group] = {}
@@ -79,12 +77,8 @@ class Sampler:
             with suppress(LostError):
                 groups[number] = await self.group(queries[number], settings, keys[number], **options)
 
-        def look() -> None:
-            check_stop()
-            show_progress(*ended.shown())
-
         while missing := [number for number in range(len(queries)) if number not in groups]:
-            loop.run(all_of([sample(number) for number in missing]), look)
+            loop.run(all_of([sample(number) for number in missing]), lambda: show_progress(*ended.shown()))
             if len(groups) < len(queries):
                 self.publish()
         return tuple(groups[number] for number in range(len(queries)))

@@ -21,10 +21,10 @@ def biased_ids(logit_bias: Mapping[str, float], tokenizer: Any, vocabulary: int)
     return biases
 
 
-def sampling_notes(recipe: Recipe, tokenizer: Any, vocabulary: int) -> list[str]:
+def sampling_notes(recipe: Recipe, tokenizer: Any, config: Any) -> list[str]:
     """How q, which is drawn from, differs from π; UserError for names that are none of the tokenizer's tokens."""
-    rollout, actor = recipe.rollout, recipe.actor
-    biased_ids(rollout.logit_bias, tokenizer, vocabulary)
+    rollout, actor, sizes = recipe.rollout, recipe.actor, recipe.model.architecture or vars(config.get_text_config())
+    biased_ids(rollout.logit_bias, tokenizer, sizes.get("vocab_size", len(tokenizer)))
     for string in rollout.stop_strings:
         if tokenizer.eos_token and tokenizer.eos_token in string:
             what = (

@@ -1,6 +1,6 @@
 """A step's groups with their scores, sampled in one round, or in several where dynamic sampling asks for signal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,24 +20,18 @@ from gspo.run.run import Run
 from gspo.types import Batch, Drawn, Group, Query
 
 
-def collect(run: Run, progress: Progress, *, policy_version: int) -> Progress:
-    """The progress with the next step's groups, sampled and scored; rank 0 does it."""
-
-    def make() -> tuple[Batch, int]:
-        source = _source(run, progress, policy_version)
-        with run.clock.stage("publish"), source.waiting.open():
-            run.sampler.publish(policy_version)
-        batch = _collect(run, progress, source)
-        source.handed_over.clear()  # the batch has them
-        return batch, source.batches_drawn
-
-    batch, batches_drawn = run.on_first(make)
-    return replace(progress, batch=batch, batches_drawn=batches_drawn, ahead=())  # the source has it
+def collect(run: Run, progress: Progress) -> Progress:
+    """The progress with the next step's groups, sampled and scored."""
+    source = _source(run, progress)
+    with run.clock.stage("publish"), source.waiting.open():
+        run.sampler.publish(source.version)
+    batch = _collect(run, progress, source)
+    source.handed_over.clear()  # the batch has them
+    return replace(progress, batch=batch, batches_drawn=source.batches_drawn, ahead=())  # the source has it
 
 
 def _collect(run: Run, progress: Progress, source: Source) -> Batch:
     sampling, state = source.sampling, run.trainer_state(progress.steps)
-    watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
     rounds: list[Batch] = []
     groups: list[Group] = []
     has_signal: list[bool] = []  # for each group; without dynamic sampling every group is taken
@@ -47,7 +41,7 @@ def _collect(run: Run, progress: Progress, source: Source) -> Batch:
             drawn = _next_groups(run, source, num_missing, groups)
         run.clock.move(source.seconds_for_scores, "rollout", "reward")
         with run.clock.stage("reward"), source.waiting.open():
-            rounds.append(with_overlong_penalty(_scored(run, drawn, state, watched), sampling))
+            rounds.append(with_overlong_penalty(_scored(run, drawn, state), sampling))
         new = rounds[-1].groups
         groups += new
         differ = rewards_differ(new, sampling, run.recipe.actor)
@@ -69,7 +63,6 @@ def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) 
     """So many groups; a server that has failed gets its weights again meanwhile."""
 
     def look() -> None:
-        run.interrupt.check_stop()
         if source.ended is not None:
             run.display.progress(*source.ended.shown())
 
@@ -80,7 +73,7 @@ def _next_groups(run: Run, source: Source, number: int, taken: Sequence[Group]) 
             run.sampler.publish()
 
 
-def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapping[str, Any]) -> Batch:
+def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState) -> Batch:
     """The groups with scores: those that have none yet of these functions, or a failed one, are scored now."""
     functions = run.parts.functions
     names = {function.name for function in functions}
@@ -88,7 +81,8 @@ def _scored(run: Run, drawn: Sequence[Drawn], state: TrainerState, watched: Mapp
     missing = [each for each in drawn if not has_scores[each]]
     groups = [each.group for each in missing if each.group is not None]
     before = [sample for each in drawn if has_scores[each] and each.group is not None for sample in each.group.samples]
-    now = score_each(groups, functions, state, before=before, warn=run.warn_once, **watched)
+    options: dict[str, Any] = {"warn": run.warn_once, "show_progress": run.display.progress}
+    now = score_each(groups, functions, state, before=before, **options)
     scored_now = dict(zip(missing, now, strict=True))
     return together([scored_now.get(each) or _scored_before(each) for each in drawn], functions)
 
@@ -98,7 +92,7 @@ def _scored_before(drawn: Drawn) -> Batch:
     return Batch(groups=(drawn.group,), reward_seconds=drawn.reward_seconds, logged=drawn.logged)
 
 
-def _source(run: Run, progress: Progress, version: int) -> Source:
+def _source(run: Run, progress: Progress) -> Source:
     """The run's source, set to the step under way."""
     sampling, is_server = progress.sampling(run.recipe.rollout), run.recipe.rollout.engine != "embedded"
     if is_server and sampling.temperature < LOWEST_TEMPERATURE:  # a rule looks at the recipe
@@ -117,7 +111,7 @@ def _source(run: Run, progress: Progress, version: int) -> Source:
             sampling=sampling,
         )
     run.source.begin_step()
-    run.source.sampling, run.source.version = sampling, version
+    run.source.sampling, run.source.version = sampling, run.trainer.policy_version
     run.source.steps, run.source.steps_left = progress.steps, run.recipe.steps - progress.steps - 1
     return run.source
 

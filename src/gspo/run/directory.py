@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from gspo.errors import RunError, UserError, writable
 from gspo.metrics.numbers import numbers
 from gspo.model.policy import Policy
-from gspo.ranks import from_first, rank
 from gspo.recipe.load import dump_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.best import Best
@@ -36,10 +36,7 @@ LOGS = ("metrics.jsonl", "cold_start.jsonl")  # they grow by a line a step; a ch
 
 
 class RunDirectory:
-    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed.
-
-    Of several ranks, rank 0 has the lock and writes; to the others it says where things are.
-    """
+    """Writes recipe, logs, rollouts and models of one run; locked against any other process until it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,8 +48,8 @@ class RunDirectory:
         self.recipe_text = ""
         self.note: Callable[[str], object] = print
         self._sizes = dict[str, int]()  # of the logs, as they were left
-        lock = Lock(path) if rank() == 0 else None
-        self.close, self.check_lock = (lock.release, lock.check) if lock else (lambda: None, lambda: None)
+        lock = Lock(path)
+        self.close, self.check_lock = lock.release, lock.check
 
     @classmethod
     def create(cls, recipe: Recipe) -> "RunDirectory":
@@ -82,8 +79,6 @@ class RunDirectory:
         What a process that was killed as it wrote has left of a line becomes a line of its own.
         """
         path = self.path / file_name
-        if rank() > 0:
-            return
         self.log_bytes()
         with self._writing(path), path.open("ab+") as file:
             if file.tell():
@@ -100,15 +95,10 @@ class RunDirectory:
                 file.writelines(_json(line, separators=(",", ":")) for line in lines)
         return path
 
-    def save_model(self, policy: Policy) -> None:
-        """Write the final model, under its name only once it is whole."""
-        weights = policy.weights() if policy.is_sharded else None
-
-        def write() -> None:
-            with self._replacing(self.model) as unfinished:  # there is one if the run has since been given more steps
-                policy.save(unfinished, weights)
-
-        from_first(write)
+    def save_model(self, policy: Policy, weights: Mapping[str, Tensor] | None) -> None:
+        """Write the final model, under its name only once it is whole; without weights, with the policy's own."""
+        with self._replacing(self.model) as unfinished:  # there is one if the run has since been given more steps
+            policy.save(unfinished, weights)
 
     def save_best(self, model: Path, best: Best) -> None:
         """Make best_model/ a copy of a checkpoint's model, with best.json in it, unless it is that already."""
@@ -137,14 +127,10 @@ class RunDirectory:
 
     def finish_cold_start(self, checkpoint: Path) -> None:
         """Make the last checkpoint of the cold start what that ends with, and remove the others."""
-
-        def move() -> None:
-            with self._writing(self.cold_start):
-                clear(self.cold_start)  # a link, or what else lies in its place
-                move_into_place(checkpoint, self.cold_start)
-                shutil.rmtree(self.cold_checkpoints)
-
-        from_first(move)
+        with self._writing(self.cold_start):
+            clear(self.cold_start)  # a link, or what else lies in its place
+            move_into_place(checkpoint, self.cold_start)
+            shutil.rmtree(self.cold_checkpoints)
 
     def cut_back(self, checkpoint: Path | None) -> Path | None:
         """Take the logs back to their copies in a checkpoint, and samples to its steps; None: back to the start.

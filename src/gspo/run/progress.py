@@ -26,7 +26,7 @@ from gspo.types import Batch, Drawn, Experts, Failure, Group, Query, Sample, Sco
 class Progress:
     """Counters and records of a phase, and what the step under way has come to so far.
 
-    Example: Progress(steps=12, batch=…, reports=(report,)) has made one optimiser step of step 13.
+    Example: Progress(steps=12, batch=…, reports=(report,)) has trained on the batch of step 13.
     """
 
     steps: int = 0  # that are finished
@@ -45,7 +45,7 @@ class Progress:
     ended: tuple[str, int] | None = None  # early: why, and the recipe's steps then
     # Of the step under way:
     batch: Batch | None = None  # sampled and scored; None: not yet
-    reports: tuple[MiniBatchReport, ...] = ()  # of the mini-batches that the batch has been trained on
+    reports: tuple[MiniBatchReport, ...] = ()  # of all its mini-batches, once the policy is trained on it
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def reason_for_end(self, steps: int) -> str | None:
@@ -63,7 +63,7 @@ class Progress:
     @property
     def position(self) -> Position:
         """What a checkpoint made now is named by."""
-        return Position(self.steps, 0 if self.batch is None else 1 + len(self.reports))
+        return Position(self.steps, 0 if self.batch is None else 1 + bool(self.reports))
 
 
 _RECORDS: Mapping[str, Any] = {

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gspo.errors import DivergedError
 from gspo.evaluation.held_out import evaluate, shown_columns
+from gspo.interrupt import check_stop
 from gspo.learner.clip_range import next_scale
-from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW
-from gspo.learner.sft import ColdStep
+from gspo.learner.optimizer import MAX_SKIPPED_IN_A_ROW, StepReport
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.staleness import source_metrics, staleness_metrics
 from gspo.metrics.step import evaluation_metrics, step_metrics
@@ -52,31 +52,27 @@ def check_gap(line: Mapping[str, Any]) -> None:
 
 
 class Recorder:
-    """Writes what the steps of a run come to; `lines` are those of metrics.jsonl. Rank 0 does it."""
+    """Writes what the steps of a run come to; `lines` are those of metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
         self.lines = run.directory.metrics()
         self._run, self._token_text = run, None
         if run.recipe.report.tokens:
-            self._token_text = TokenText(run.parts.policy.tokenizer.decode)
+            self._token_text = TokenText(run.trainer.policy.tokenizer.decode)
 
-    def cold_step(self, step: ColdStep, progress: Progress) -> Progress:
+    def cold_step(self, loss: float, report: StepReport, progress: Progress) -> Progress:
         """Write a supervised step, which is finished with it; DivergedError where too many in a row were skipped."""
-        return self._run.on_first(lambda: self._cold_step(step, progress))
-
-    def _cold_step(self, step: ColdStep, progress: Progress) -> Progress:
-        self._run.display.cold_step(step.step, step.loss)
-        self._run.directory.append("cold_start.jsonl", vars(step))
-        counts = _skipped_in_a_row(progress, [step.applied])
+        step = progress.steps + 1
+        self._run.display.cold_step(step, loss)
+        line = {"step": step, "loss": loss, "learning_rate": report.learning_rate, "applied": report.applied}
+        self._run.directory.append("cold_start.jsonl", line)
+        counts = _skipped_in_a_row(progress, [report.applied])
         if max(counts) >= MAX_SKIPPED_IN_A_ROW:
-            raise DivergedError(f"cold start, step {step.step}: {_NOT_FINITE}\n  fix: lower cold_start.optimizer.lr")
-        return replace(progress, steps=step.step, skipped_in_a_row=counts[-1])
+            raise DivergedError(f"cold start, step {step}: {_NOT_FINITE}\n  fix: lower cold_start.optimizer.lr")
+        return replace(progress, steps=step, skipped_in_a_row=counts[-1])
 
     def start(self, progress: Progress) -> Progress:
         """Evaluate before the first step: line 0 of the metrics."""
-        return self._run.on_first(lambda: self._start(progress))
-
-    def _start(self, progress: Progress) -> Progress:
         if self.lines or not (metrics := self._evaluate(0)):
             return progress
         line = {"step": 0, **metrics}
@@ -86,14 +82,11 @@ class Recorder:
 
     def step(self, progress: Progress) -> Progress:
         """Write a step, which is finished with it; DivergedError where the run cannot go on from it."""
-        return self._run.on_first(lambda: self._step(progress))
-
-    def _step(self, progress: Progress) -> Progress:
         run, recipe, batch, step = self._run, self._run.recipe, progress.batch, progress.steps + 1
         assert batch is not None
         seconds = {"checkpoint": 0.0, **run.clock.seconds}
         sampling = "total" if recipe.rollout.max_staleness else "rollout"
-        marks = turn_marks(run.parts.policy.tokenizer, recipe.queries)
+        marks = turn_marks(run.trainer.policy.tokenizer, recipe.queries)
         metrics = step_metrics(batch, progress.reports, seconds, recipe.actor, sampling, marks)
         if recipe.rollout.max_staleness or batch.num_too_old:  # also where a resume has lowered it to 0
             metrics |= staleness_metrics(batch, updates_per_step=recipe.actor.updates_per_step)
@@ -117,7 +110,7 @@ class Recorder:
         named = self._diagnose(progress.diagnoses, is_early=not is_last and step < WINDOW)
         if not all(sample.sampler_logprobs.isfinite().all() for sample in batch.samples):
             raise DivergedError(f"step {step}: {_BROKEN}")
-        if step == 1 and recipe.rollout.engine == "embedded" and run.parts.policy.dtype == torch.float32:
+        if step == 1 and recipe.rollout.engine == "embedded" and run.trainer.policy.dtype == torch.float32:
             check_gap(line)
         if has_diverged:
             fix = "lower actor.optimizer.lr, or look for extreme rewards"
@@ -151,7 +144,7 @@ class Recorder:
 
     def _hook_failed(self, name: str, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self._run.interrupt.check_stop()  # a second signal ends a hook that hangs: the state is whole, and saved
+            check_stop()  # a second signal ends a hook that hangs: the state is whole, and saved
         fault = fault_of(name, error, self._run.parts.hooks[name])
         if self._run.recipe.hook_errors == "end":
             raise fault from None
@@ -179,7 +172,6 @@ class Recorder:
         if not parts.evaluation_sets:
             return {}
         metrics, samples = Metrics(), dict[str, Sequence[Sample]]()
-        watched: dict[str, Any] = {"check_stop": run.interrupt.check_stop, "show_progress": run.display.progress}
         when = f"after step {step}" if step else f"before {run.recipe.actor.title}"
         with run.clock.stage("evaluation"):
             version = step * run.recipe.actor.updates_per_step
@@ -189,7 +181,7 @@ class Recorder:
                     number = len(eval_set.queries)
                     queries = "1 query" if number == 1 else f"{number:,} queries"
                     run.display.note(f"evaluating on {queries} of {eval_set.name} …")
-                score = evaluate(run.sampler, eval_set, run.trainer_state(step), **watched)
+                score = evaluate(run.sampler, eval_set, run.trainer_state(step), show_progress=run.display.progress)
                 numbers = evaluation_metrics(score, eval_set.name)
                 judged = {f"evaluation/{eval_set.name}/policy_version": float(version)}
                 metrics, samples = {**metrics, **numbers, **judged}, {**samples, eval_set.name: score.samples}

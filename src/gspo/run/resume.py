@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gspo.errors import UserError
 from gspo.evaluation.sets import SetRows
+from gspo.learner.state import digest_of, tensors_of
 from gspo.queries.row import Row
 from gspo.queries.source import QuerySet, RowSet
 from gspo.recipe.load import load_recipe
 from gspo.recipe.schema import Recipe
 from gspo.run.checkpoint.changes import Changes, changes, differences
-from gspo.run.checkpoint.state import digest_of, tensors_of
 from gspo.run.checkpoint.store import (
     COLD_START,
     RECIPE,

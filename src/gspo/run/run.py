@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Any, TypeVar
+from typing import Any
 
 from gspo import loop
 from gspo.engine.engine import Engine
 from gspo.engine.make import make_engine
 from gspo.errors import DivergedError, RunError, Stopped, UserError
+from gspo.interrupt import Interrupt, check_stop
 from gspo.learner.engine_of_ranks import EngineOfRanks
-from gspo.model.policy import Policy
-from gspo.ranks import from_first, is_of_all, num_ranks, rank
+from gspo.learner.state import digest_of
+from gspo.learner.trainer import Phase, Trainer
 from gspo.recipe.schema import Recipe
 from gspo.reward.functions import close_functions
 from gspo.reward.log import TrainerState
@@ -22,12 +22,10 @@ from gspo.rollout.sampler import Sampler
 from gspo.rollout.source import Source
 from gspo.run.checkpoint.changes import environment
 from gspo.run.checkpoint.checkpointer import Checkpointer
-from gspo.run.checkpoint.state import TrainedParts, digest_of, restore_random_state, seed_everything, tensors_of
 from gspo.run.checkpoint.store import RECIPE, Checkpoint, Store
 from gspo.run.clock import Clock
 from gspo.run.console import Display
 from gspo.run.directory import RunDirectory
-from gspo.run.interrupt import Interrupt
 from gspo.run.place import check_place, how_to_resume, move_old_run, put_back
 from gspo.run.prepare import FromPython, Prepared, longest_sequence, prepare
 from gspo.run.progress import Progress
@@ -40,7 +38,6 @@ from gspo.run.resume import (
     tokens_digest,
 )
 
-T = TypeVar("T")
 _NOT_WHOLE = "the error came between an optimiser step and its record: this state is not saved"
 
 
@@ -48,10 +45,11 @@ _NOT_WHOLE = "the error came between an optimiser step and its record: this stat
 class Run:
     """What the phases of a run share: the cold start, then reinforcement learning.
 
-    Example: run.parts.policy is trained; run.progress.steps == 12 and run.stopped_by is None in the midst of step 13.
+    Example: run.trainer.policy is trained; run.progress.steps == 12 and run.stopped_by is None in the midst of step 13.
     """
 
     recipe: Recipe
+    trainer: Trainer
     parts: Prepared
     engine: Engine  # samples from the policy's weights
     sampler: Sampler  # asks it
@@ -65,31 +63,27 @@ class Run:
     progress: Progress = field(default_factory=Progress)  # of the phase under way, at its last safe point
     saved: Checkpoint | None = None  # the checkpoint of that phase that is yet to be put in place
     checkpointer: Checkpointer | None = None  # of the phase under way
-    source: Source | None = None  # of the groups, once there was a first step; rank 0 has it
+    source: Source | None = None  # of the groups, once there was a first step
     _warned: set[str] = field(default_factory=set)
 
-    def start_phase(self, trained_parts: TrainedParts, *, cold_start: bool = False) -> Progress:
+    def start_phase(self, phase: Phase) -> Progress:
         """Start a phase, or put everything back to where a checkpoint has it; the phase's progress."""
-        self.in_cold_start, saved, self.saved = cold_start, self.saved, None
+        self.in_cold_start, saved, self.saved = phase == "cold start", self.saved, None
         if saved is None:
             self.progress = Progress()
-            seed_everything(self.recipe.seed)  # of its own, for the phase before may have been another process's
-        else:
-            for part, owner in trained_parts.items():
-                owner.restore(tensors_of(saved.path, part))
-            restore_random_state(tensors_of(saved.path, "random"))
+        is_unnamed = self.recipe.actor.kl.reference is None and not self.in_cold_start
+        is_new = is_unnamed and self.progress.reference_sha256 is None
+        self.trainer.begin(phase, None if saved is None else saved.path, copy_reference=is_new)
         self.clock.seconds = dict(self.progress.stage_seconds)
         root, settings = self.directory.checkpoints, self.recipe.checkpoint
-        if cold_start:  # whose steps are short: `every` counts those of reinforcement learning
+        if self.in_cold_start:  # whose steps are short: `every` counts those of reinforcement learning
             root, settings = self.directory.cold_checkpoints, settings.model_copy(update={"every": 0})
-        elif self.parts.reference is not None and (saved is None or "reference" not in trained_parts):
-            digest = self._digest_of_reference(self.parts.reference)
-            self.progress = replace(self.progress, reference_sha256=digest)
+        elif self.trainer.reference is not None and (saved is None or not self.recipe.actor.kl.refresh_steps):
+            self.progress = replace(self.progress, reference_sha256=self._digest_of_reference())
         self.checkpointer = Checkpointer(
             store=Store(root),
             settings=settings,
-            policy=self.parts.policy,
-            trained_parts=trained_parts,
+            trainer=self.trainer,
             directory=self.directory,
             clock=self.clock,
             about=self.about,
@@ -97,42 +91,18 @@ class Run:
         )
         return self.progress
 
-    def on_first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, where one is enough: what it collects and writes. The others help its engine to sample."""
-        engine = self.engine
-        if not isinstance(engine, EngineOfRanks):
-            return make()
-
-        def make_and_wait() -> T:
-            try:
-                return make()
-            finally:
-                engine.wait()
-
-        try:
-            return from_first(make_and_wait, engine.help_with)
-        finally:
-            engine.release()
-
-    def _digest_of_reference(self, reference: Policy) -> str:
+    def _digest_of_reference(self) -> str:
         """Of its weights, which are the policy's as reinforcement learning starts, or those that the recipe names.
 
         UserError where a resumed run would go on with another reference than it has had. One that is refreshed comes
         from the checkpoint, which has digests of its own.
         """
         named, before = self.recipe.actor.kl.reference, self.progress.reference_sha256
-        if named is None and before is None:
-            reference.model.load_state_dict(self.parts.policy.model.state_dict())
-        weights = reference.weights()
-
-        def checked() -> str:
-            if before not in (None, digest := digest_of(weights)):
-                path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
-                fix = "restore it from a copy: every update so far was made against it"
-                raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
-            return digest
-
-        return from_first(checked)
+        if before not in (None, digest := digest_of(self.trainer.weights("reference"))):
+            path = named or (str(self.directory.cold_start) if self.recipe.cold_start.steps else "model")
+            fix = "restore it from a copy: every update so far was made against it"
+            raise UserError("the reference model is not the one the run began with", where=path, fix=fix)
+        return digest
 
     def safe_point(self, progress: Progress) -> Progress:
         """The state is whole: note the progress, and save both where that is due. RunError where a save has failed.
@@ -140,19 +110,19 @@ class Run:
         A signal stops the run here, but for one after its last step, when only the final model is yet to be written.
         """
         assert self.checkpointer is not None
-        # Something may have been sampled meanwhile; ranks that are told of the progress need none of it.
+        # Something may have been sampled meanwhile.
         self.progress = progress if self.source is None else replace(progress, ahead=self.source.snapshot())
         self.checkpointer.safe_point(self.progress, self._check_stop)
         return progress
 
     def _check_stop(self) -> None:
         if self.in_cold_start or not self.progress.is_over(self.recipe.steps):
-            self.interrupt.check_stop_of_all()
+            check_stop()
 
     def close_source(self) -> None:
         """Give up what is in flight; it is asked for again when the run goes on."""
         if self.source is not None:
-            loop.run(self.source.close())
+            loop.start(self.source.close()).result()
 
     def trainer_state(self, steps: int) -> TrainerState:
         """What reward functions get of the run once so many steps are finished."""
@@ -186,14 +156,14 @@ class Run:
             yield
         except BaseException as error:
             try:
-                if not is_of_all(error):
+                if not isinstance(error, Exception | Stopped):
+                    self.display.note("ended at once: what has been done since the last checkpoint is not saved")
+                elif self.trainer.is_busy:
                     self.display.note(
                         "what has been done since the last checkpoint is lost: the ranks that are gone had a part of it"
                     )
-                elif isinstance(error, Exception | Stopped):
-                    self._save_for(error)
                 else:
-                    self.display.note("ended at once: what has been done since the last checkpoint is not saved")
+                    self._save_for(error)
             finally:
                 self.display.stop()
                 has_on_step = "on_step" in self.parts.hooks
@@ -214,8 +184,8 @@ class Run:
             ahead = (*self.source.handed_over, *self.source.snapshot())
             checkpointer.progress = replace(self.progress, ahead=ahead, batches_drawn=self.source.batches_drawn)
         try:
-            if from_first(lambda: not isinstance(error, DivergedError)):
-                note(f"saved: {self.finish_phase()}" if checkpointer.is_whole else _NOT_WHOLE)
+            if not isinstance(error, DivergedError):
+                note(f"saved: {self.finish_phase()}" if self.trainer.is_whole else _NOT_WHOLE)
         except RunError as failure:
             if isinstance(error, Stopped):
                 raise
@@ -225,63 +195,66 @@ class Run:
 
 @contextmanager
 def open_run(
-    recipe: Recipe, given: FromPython, *, display: Display, resume: bool, overwrite: bool = False
+    recipe: Recipe, trainer: Trainer, given: FromPython, *, display: Display, resume: bool, overwrite: bool = False
 ) -> Iterator[Run]:
     """The run, ready for its next step; its directory and its reward functions' processes are let go of in the end."""
     with ExitStack() as stack:
         with display.waiting("reading the newest checkpoint"):
-            reopened, saved = _reopened(recipe, display, resume=resume, overwrite=overwrite)
-        if reopened is not None:
+            reopened, saved = reopen(recipe, display.note) if resume else (None, None)
+        if reopened is None:
+            check_place(recipe, overwrite=overwrite)  # before anything takes time
+        else:
             stack.enter_context(closing(reopened))
         output = stack.enter_context(display.output_of_processes())
-        alert = display.alert if rank() == 0 else lambda _: None
-        interrupt = Interrupt(alert, ending="ending: no step is under way, so nothing is lost")
+        interrupt = Interrupt(display.alert, ending="ending: no step is under way, so nothing is lost")
         with interrupt, display.waiting("loading the recipe's parts") as say:
-            stop = interrupt.check_stop
-            stops: dict[str, Any] = {"check_stop": stop, "check_stop_of_all": interrupt.check_stop_of_all}
-            parts = prepare(recipe, given, **stops, saved=saved, say=say, output=output)
+            parts = prepare(recipe, trainer, given, saved=saved, say=say, output=output)
         stack.callback(close_functions, [f for eval_set in parts.evaluation_sets for f in eval_set.functions])
         stack.callback(close_functions, parts.functions)
-        if overwrite:  # now that all is loaded, and before an engine writes there
-            old = from_first(partial(move_old_run, recipe, display.note))
-            if old is not None and rank() == 0:
-                stack.callback(put_back, recipe, old, display.note)
+        # Now that all is loaded, and before an engine writes there.
+        if overwrite and (old := move_old_run(recipe, display.note)) is not None:
+            stack.callback(put_back, recipe, old, display.note)
         with interrupt, display.waiting("starting the engine") as say:
-            options: dict[str, Any] = {"directory": recipe.run_dir, "check_stop": stop, "say": say}
             longest = longest_sequence(recipe, parts.queries, parts.evaluation_sets)
-
-            def make(policy: Policy) -> Engine:
-                return make_engine(recipe, policy, longest_sequence=longest, **options)
-
-            engine = _of_ranks(recipe, parts.policy, make, stop) if num_ranks() > 1 else make(parts.policy)
-        stack.enter_context(closing(engine))
-        directory = reopened or stack.enter_context(closing(_created(recipe)))
+            engine = stack.enter_context(closing(_engine(recipe, trainer, longest, say)))
+        directory = reopened or stack.enter_context(closing(RunDirectory.create(recipe)))
         directory.note = display.note
         stack.callback(display.stop)
         interrupt.ending = "ending, and saving what is done"
         stack.enter_context(interrupt)  # the last, so that a signal ends a close that is slow
         run = Run(
             recipe=recipe,
+            trainer=trainer,
             parts=parts,
             engine=engine,
-            sampler=Sampler(engine, parts.policy),
+            sampler=Sampler(engine, trainer.policy),
             directory=directory,
             display=display,
             interrupt=interrupt,
             clock=Clock(display.stage),
-            about=from_first(partial(_about, parts, engine)),  # of data of any size
+            about=_about(trainer, parts, engine),
             in_cold_start=recipe.cold_start.steps > 0,
         )
+        trainer.stage = run.clock.stage
         stack.callback(run.close_source)
         if reopened is not None:
             _restore(run, saved)
         yield run
 
 
-def _about(parts: Prepared, engine: Engine) -> Mapping[str, Any]:
+def _engine(recipe: Recipe, trainer: Trainer, longest_sequence: int, say: Callable[[str], object]) -> Engine:
+    if trainer.num_ranks > 1 and recipe.rollout.is_in_trainer:
+        return EngineOfRanks(trainer)
+    policy = trainer.policy
+    if policy.is_sharded:  # the engine gathers it layer by layer
+        policy = replace(policy, call_others=trainer.call_others)
+    return make_engine(recipe, policy, directory=recipe.run_dir, longest_sequence=longest_sequence, say=say)
+
+
+def _about(trainer: Trainer, parts: Prepared, engine: Engine) -> Mapping[str, Any]:
     """What must be, or should be, the same when the run is resumed."""
     return {
-        "environment": environment(parts.policy, parts.functions, engine.describe(), parts.hooks),
+        "environment": environment(trainer, parts.functions, engine.describe(), parts.hooks),
         "rows_sha256": rows_digest(parts.rows, parts.pairs, parts.set_rows),
         "tokens_sha256": tokens_digest(parts.queries),
         "num_streamed": parts.rows.num_streamed,
@@ -289,47 +262,14 @@ def _about(parts: Prepared, engine: Engine) -> Mapping[str, Any]:
     }
 
 
-def _reopened(
-    recipe: Recipe, display: Display, *, resume: bool, overwrite: bool
-) -> tuple[RunDirectory | None, Checkpoint | None]:
-    """The directory and the checkpoint that a run goes on from; rank 0 looks, and locks the directory."""
-    directory: RunDirectory | None = None
-
-    def look() -> tuple[bool, Checkpoint | None]:
-        nonlocal directory
-        directory, saved = reopen(recipe, display.note) if resume else (None, None)
-        if directory is None:
-            check_place(recipe, overwrite=overwrite)  # before anything takes time
-        return directory is not None, saved
-
-    is_there, saved = from_first(look)
-    return directory or (RunDirectory(recipe.run_dir) if is_there else None), saved
-
-
-def _created(recipe: Recipe) -> RunDirectory:
-    created: list[RunDirectory] = []
-    from_first(lambda: created.append(RunDirectory.create(recipe)))
-    return created[0] if created else RunDirectory(recipe.run_dir)
-
-
-def _of_ranks(
-    recipe: Recipe, policy: Policy, make: Callable[[Policy], Engine], check_stop: Callable[[], None]
-) -> EngineOfRanks:
-    return EngineOfRanks(policy, make, is_embedded=recipe.rollout.is_in_trainer, check_stop=check_stop)
-
-
 def _restore(run: Run, saved: Checkpoint | None) -> None:
     """Put everything but the optimiser, which is not made yet, back to where the checkpoint has it."""
     note, directory, recipe = run.display.note, run.directory, run.recipe
     with run.display.waiting("restoring the checkpoint"):
-        weights = {} if saved is None else run.parts.policy.weights()
-
-        def restored() -> Progress | None:
-            progress = None if saved is None else restore_progress(saved, recipe, weights, run.parts.queries)
-            restore_directory(directory, recipe, saved, note)
-            return progress
-
-        progress = from_first(restored)
+        progress = None
+        if saved is not None:
+            progress = restore_progress(saved, recipe, run.trainer.weights(), run.parts.queries)
+        restore_directory(directory, recipe, saved, note)
     if saved is None or progress is None:
         return
     run.is_resumed = True
@@ -337,7 +277,7 @@ def _restore(run: Run, saved: Checkpoint | None) -> None:
     run.in_cold_start = saved.path.parent == directory.cold_checkpoints
     if saved.path != directory.cold_start:  # where that is whole, the next phase starts from its weights
         run.saved, run.progress = saved, progress
-    from_first(partial(_note_resumption, run, saved, progress))
+    _note_resumption(run, saved, progress)
 
 
 def _note_resumption(run: Run, saved: Checkpoint, progress: Progress) -> None:

@@ -13,6 +13,7 @@ from gspo.evaluation.compare import compare
 from gspo.evaluation.held_out import HELD_OUT, HeldOutScore
 from gspo.metrics.numbers import Metrics
 from gspo.metrics.words import first_and_last, measured, measures
+from gspo.model.policy import Policy
 from gspo.recipe.schema import Recipe
 from gspo.run.prepare import Prepared
 
@@ -43,9 +44,9 @@ def failure_summary(score: HeldOutScore, name: str = HELD_OUT) -> str:
     )
 
 
-def introduction(recipe: Recipe, parts: Prepared) -> str:
+def introduction(recipe: Recipe, policy: Policy, parts: Prepared) -> str:
     """Model, data and the derived arithmetic of a run, in four lines."""
-    policy, queries = parts.policy, parts.queries
+    queries = parts.queries
     model = policy.model
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     num_frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)

@@ -12,10 +12,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from gspo.errors import UserError
+from gspo.interrupt import Interrupt
 from gspo.metrics.numbers import scalars
 from gspo.report.run_files import read_run
 from gspo.report.steps import LAST, lines_up_to, table_of
-from gspo.run.interrupt import Interrupt
 from gspo.run.lock import Lock
 from gspo.run.plain_files import content_of, parsed, replace_text
 from gspo.trackers.tracker import OPENERS

@@ -1,6 +1,7 @@
 """A copy of the weights that samples while the policy is trained, and the thread in which it does."""
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from gspo.engine.embedded.decoding import Decoding
 from gspo.engine.embedded.engine import EmbeddedEngine
 from gspo.engine.engine import Completion, Prompt, Sampling
 from gspo.errors import Stopped
+from gspo.interrupt import Interrupt
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy
 from gspo.recipe.sections import AtPublish, RolloutConfig
@@ -270,20 +272,14 @@ def test_weights_wait_for_the_completions_under_way_and_the_next_ones_have_them(
 
 
 def test_a_stop_while_weights_wait_leaves_the_old_ones_at_work(policy: Policy, copy: Policy, gate: Gate) -> None:
-    looks: list[int] = []
-
-    def stop() -> None:
-        looks.append(1)
-        if len(looks) == 2:
-            raise Stopped(15)
-
-    engine = EmbeddedEngine(policy, copy=copy, at_publish="wait", check_stop=stop)
+    engine, interrupt = EmbeddedEngine(policy, copy=copy, at_publish="wait"), Interrupt(lambda _: None)
     engine.publish(0)
     gate.shut_at(5)
     futures = engine.submit(prompts(1, 2), NEVER)
     gate.wait()
     move(policy, 1)
-    with pytest.raises(Stopped):
+    with interrupt, pytest.raises(Stopped):
+        threading.Timer(0.2, lambda: setattr(interrupt, "signal", signal.SIGTERM)).start()
         engine.publish(1)
     gate.open()
     assert {own.versions for own in results(futures)} == {((0, LONG),)}

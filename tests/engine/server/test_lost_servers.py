@@ -114,7 +114,7 @@ class Held:
     def _num_asked(self) -> list[int]:
         return [log.read_text().count(ASKED) for log in self._logs]
 
-    def __call__(self) -> None:
+    def __call__(self, *_: object) -> None:
         pairs = zip(self._num_asked(), self._before, strict=True)
         if self._hold.exists() and all(now > before for now, before in pairs):
             self._act()
@@ -135,7 +135,7 @@ def test_a_server_that_dies_or_hangs_in_mid_request_is_started_again_and_nothing
     supervisor = supervisor_of(engine, number)
     (server,), processes = supervisor.children(), family(supervisor)
     stay = family(supervisor_of(engine, 1 - number))
-    groups = sampler.sample(queries, LONG, KEY, check_stop=Held(tmp_path, partial(server.send_signal, end)))
+    groups = sampler.sample(queries, LONG, KEY, show_progress=Held(tmp_path, partial(server.send_signal, end)))
     assert tokens(groups) == tokens(expected)
     assert [sample.versions for group in groups for sample in group.samples] == [((5, 300),)] * 24
     measured = engine.take_metrics()

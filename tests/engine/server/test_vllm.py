@@ -4,6 +4,7 @@ One server for all of them, for its start takes longer than all that is asked of
 """
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +34,8 @@ from gspo.engine.server import server as one_server
 from gspo.engine.server.engine import ServerEngine
 from gspo.engine.server.fleet import KEY_VARIABLE
 from gspo.engine.server.process import free_port
-from gspo.errors import DivergedError, RunError, UserError
+from gspo.errors import DivergedError, RunError, Stopped, UserError
+from gspo.interrupt import Interrupt
 from gspo.loop import all_of
 from gspo.model.packing import TokenSequence
 from gspo.model.policy import Policy, response_likelihood
@@ -614,15 +616,14 @@ def test_a_stop_in_mid_request_leaves_the_engine_ready_and_the_server_idle(
     long = RolloutConfig(
         group_size=16, max_new_tokens=900, logit_bias={f"id:{token}": -100.0 for token in policy.stop_ids}
     )
-    started, num_running = time.monotonic(), []
+    started, interrupt = time.monotonic(), Interrupt(lambda _: None)
 
-    def stop() -> None:
-        num_running.append(running(server.url))
-        if num_running[-1]:
-            raise TimeoutError
+    def stop(*_: object) -> None:
+        if running(server.url):
+            interrupt.signal = signal.SIGTERM
 
-    with pytest.raises(TimeoutError):
-        sampler.sample(queries, long, KEY, check_stop=stop)
+    with interrupt, pytest.raises(Stopped):
+        sampler.sample(queries, long, KEY, show_progress=stop)
     while running(server.url):
         assert time.monotonic() - started < 10
         time.sleep(0.05)

@@ -44,7 +44,7 @@ sampler = Sampler(engine_of(policy, Path(sys.argv[1]), longest_prompt=300, optio
 sampler.publish(0)
 queries = [query_of([4, 5, 6], number) for number in range(8)]
 while True:
-    sampler.sample(queries, LONG, KEY, check_stop=lambda: print("sampling", flush=True))
+    sampler.sample(queries, LONG, KEY, show_progress=lambda *_: print("sampling", flush=True))
 """
 
 

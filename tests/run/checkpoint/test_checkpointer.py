@@ -16,20 +16,21 @@ from safetensors.torch import load_file
 
 from gspo.errors import RunError
 from gspo.learner.optimizer import Optimizer
-from gspo.learner.reference import RefreshedReference
+from gspo.learner.shares import OwnShare
+from gspo.learner.state import digest_of, random_state, tensors_file, tensors_of
+from gspo.learner.trainer import Trainer
 from gspo.model.policy import Policy
-from gspo.recipe.sections import CheckpointConfig, KlConfig, OptimizerConfig
+from gspo.recipe.sections import CheckpointConfig, OptimizerConfig
 from gspo.run.checkpoint import checkpointer as module
 from gspo.run.checkpoint.checkpointer import Checkpointer, Snapshot
-from gspo.run.checkpoint.state import digest_of, random_state, tensors_of
-from gspo.run.checkpoint.store import STATE, TENSORS, DamagedError, Position, Store, seal, verified
+from gspo.run.checkpoint.store import STATE, DamagedError, Position, Store, seal, verified
 from gspo.run.clock import Clock
 from gspo.run.directory import RunDirectory
 from gspo.run.progress import Progress
 from gspo.types import Batch
 
 NewPolicy = Callable[..., Policy]
-BATCH = Position(2, 1)
+BATCH, TENSORS = Position(2, 1), tensors_file(0)
 
 
 def train_a_step(policy: Policy, optimizer: Optimizer) -> None:
@@ -41,9 +42,14 @@ def copies(tensors: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+def tensors_in(snapshot: Snapshot) -> dict[str, torch.Tensor]:
+    """All that is saved beside the weights."""
+    return {**snapshot.share.tensors, **snapshot.tensors}
+
+
 def progress_at(position: Position) -> Progress:
     batch = Batch(groups=()) if position.stage else None
-    reports: Any = (None,) * (position.stage - 1)
+    reports: Any = (None, None) if position.stage == 2 else ()
     return Progress(steps=position.steps, batch=batch, reports=reports)
 
 
@@ -74,11 +80,13 @@ def checkpointer_of(directory: RunDirectory, store: Store) -> Callable[..., Chec
 
     def build(policy: Any, optimizer: Optimizer | None = None, **settings: Any) -> Checkpointer:
         about = {"environment": {"torch": "2"}}
+        trainer: Any = Trainer()
+        trainer.policy, trainer._optimizer = policy, optimizer or SimpleNamespace(steps_taken=0)
+        trainer._parts = {} if optimizer is None else {"optimizer": optimizer}
         return Checkpointer(
             store=store,
             settings=CheckpointConfig(**settings),
-            policy=policy,
-            trained_parts={} if optimizer is None else {"optimizer": optimizer},
+            trainer=trainer,
             directory=directory,
             clock=Clock(),
             about=about,
@@ -99,7 +107,7 @@ def test_what_was_copied_stays_while_the_policy_is_trained(dtype: str, trained: 
     policy, optimizer = trained(dtype=dtype)
     checkpointer = checkpointer_of(policy, optimizer)
     snapshot = checkpointer._snapshot()
-    weights, tensors = copies(snapshot.weights), copies(snapshot.tensors)
+    weights, tensors, share = copies(snapshot.share.weights), copies(tensors_in(snapshot)), snapshot.share
     assert {name.partition("/")[0] for name in tensors} == {"optimizer", "random"}  # no record has a tensor here
     names = [name for name, _ in policy.model.named_parameters()]
     kept = {"step", "exp_avg", "exp_avg_sq"} | ({"master"} if dtype == "bfloat16" else set())
@@ -110,8 +118,9 @@ def test_what_was_copied_stays_while_the_policy_is_trained(dtype: str, trained: 
         train_a_step(policy, optimizer)
     random_state()["torch"].zero_()
     torch.rand(9)
-    assert digest_of(snapshot.weights) == digest_of(weights) != digest_of(policy.weights())
-    assert digest_of(snapshot.tensors) == digest_of(tensors) != digest_of(checkpointer._snapshot().tensors)
+    assert digest_of(share.weights) == digest_of(weights) != digest_of(policy.weights())
+    of_now = tensors_in(checkpointer._snapshot())
+    assert digest_of(tensors_in(snapshot)) == digest_of(tensors) != digest_of(of_now)
 
 
 def test_what_is_saved_is_the_last_safe_point_though_random_numbers_are_drawn_and_lines_written_since(
@@ -130,25 +139,11 @@ def test_what_is_saved_is_the_last_safe_point_though_random_numbers_are_drawn_an
 def test_the_state_is_whole_from_a_safe_point_to_the_next_optimiser_step(trained: Any, checkpointer_of: Any) -> None:
     policy, optimizer = trained()
     checkpointer = checkpointer_of(policy, optimizer)
-    assert checkpointer.is_whole
+    assert checkpointer.trainer.is_whole
     train_a_step(policy, optimizer)
-    assert not checkpointer.is_whole
+    assert not checkpointer.trainer.is_whole
     checkpointer.note(Progress(steps=4))
-    assert checkpointer.is_whole
-
-
-def test_the_state_is_not_whole_once_a_reference_is_refreshed(
-    trained: Any, checkpointer_of: Any, new_policy: NewPolicy
-) -> None:
-    policy, optimizer = trained()
-    checkpointer = checkpointer_of(policy, optimizer)
-    reference = RefreshedReference(KlConfig(coefficient=1, refresh_steps=2), new_policy(), policy)
-    checkpointer.trained_parts["reference"] = reference
-    checkpointer.note(Progress(steps=1))
-    reference.step(1)
-    assert checkpointer.is_whole
-    reference.step(2)
-    assert not checkpointer.is_whole
+    assert checkpointer.trainer.is_whole
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma2", "qwen3_moe", "gpt_oss"])
@@ -192,11 +187,12 @@ def test_a_checkpoint_holds_all_that_was_given_and_of_the_logs_what_belongs_to_i
     path = checkpointer.path
     assert path.name == "step_000003" and [entry.name for entry in store.root.iterdir()] == [path.name]
     content = verified(path)
-    assert content["environment"] == {"torch": "2"} and content["weights_sha256"] == digest_of(snapshot.weights)
+    assert content["environment"] == {"torch": "2"}
+    assert content["weights_sha256"] == digest_of(snapshot.share.weights)
     assert (path / "metrics.jsonl").read_text() == "one\n"
     assert (path / "recipe.yaml").read_text(encoding="utf-8") == "name: é\n"
     assert json.loads((path / STATE).read_text())["steps"] == 3
-    assert digest_of(load_file(path / TENSORS)) == digest_of(snapshot.tensors)
+    assert digest_of(load_file(path / TENSORS)) == digest_of(tensors_in(snapshot))
     size = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
     assert 0.5 * size < snapshot.num_bytes <= size
 
@@ -209,7 +205,7 @@ def test_tensors_are_written_bit_by_bit_whatever_their_layout(checkpointer_of: A
         "whole": torch.tensor([2**62 + 1]),
     }
     checkpointer = checkpointer_of(new_policy())
-    checkpointer.trained_parts["a"] = SimpleNamespace(state=lambda: tensors)
+    checkpointer.trainer._parts["a"] = SimpleNamespace(state=lambda: tensors)
     path = written(checkpointer)
     assert digest_of(tensors_of(path, "a")) == digest_of(tensors)
 
@@ -327,7 +323,8 @@ def writes(put: Callable[[Position], Path], store: Store, monkeypatch: pytest.Mo
         state.written.append(snapshot.position)
 
     def take(checkpointer: Checkpointer) -> Any:
-        return SimpleNamespace(position=checkpointer.progress.position, num_bytes=12_345, other_ranks=())
+        share = OwnShare(weights={}, tensors={}, number=1)
+        return SimpleNamespace(position=checkpointer.progress.position, num_bytes=12_345, share=share)
 
     monkeypatch.setattr(Checkpointer, "_write", write)
     monkeypatch.setattr(Checkpointer, "_snapshot", take)
@@ -343,7 +340,7 @@ def test_every_so_many_whole_steps_one_is_due(checkpointer_of: Any, clock: list[
     checkpointer = checkpointer_of(None, every=3, seconds=None, keep=99)
     clock[0] += 1e9
     for step in range(10):
-        for stage in range(5):
+        for stage in range(3):
             checkpointer.safe_point(progress_at(Position(step, stage)))
     checkpointer.wait()
     assert writes.written == [Position(3), Position(6), Position(9)]
@@ -353,7 +350,7 @@ def test_so_many_seconds_after_the_last_one_is_due_wherever_the_run_is(
     checkpointer_of: Any, clock: list[float], writes: Any
 ) -> None:
     checkpointer = checkpointer_of(None, every=0, seconds=60.0)
-    positions = [Position(0), BATCH, Position(2, 4), Position(7)]
+    positions = [Position(0), BATCH, Position(2, 2), Position(7)]
     for number, position in enumerate(positions):
         clock[0] += 59.9
         checkpointer.safe_point(progress_at(position))
@@ -369,7 +366,7 @@ def test_none_is_ever_due_where_neither_is_asked_for(checkpointer_of: Any, clock
     checkpointer = checkpointer_of(None, every=0, seconds=None)
     clock[0] += 1e9
     for step in range(9):
-        for stage in range(5):
+        for stage in range(3):
             checkpointer.safe_point(progress_at(Position(step, stage)))
     checkpointer.wait()
     assert writes.written == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from gspo.learner.trainer import Trainer
 from gspo.model.policy import Policy
 from gspo.reward.functions import Reward, load_functions
 from gspo.run.checkpoint.changes import differences, environment
@@ -15,20 +16,26 @@ NewPolicy = Callable[..., Policy]
 ENGINE = {"engine": "embedded"}
 
 
+def trainer_of(policy: Policy) -> Trainer:
+    trainer = Trainer()
+    trainer.policy = policy
+    return trainer
+
+
 def test_libraries_processor_and_threads_are_noted_as_text(new_policy: NewPolicy) -> None:
-    found = environment(new_policy(), (), ENGINE, {})
+    found = environment(trainer_of(new_policy()), (), ENGINE, {})
     assert {"python", "gspo", "torch", "transformers", "safetensors", "numpy", "device", "threads"} <= found.keys()
     assert found["python"] == platform.python_version()
     assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert found["device"].startswith("cpu: ") and len(found["device"]) > 5
     assert json.loads(json.dumps(found)) == found
-    assert differences(found, environment(new_policy(seed=1), (), ENGINE, {})) == []
+    assert differences(found, environment(trainer_of(new_policy(seed=1)), (), ENGINE, {})) == []
 
 
 def test_what_python_gives_with_a_reward_is_part_of_its_code(new_policy: NewPolicy) -> None:
-    policy = new_policy()
+    trainer = trainer_of(new_policy())
     then, now = (
-        environment(policy, load_functions((), given), ENGINE, {})
+        environment(trainer, load_functions((), given), ENGINE, {})
         for given in (ENGINE.get, Reward(ENGINE.get, weight=0.5))
     )
     (line,) = differences(then, now)
@@ -36,19 +43,20 @@ def test_what_python_gives_with_a_reward_is_part_of_its_code(new_policy: NewPoli
 
 
 def test_another_number_of_threads_and_another_way_through_the_model_are_differences(new_policy: NewPolicy) -> None:
-    policy, threads = new_policy(), torch.get_num_threads()
-    then = environment(policy, (), ENGINE, {})
+    trainer, threads = trainer_of(new_policy()), torch.get_num_threads()
+    then = environment(trainer, (), ENGINE, {})
     torch.set_num_threads(threads + 1)
     try:
-        assert differences(then, environment(policy, (), ENGINE, {})) == [f"threads was {threads}, is {threads + 1}"]
+        now = environment(trainer, (), ENGINE, {})
+        assert differences(then, now) == [f"threads was {threads}, is {threads + 1}"]
     finally:
         torch.set_num_threads(threads)
-    padded = dataclasses.replace(policy, supports_packing=False)
+    padded = trainer_of(dataclasses.replace(trainer.policy, supports_packing=False))
     assert differences(then, environment(padded, (), ENGINE, {})) == ["packed attention was True, is False"]
 
 
 def test_whatever_differs_comes_or_goes_is_said(new_policy: NewPolicy) -> None:
-    now = environment(new_policy(), (), ENGINE, {})
+    now = environment(trainer_of(new_policy()), (), ENGINE, {})
     for name in (*now, "a library that is new"):
         then = {**now, name: "other"}
         assert differences(then, now) == [f"{name} was other, is {now.get(name)}"]

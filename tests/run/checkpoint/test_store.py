@@ -12,9 +12,7 @@ from gspo.run.checkpoint import store as store_module
 from gspo.run.checkpoint.store import Position, Store, set_aside
 
 Put = Callable[[Position], Path]
-
-
-IN_ORDER = [Position(0), Position(7, 1), Position(7, 2), Position(9, 10), Position(9, 11), Position(10)]
+IN_ORDER = [Position(0), Position(7, 1), Position(7, 2), Position(8), Position(9, 2), Position(10)]
 
 
 def tidy(store: Store) -> None:
@@ -103,14 +101,14 @@ def test_where_none_is_whole_that_is_said_of_each_and_all_is_left_as_it_is(
 def test_pruning_keeps_the_newest_and_whatever_is_no_checkpoint(store: Store, put: Put) -> None:
     for position in random.Random(2).sample(IN_ORDER, len(IN_ORDER)):
         put(position)
-    others = {"damaged_step_000099", "notes"}
+    others = {"damaged_step_000099", "notes", "step_000012_update_2"}  # the last of an earlier version
     for name in others:
         (store.root / name).mkdir()
     for keep in (6, 3, 2, 1):
         store.prune(keep)
         assert store.positions() == IN_ORDER[-keep:]
     assert {path.name for path in store.root.iterdir()} == {"step_000010", *others}
-    assert store.others() == ["damaged_step_000099"]
+    assert store.others() == ["damaged_step_000099", "step_000012_update_2"]
     found = store.newest()
     assert found is not None and found.path.name == "step_000010"
 

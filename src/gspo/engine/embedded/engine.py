@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ import torch
 from gspo.engine.embedded.decoding import Decoding, Means
 from gspo.engine.embedded.proof import proven_means
 from gspo.engine.engine import Completion, Prompt, Sampling, in_groups
+from gspo.interrupt import check_stop
 from gspo.model.parameters import live_tensors
 from gspo.model.policy import Policy
 from gspo.model.weights import weights_by_layer
@@ -172,13 +173,9 @@ class EmbeddedEngine:
         copy: Policy | None = None,
         at_publish: AtPublish = "none",
         num_threads: int | None = None,
-        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed.
-
-        `check_stop` is called again and again while `publish` waits for the completions under way, and may raise.
-        """
-        self._policy, self._copy, self._check_stop = policy, copy, check_stop
+        """With `num_threads` the trainer and the engine have so many of the cores each, until the engine is closed."""
+        self._policy, self._copy = policy, copy
         self._threads_before, self._num_threads = torch.get_num_threads(), num_threads
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -214,7 +211,10 @@ class EmbeddedEngine:
         return futures
 
     def publish(self, version: int) -> None:
-        """Give the copy the policy's present weights, between two tokens; without one, note the version."""
+        """Give the copy the policy's present weights, between two tokens; without one, note the version.
+
+        Stopped where a signal comes while it waits for the completions under way.
+        """
         if version == self._published:
             return
         if self._copy is None or self._thread is None:
@@ -233,7 +233,7 @@ class EmbeddedEngine:
     def _wait_for(self, pause: _Pause) -> None:
         pause.is_given_up = True  # unless it has begun
         while not pause.begun.wait(_LOOK_SECONDS):
-            self._check_stop()
+            check_stop()
         pause.is_given_up = False
 
     @torch.no_grad()

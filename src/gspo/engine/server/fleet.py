@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -48,12 +48,11 @@ class Fleet:
         dtype: str,
         max_length: int,
         directory: Path,
-        check_stop: Callable[[], None],
         say: Callable[[str], object],
     ) -> None:
         """A server is started on each of the hosts; without any, those of the settings' `urls` run already."""
         self._api, self._hosts, self._probe, self._settings = api, hosts, probe, settings
-        self._dtype, self._max_length, self._check_stop = dtype, max_length, check_stop
+        self._dtype, self._max_length = dtype, max_length
         self._weights = _way_of_weights(api, policy, settings)
         self._run_name = secrets.token_hex(4)  # part of each label, so that no other run's weights pass for this one's
         key = os.environ.get(KEY_VARIABLE, "") if settings.urls else secrets.token_urlsafe(32)
@@ -129,9 +128,6 @@ class Fleet:
             self._recover(str(error))
             self._publish(self.servers)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return loop.run(work, self._check_stop)
-
     def _recover(self, problem: str) -> None:
         """See that servers with a problem have the present weights again; RunError where that cannot be.
 
@@ -161,7 +157,7 @@ class Fleet:
         if server.process is None or server.process.has_ended(_END_SECONDS):
             return False
         try:
-            self._run(server.ask(self.connection.client, HEALTH))
+            loop.run(server.ask(self.connection.client, HEALTH))
             return True
         except (NoAnswerError, RefusedError):
             return False
@@ -187,7 +183,7 @@ class Fleet:
         async def wait() -> None:
             await asyncio.gather(*(own.wait_until_ready(client, limit, max_length=longest) for own in servers))
 
-        self._run(wait())
+        loop.run(wait())
         for server in servers:
             if (dtype := server.about["engine dtype"]) != self._dtype:
                 what = f"it computes in {dtype}, and gspo expects {self._dtype}"
@@ -213,7 +209,7 @@ class Fleet:
             return await asyncio.gather(*map(label_of, given))
 
         given = [server for server in self.servers if server.process is None and server.label]
-        labels = self._run(all_labels())
+        labels = loop.run(all_labels())
         if others := [server for server, label in zip(given, labels, strict=True) if label != server.label]:
             self._make_ready(others)
 
@@ -251,7 +247,7 @@ class Fleet:
             return await asyncio.gather(*(prove(server, hand_over) for server in servers))
 
         with self._weights(scrambled=scrambled) as hand_over:
-            return [self._probe.gap(completions) for completions in self._run(prove_all(hand_over))]
+            return [self._probe.gap(completions) for completions in loop.run(prove_all(hand_over))]
 
 
 def _way_of_weights(

@@ -79,4 +79,4 @@ class Connection:
         """Cancel what is under way; a second call does nothing."""
         for future in [*self._under_way]:
             future.cancel()
-        loop.run(self.client.aclose())
+        loop.start(self.client.aclose()).result()

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from gspo.model.policy import Policy
-from gspo.ranks import num_ranks
+from gspo.learner.trainer import Trainer
 from gspo.reward.calls import RewardFunction
 from gspo.run.hooks import Hook
 
@@ -59,17 +58,17 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
 
 
 def environment(
-    policy: Policy, functions: Sequence[RewardFunction], engine: Mapping[str, str], hooks: Mapping[str, Hook]
+    trainer: Trainer, functions: Sequence[RewardFunction], engine: Mapping[str, str], hooks: Mapping[str, Hook]
 ) -> dict[str, str]:
     """Libraries, processor, threads, what was proven of the model at load, the engine, code of rewards and hooks."""
-    device = policy.device
+    policy, device = trainer.policy, trainer.policy.device
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
         "device": f"{device.type}: {processor}",
         "threads": str(torch.get_num_threads()),
-        "ranks": str(num_ranks()),
+        "ranks": str(trainer.num_ranks),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matrix products": torch.get_float32_matmul_precision(),
         "packed attention": str(policy.supports_packing),

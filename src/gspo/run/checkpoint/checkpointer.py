@@ -4,33 +4,29 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gspo.errors import RunError
-from gspo.model.parameters import saved_part
-from gspo.model.policy import Policy
-from gspo.ranks import from_first, gathered, leave_note, meet, rank, wait_for_note
+from gspo.learner.shares import OwnShare
+from gspo.learner.state import digest_of, random_state
+from gspo.learner.trainer import Trainer
 from gspo.recipe.sections import CheckpointConfig
 from gspo.run.best import Best
-from gspo.run.checkpoint.state import TrainedParts, digest_of, random_state
 from gspo.run.checkpoint.store import (
     RECIPE,
     STATE,
-    TENSORS,
     DamagedError,
     Position,
     Store,
     move_into_place,
     seal,
-    tensors_file,
     verified,
 )
 from gspo.run.clock import Clock
@@ -45,22 +41,21 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 class Snapshot:
     """What the writing thread needs; nothing in it changes while the run goes on.
 
-    Example: Snapshot(position=Position(12), tensors={"optimizer/steps_taken": tensor(48), …}, log_bytes={…}, …)
+    Example: Snapshot(position=Position(12), share=OwnShare(weights=…, …), log_bytes={…}, …)
     """
 
     position: Position
-    weights: Mapping[str, Tensor]
-    tensors: Mapping[str, Tensor]  # optimizer/…, critic/…, random/…, records/…
+    share: OwnShare  # the weights, and what trains them
+    tensors: Mapping[str, Tensor]  # random/…, records/…
     progress: str  # as JSON
     rollouts: tuple[Path, ...]  # files that are not known to be on the disk yet
     log_bytes: Mapping[str, int]  # how much of each log belongs to it
-    other_ranks: Sequence[int] = ()  # that write tensors of their own
 
     @property
     def num_bytes(self) -> int:
         """About what the checkpoint takes on the disk."""
-        different = {tensor.data_ptr(): tensor.nbytes for tensor in (*self.weights.values(), *self.tensors.values())}
-        return sum(different.values()) + sum(self.log_bytes.values())
+        tensors = (*self.share.weights.values(), *self.share.tensors.values(), *self.tensors.values())
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values()) + sum(self.log_bytes.values())
 
 
 @dataclass(kw_only=True)
@@ -72,14 +67,12 @@ class Checkpointer:
 
     store: Store
     settings: CheckpointConfig
-    policy: Policy
-    trained_parts: TrainedParts  # empty once a phase has made its last step
+    trainer: Trainer
     directory: RunDirectory
     clock: Clock
     about: Mapping[str, Any]  # goes into every manifest
     progress: Progress  # at the last safe point
     _thread: threading.Thread | None = None
-    _number: int = 0  # of the checkpoints written by this process
     _failure: RunError | None = None
     _synced: frozenset[str] = frozenset()  # rollout files
 
@@ -95,7 +88,7 @@ class Checkpointer:
     def note(self, progress: Progress) -> None:
         """The state is whole, and `progress` is its own: what is saved from now on is this."""
         self.progress, self._random, self._log_bytes = progress, random_state(), self.directory.log_bytes()
-        self._steps_taken = self._count_steps()
+        self.trainer.note_whole()
 
     @property
     def _best(self) -> Best | None:
@@ -106,12 +99,12 @@ class Checkpointer:
     def safe_point(self, progress: Progress, check_stop: Callable[[], None] = lambda: None) -> None:
         """Note the state, and save it where that is due; RunError where an earlier checkpoint could not be written.
 
-        A stop comes first, for what ends a run by a signal saves the state all the same. Every rank has to call it.
+        A stop comes first, for what ends a run by a signal saves the state all the same.
         """
         self.note(progress)
         check_stop()
         self._raise_failure()
-        if gathered(self._is_due(progress.position))[0]:
+        if self._is_due(progress.position):
             self.save()
 
     def _is_due(self, position: Position) -> bool:
@@ -130,15 +123,12 @@ class Checkpointer:
         with self.clock.stage("checkpoint"):
             self.wait()
             self._saved_at = time.monotonic()
-            if not from_first(self.path.exists):
-                snapshot, self._number = self._snapshot(), self._number + 1
-                work, arguments = (
-                    (self._work, (snapshot, self._best)) if rank() == 0 else (self._work_beside, (snapshot,))
-                )
-                self._thread = threading.Thread(target=work, args=arguments, daemon=True)
+            if not self.path.exists():
+                arguments = (self._snapshot(), self._best)
+                self._thread = threading.Thread(target=self._work, args=arguments, daemon=True)
                 self._thread.name = "checkpoint writer"
                 self._thread.start()
-            elif self._best and rank() == 0:  # a process that was killed may not have come to this
+            elif self._best:  # a process that was killed may not have come to this
                 self.directory.save_best(self.path / "model", self._best)
 
     def wait(self) -> None:
@@ -146,49 +136,27 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        meet()
         self._raise_failure()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no optimiser step was made since the last safe point, and no reference refreshed."""
-        return self._steps_taken == self._count_steps()
-
-    def _count_steps(self) -> list[int | None]:
-        return [getattr(part, "steps_taken", None) for part in self.trained_parts.values()]
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-
-        def raise_first() -> None:
-            if failure is not None:
-                raise failure
-
-        from_first(raise_first)
+        if failure is not None:
+            raise failure
 
     def _snapshot(self) -> Snapshot:
         """Copy what the run will change; only this costs its loop time."""
-        stage_seconds, text = dict(self.clock.seconds), ""
-        parts = {part: owner.state() for part, owner in self.trained_parts.items()}
-        if rank() == 0:
-            text, records = encode(replace(self.progress, seconds=self.clock.elapsed, stage_seconds=stage_seconds))
-            parts |= {"random": self._random, "records": records}
-        tensors = {
-            f"{part}/{name}": saved_part(tensor) for part, state in parts.items() for name, tensor in state.items()
-        }
-        saved = {
-            name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items() if tensor is not None
-        }
+        progress = replace(self.progress, seconds=self.clock.elapsed, stage_seconds=dict(self.clock.seconds))
+        text, records = encode(progress)
+        tensors = {f"random/{name}": tensor for name, tensor in self._random.items()}
         names = frozenset(self.progress.rollout_files)
         new, self._synced = names - self._synced, names
         return Snapshot(
             position=self.progress.position,
-            weights=self.policy.weights(),
-            tensors=saved,
+            share=self.trainer.copy_shares(),
+            tensors=tensors | {f"records/{name}": tensor for name, tensor in records.items()},
             progress=text,
             rollouts=tuple(self.directory.rollouts / name for name in new),
             log_bytes=self._log_bytes,
-            other_ranks=[number for number in gathered(rank() if saved else 0) if number],
         )
 
     def _work(self, snapshot: Snapshot, best: Best | None = None) -> None:
@@ -197,8 +165,7 @@ class Checkpointer:
             self._write(snapshot)
         except Exception as error:
             self._failure = RunError(f"{what}: {error}")
-            if snapshot.other_ranks:
-                leave_note(f"{self._key}/directory", "")
+            snapshot.share.tell_others(None)
             with suppress(OSError):  # the disk may be gone altogether
                 self._failure = RunError(f"{what}: {self._reason(error, snapshot)}")
             return
@@ -212,51 +179,26 @@ class Checkpointer:
             what = f"the checkpoint of {snapshot.position} is whole, but an old one stays: {error}"
             self._failure = RunError(f"{what}\n  where: {self.store.root}; remove it, then resume")
 
-    def _work_beside(self, snapshot: Snapshot) -> None:
-        """What another rank than 0 writes: its own tensors, once rank 0 has made the directory."""
-        with suppress(RunError, RuntimeError):  # rank 0 is gone: the main thread will come upon that
-            if snapshot.tensors and wait_for_note(f"{self._key}/directory", by=0):
-                path, problem = self.store.unfinished(snapshot.position) / tensors_file(rank()), ""
-                try:
-                    save_file(dict(snapshot.tensors), path)
-                except Exception as error:
-                    problem = f"{path.name}, of rank {rank()}: {error}"
-                leave_note(f"{self._key}/{rank()}", problem)
-
-    @property
-    def _key(self) -> str:
-        """What ranks tell each other of the checkpoint under way begins so."""
-        return f"{self.store.root.name}/{self._number}"
-
-    def _write_tensors(self, snapshot: Snapshot, directory: Path) -> None:
-        """Those of rank 0, while the others write theirs; RunError where one of these could not."""
-        save_file(dict(snapshot.tensors), directory / TENSORS)
-        for other in snapshot.other_ranks:
-            if problem := wait_for_note(f"{self._key}/{other}", by=other):
-                raise RunError(problem)
-
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot, have it on the disk, read it back, and only then let it count."""
-        if not all(weight.isfinite().all() for weight in snapshot.weights.values() if weight.is_floating_point()):
+        if not all(weight.isfinite().all() for weight in snapshot.share.weights.values() if weight.is_floating_point()):
             raise RunError("the weights are not finite: they are not saved over what is whole")
         home, unfinished = self.directory.path, self.store.unfinished(snapshot.position)
         clear(unfinished, ignore_errors=True)
         self.store.root.mkdir(exist_ok=True)  # without its parents: where they have gone, it is no run's directory
         unfinished.mkdir()
-        if snapshot.other_ranks:
-            leave_note(f"{self._key}/directory", "made")
         for path in (*snapshot.rollouts, *{path.parent for path in snapshot.rollouts}, self.store.root.parent):
             with suppress(FileNotFoundError):  # somebody has tidied up
                 sync(path)
-        self.policy.save(unfinished / "model", snapshot.weights)
-        self._write_tensors(snapshot, unfinished)
+        self.trainer.policy.save(unfinished / "model", snapshot.share.weights)
+        snapshot.share.write(unfinished, snapshot.tensors)
         (unfinished / STATE).write_text(snapshot.progress, encoding="utf-8")
         (unfinished / RECIPE).write_text(self.directory.recipe_text, encoding="utf-8")
         for name, size in snapshot.log_bytes.items():  # the logs have grown since
             (unfinished / name).write_bytes(log := (home / name).read_bytes()[:size])
             if len(log) < size:
                 raise RunError(f"{home / name} has lost lines")
-        seal(unfinished, {**self.about, "weights_sha256": digest_of(snapshot.weights)})
+        seal(unfinished, {**self.about, "weights_sha256": digest_of(snapshot.share.weights)})
         verified(unfinished)
         move_into_place(unfinished, self.store.path(snapshot.position))
 

@@ -18,30 +18,29 @@ from gspo.run.plain_files import clear, sync
 CHECKPOINTS = "checkpoints"  # of reinforcement learning
 COLD_CHECKPOINTS = "cold_start_checkpoints"  # while the cold start is under way
 COLD_START = "cold_start"  # what the cold start has ended with: a checkpoint with its model
-MANIFEST, RECIPE, STATE, TENSORS = "manifest.json", "recipe.yaml", "state.json", "state.safetensors"
+MANIFEST, RECIPE, STATE = "manifest.json", "recipe.yaml", "state.json"
 _UNFINISHED, _DAMAGED = "unfinished_", "damaged_"
-_NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,})(?:(_batch)|_update_([1-9][0-9]*))?")
+_WITHIN = ("", "batch", "updated")  # how far a step under way is, in names
+_NAME = re.compile(r"step_([0-9]{6}|[1-9][0-9]{6,})(?:_(batch|updated))?")
 
 
 @dataclass(frozen=True, order=True)
 class Position:
     """How far a phase of a run has come; it names and orders the checkpoints.
 
-    Example: Position(12, 3) is `step_000012_update_2`. 12 steps are finished, step 13 has its batch and has made two of
-    its optimiser steps.
+    Example: Position(12, 1) is `step_000012_batch`: 12 steps are finished, and step 13 has its batch.
     """
 
     steps: int  # that are finished
-    stage: int = 0  # 1 once the next step's batch is sampled and scored, and one more for each optimiser step on it
+    stage: int = 0  # 1 once the next step's batch is sampled and scored, 2 once the policy is trained on it
 
     @property
     def name(self) -> str:
-        """The name of a checkpoint made here: `step_000012`, `step_000012_batch` or `step_000012_update_2`."""
-        return f"step_{self.steps:06d}" + ("", "_batch", f"_update_{self.stage - 1}")[min(self.stage, 2)]
+        """The name of a checkpoint made here: `step_000012`, `step_000012_batch` or `step_000012_updated`."""
+        return f"step_{self.steps:06d}{'_' * bool(self.stage)}{_WITHIN[self.stage]}"
 
     def __str__(self) -> str:
-        within = ("", ", batch", f", update {self.stage - 1}")[min(self.stage, 2)]
-        return f"step {self.steps + bool(self.stage)}{within}"
+        return f"step {self.steps + bool(self.stage)}{', ' * bool(self.stage)}{_WITHIN[self.stage]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +121,11 @@ class Store:
         return [entry.name for entry in self.root.iterdir()] if self.root.is_dir() else []
 
 
-def tensors_file(rank: int) -> str:
-    """The file of a checkpoint in which a rank has its tensors."""
-    return TENSORS if rank == 0 else f"state_{rank}.safetensors"
-
-
 def position_of(name: str) -> Position | None:
     """The position of a checkpoint's name; None for any other name, such as `step_99`."""
     if (match := _NAME.fullmatch(name)) is None:
         return None
-    return Position(int(match[1]), 1 + int(match[3]) if match[3] else int(match[2] is not None))
+    return Position(int(match[1]), _WITHIN.index(match[2] or ""))
 
 
 def seal(directory: Path, about: Mapping[str, Any]) -> None:

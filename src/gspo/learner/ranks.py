@@ -1,6 +1,7 @@
 """The processes that train one model together: which of them this one is, and what they tell each other.
 
 One process is a rank of one. Unless it says otherwise a function is a collective: all ranks have to call it.
+Rank 0 alone collects, writes and talks; the others run the trainer's verbs (trainer.py).
 """
 
 import os
@@ -18,9 +19,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError
+from gspo.errors import HAS_LAUNCHER, RENDEZVOUS, LostRankError, OtherRankError, RunError, Stopped, UserError, listed
+from gspo.model.sharding import Sharding
 from gspo.rank_environment import number_of, world_size
 
 T = TypeVar("T")
@@ -149,25 +152,18 @@ def meet() -> None:
         _meet(range(num_ranks()))
 
 
-def from_first(make: Callable[[], T], help_with: Callable[[Any], object] = lambda _: None) -> T:
-    """What rank 0 makes, on all ranks. The others wait, however long it takes, and help with what it asks for.
+def tell(kind: str, *content: Any) -> None:
+    """Say something to the other ranks, which wait for it (`told`); rank 0 calls it."""
+    if num_ranks() > 1:
+        _meet([])
+        _broadcast((kind, content))
 
-    Its error is raised on all of them, and marked as one that all know of (`is_of_all`); the others say nothing of it.
-    """
-    if num_ranks() == 1:
-        return make()
-    if rank() == 0:
-        return _made(make)
-    while True:
-        _meet([0])
-        kind, content = _broadcast(None)
-        if kind == "help":
-            help_with(content)
-        elif kind == "made":
-            made: T = content
-            return made
-        else:
-            raise _of_all(Stopped(Signals(content)) if kind == "stopped" else OtherRankError(content))
+
+def told() -> tuple[str, tuple[Any, ...]]:
+    """What rank 0 says next: the others wait for it, however long it takes, as long as that is alive."""
+    _meet([0])
+    said: tuple[str, tuple[Any, ...]] = _broadcast(None)
+    return said
 
 
 def on_all(make: Callable[[], T], errors: type[Exception] = Exception) -> T:
@@ -190,24 +186,38 @@ def on_all(make: Callable[[], T], errors: type[Exception] = Exception) -> T:
     if not failed:
         return made
     if failure is not None and rank() == failed[0]:
-        raise _of_all(failure)
-    raise _of_all(OtherRankError(f"rank {failed[0]} has failed"))
-
-
-def ask_others(request: Any) -> None:
-    """Called by rank 0 alone, while it makes something: the others are to help with this."""
-    _tell("help", request)
+        raise of_all(failure)
+    raise of_all(OtherRankError(f"rank {failed[0]} has failed"))
 
 
 def stop_all(signal: Signals | None) -> None:
     """Raise Stopped on all ranks where a signal has come to any of them."""
     if number := highest(0 if signal is None else int(signal)):
-        raise _of_all(Stopped(Signals(number)))
+        raise of_all(Stopped(Signals(number)))
 
 
 def is_of_all(error: BaseException) -> bool:
     """Whether all ranks know of an error, so that they can still do something together. No collective."""
     return num_ranks() == 1 or getattr(error, "is_of_all_ranks", False)
+
+
+def sharding_of(setting: str, device: torch.device, dtype: torch.dtype) -> Sharding | None:
+    """All ranks as `trainer.sharding` has it: `full`, `hybrid` (each host has all shards) or `none` (copies).
+
+    None on one rank, which has the whole model to itself.
+    """
+    size = num_ranks()
+    if size == 1:
+        return None
+    if setting == "full":
+        return Sharding(mesh=init_device_mesh(device.type, (size,)), dtype=dtype, on_all=on_all)
+    within = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if setting == "hybrid" else 1
+    if len(sizes := set(gathered(within))) > 1:
+        what = f"hosts have different numbers of processes: {listed([*map(str, sorted(sizes))])}"
+        raise UserError(what, where="trainer.sharding: hybrid", fix="start as many on each, or set full")
+    names = ("copies", "shards")
+    mesh = init_device_mesh(device.type, (size // within, within), mesh_dim_names=names)
+    return Sharding(mesh=mesh, dtype=dtype, on_all=on_all)
 
 
 def leave_note(key: str, text: str) -> None:
@@ -226,27 +236,10 @@ def wait_for_note(key: str, by: int) -> str:
     return str(_store().get(key).decode())
 
 
-def _made(make: Callable[[], T]) -> T:
-    try:
-        made = make()
-    except BaseException as error:
-        kind, content = ("stopped", int(error.args[0])) if isinstance(error, Stopped) else ("failed", str(error))
-        if not isinstance(error, LostRankError):
-            _tell(kind, content)
-            _of_all(error)
-        raise
-    _tell("made", made)
-    return made
-
-
-def _of_all(error: BaseException) -> BaseException:
+def of_all(error: BaseException) -> BaseException:
+    """The error, marked as one that all ranks know of. No collective."""
     error.is_of_all_ranks = True  # type: ignore[attr-defined]
     return error
-
-
-def _tell(kind: str, content: Any) -> None:
-    _meet([])
-    _broadcast((kind, content))
 
 
 def _broadcast(value: Any) -> Any:

@@ -1,11 +1,10 @@
-"""Signals: the first ends a run where its state is whole, in whatever it is doing; the second ends it at once."""
+"""Signals to a run: the first ends it where its state is whole; the second ends it at once."""
 
 import importlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,7 @@ import pytest
 from tests.breaking_off import raise_signal
 
 from gspo import cli
-from gspo.errors import Stopped
 from gspo.run.checkpoint.store import Store
-from gspo.run.interrupt import Interrupt
 
 TINY = Path(__file__).parents[1] / "tiny.yaml"
 SECONDS = 120  # after which a test gives up; none takes nearly as long
@@ -50,67 +47,6 @@ def _handlers_are_put_back() -> Iterator[None]:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_the_first_signal_is_a_request_and_says_so(number: signal.Signals) -> None:
-    said: list[str] = []
-    with Interrupt(said.append) as interrupt:
-        interrupt.check_stop()
-        assert interrupt.signal is None
-        signal.raise_signal(number)
-        assert interrupt.signal is number
-        with pytest.raises(Stopped):
-            interrupt.check_stop()
-    assert len(said) == 1 and said[0].startswith("ending, and saving what is done")
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_the_second_signal_is_the_systems_whichever_came_first(number: signal.Signals) -> None:
-    with Interrupt(lambda text: None):
-        signal.raise_signal(number)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_raises_nothing_where_it_comes(number: signal.Signals) -> None:
-    with Interrupt(lambda text: None) as interrupt:
-        try:
-            signal.raise_signal(number)
-        except BaseException:
-            pytest.fail("raised from the handler")
-        with pytest.raises(Stopped):
-            try:
-                interrupt.check_stop()
-            except Exception:  # nothing on the way takes it for an error
-                pytest.fail("caught")
-
-
-def test_a_signal_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
-    try:
-        with Interrupt(lambda text: None) as interrupt:
-            signal.raise_signal(signal.SIGHUP)
-            assert interrupt.signal is None
-            signal.raise_signal(signal.SIGTERM)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_outside_the_main_thread_the_signal_is_left_alone() -> None:
-    before, seen = signal.getsignal(signal.SIGINT), []
-
-    def enter() -> None:
-        with Interrupt(print) as interrupt:
-            seen.append((interrupt.signal, signal.getsignal(signal.SIGINT)))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [(None, before)]
-
-
 def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: signal.Signals) -> list[str]:
     """Send a signal at the `count`-th call of a place; the list grows with each call of it that follows."""
     module, _, name = place.rpartition(".")
@@ -136,8 +72,9 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int, number: s
         ("gspo.run.recorder.evaluate", 1, signal.SIGTERM, "step_000000"),
         ("gspo.engine.embedded.decoding.sample_tokens", 3, signal.SIGHUP, "step_000000"),
         ("gspo.run.collect.score_each", 1, signal.SIGINT, "step_000000"),
-        ("gspo.train.compute_old_logprobs", 2, signal.SIGTERM, "step_000001_batch"),
-        ("gspo.run.recorder.evaluate", 2, signal.SIGINT, "step_000001_update_4"),
+        ("gspo.learner.trainer.compute_old_logprobs", 2, signal.SIGTERM, "step_000001_batch"),
+        ("gspo.learner.loss._surrogate", 1, signal.SIGHUP, "step_000000_batch"),  # before any optimiser step
+        ("gspo.run.recorder.evaluate", 2, signal.SIGINT, "step_000001_updated"),
     ],
 )
 def test_a_run_ends_in_the_middle_of_what_it_does_with_a_checkpoint_of_that_instant(
@@ -175,7 +112,7 @@ def test_a_signal_before_the_run_has_begun_ends_it_with_nothing_written(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    after = signal_at(monkeypatch, "gspo.run.prepare.load_config", 1, number)
+    after = signal_at(monkeypatch, "gspo.model.inputs.load_config", 1, number)
     assert cli.main(["train", str(TINY)]) == 128 + number
     assert after == [] and list(tmp_path.iterdir()) == []
     error = capfd.readouterr().err

@@ -13,13 +13,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from gspo.learner.critic import Critic
-from gspo.learner.optimizer import Optimizer
-from gspo.learner.reference import RefreshedReference
-from gspo.run.checkpoint.store import tensors_file
 
-# What the steps of a phase change besides the policy's weights: `optimizer` and, perhaps, `critic` and `reference`.
-TrainedParts = dict[str, Optimizer | Critic | RefreshedReference]
+def tensors_file(rank: int) -> str:
+    """The file of a checkpoint in which a rank has its tensors."""
+    return "state.safetensors" if rank == 0 else f"state_{rank}.safetensors"
 
 
 class _SavedTensors(Mapping[str, Tensor]):

@@ -6,13 +6,24 @@ from collections.abc import Callable
 from types import FrameType
 
 from gspo.errors import Stopped
-from gspo.ranks import stop_all
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_entered: list["Interrupt"] = []  # signals are the process's, and so is this
+
+
+def signal_heard() -> signal.Signals | None:
+    """The signal that has asked this process to end what it does within an Interrupt, if one has."""
+    return next((interrupt.signal for interrupt in _entered if interrupt.signal is not None), None)
+
+
+def check_stop() -> None:
+    """Raise Stopped where a signal has come; to be called where the stage under way may be dropped."""
+    if (number := signal_heard()) is not None:
+        raise Stopped(number)
 
 
 class Interrupt:
-    """A context in which SIGINT, SIGTERM or SIGHUP sets `signal`; whoever may be stopped asks `check_stop`."""
+    """A context in which SIGINT, SIGTERM or SIGHUP sets `signal`; whatever may be stopped calls `check_stop`."""
 
     def __init__(self, alert: Callable[[str], object], ending: str = "ending, and saving what is done") -> None:
         self.signal: signal.Signals | None = None  # the first that came
@@ -24,24 +35,13 @@ class Interrupt:
             for number in _SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's background job
                     self._previous[number] = signal.signal(number, self._handle)
+        _entered.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _entered.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]  # None: one set from C
-
-    def check_stop(self) -> None:
-        """Raises Stopped where a signal has come; to be called where the stage under way may be dropped."""
-        if self.signal is not None:
-            raise Stopped(self.signal)
-
-    def check_stop_of_all(self) -> None:
-        """The same where a signal has come to any rank; every rank has to call it."""
-        try:
-            stop_all(self.signal)
-        except Stopped as stop:
-            self.signal = stop.args[0]
-            raise
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Nothing is raised here: the code that is interrupted may be anybody's.

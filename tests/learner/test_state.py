@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.run.checkpoint.state import random_state, restore_random_state, seed_everything
+from gspo.learner.state import random_state, restore_random_state, seed_everything
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(5).tolist(),

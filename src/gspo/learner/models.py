@@ -1,0 +1,42 @@
+"""The models that a run trains or measures from, loaded on every rank."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gspo.learner.ranks import sharding_of
+from gspo.model.load import turn_end
+from gspo.model.policy import Policy, checkpoint_gradients, device_of, dtype_of, load_policy, try_save
+from gspo.model.routing import refuse_experts
+from gspo.recipe.schema import Recipe
+
+
+def load_models(
+    recipe: Recipe, tokenizer: Any, *, weights: Path | None = None, reference_weights: Path | None = None
+) -> tuple[Policy, Policy | None, Policy | None]:
+    """The policy and, where the recipe has them, reference and value model: loaded too, for none can be copied.
+
+    Those that are to take the policy's weights are made from the same files as it. `weights` stand in for those of
+    recipe.model. A reference that is neither named nor refreshed has `reference_weights`, by default the recipe's.
+    """
+    model, kl, named = recipe.model, recipe.actor.kl, recipe.actor.kl.reference
+    ends = turn_end(tokenizer, recipe.queries) if weights is None else ()  # a saved model has those it was trained with
+    stop_tokens = (*recipe.rollout.stop_tokens, *ends)
+    load = partial(load_policy, tokenizer=tokenizer, seed=recipe.seed, stop_tokens=stop_tokens)
+    device, dtype = device_of(model.device), dtype_of(model)
+    load.keywords["sharding"] = sharding_of(recipe.trainer.sharding, device, dtype)
+    policy, reference, value_trunk = load(model, weights=weights), None, None
+    try_save(policy.model, tokenizer, where=str(model.path or "model.architecture"))
+    if kl.coefficient and named is not None:  # whose files have none of the policy's peculiarities
+        other: dict[str, Any] = {"path": named, "architecture": None, "tokenizer": None, "kwargs": {}, "frozen": ()}
+        reference = load(model.model_copy(update=other))
+    elif kl.coefficient:  # where it is refreshed, the checkpoint has its weights, and puts them in
+        reference = load(model, weights=weights if kl.refresh_steps else reference_weights)
+    if recipe.actor.advantage == "gae" and recipe.critic.trunk == "own":
+        value_trunk = load(model, weights=weights)
+    if policy.routing is None:
+        refuse_experts(recipe.actor, type(policy.model).__name__, policy.unknown_routers)
+    if recipe.actor.gradient_checkpointing:
+        for trained in filter(None, (policy, value_trunk)):
+            checkpoint_gradients(trained)
+    return policy, reference, value_trunk
