@@ -1,0 +1,102 @@
+"""How long a run takes at most on this machine: measured in a second and computed, without weights."""
+
+import math
+import time
+from copy import deepcopy
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from gspo.model.load import empty_model
+from gspo.recipe.schema import Recipe
+from gspo.recipe.sections import RolloutConfig
+from gspo.run.prepare import Inputs
+
+_SIDE, _ROWS, _TRIES = 2048, 8, 3  # of the matrices that are multiplied, of the thin one, and how often
+_EFFICIENCY = 0.5  # of the rate of large products: what passes of whole models reach
+_SMALL = 50_000_000  # parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device does in a second.
+
+    Example: Rates(operations=4.8e11, weights=5e9) of two cores
+    """
+
+    operations: float  # floating-point operations, in large products
+    weights: float  # numbers of a matrix that is multiplied by a few rows: what decoding waits for
+
+
+def measured_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """The rates of a device in a dtype, from the fastest of a few products."""
+    matrix, few = (torch.ones(rows, _SIDE, device=device, dtype=dtype) for rows in (_SIDE, _ROWS))
+    return Rates(
+        operations=2 * _SIDE**3 / _fastest(matrix, matrix),
+        weights=_SIDE**2 / _fastest(few, matrix),
+    )
+
+
+def _fastest(one: torch.Tensor, other: torch.Tensor) -> float:
+    seconds = []
+    for _ in range(1 + _TRIES):
+        start = time.perf_counter()
+        float((one @ other)[0, 0])  # waits for a GPU
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def time_line(recipe: Recipe, inputs: Inputs, rates: Rates) -> str | None:
+    """The longest that steps and evaluations take, in words, without reward functions; None of a small model.
+
+    What a small model takes is not its products: the first step of a run says more.
+    """
+    model = empty_model(recipe.model, deepcopy(inputs.config))
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if num_parameters < _SMALL:
+        return None
+    rollout, prompt_tokens = recipe.rollout, fmean(len(query.prompt_ids) for query in inputs.queries.train)
+    sampling = _sampling_seconds(rollout.queries_per_step, rollout, num_parameters, prompt_tokens, rates)
+    training = _training_seconds(recipe, num_parameters, prompt_tokens, rates)
+    evaluating = sum(
+        _sampling_seconds(len(each.queries), each.sampling, num_parameters, prompt_tokens, rates)
+        for each in inputs.evaluation_sets
+    )
+    num_evaluations = 2 + (recipe.steps // recipe.evaluation.every if recipe.evaluation.every else 0)
+    total = recipe.steps * (sampling + training) + num_evaluations * evaluating
+    return (
+        f"up to about {in_words(total)} on this machine, if responses are as long as they may be: "
+        f"{recipe.steps} steps of {in_words(sampling)} sampling and {in_words(training)} training, "
+        f"{num_evaluations} evaluations of {in_words(evaluating)}; rewards come on top"
+    )
+
+
+def _sampling_seconds(
+    num_queries: int, sampling: RolloutConfig, num_parameters: int, prompt_tokens: float, rates: Rates
+) -> float:
+    """The longer of computing all tokens and of reading the weights for each token of a round."""
+    num_rows = num_queries * sampling.group_size
+    num_tokens = num_rows * sampling.max_new_tokens + num_queries * prompt_tokens
+    num_rounds = math.ceil(num_rows / sampling.max_rows)
+    reading = num_rounds * sampling.max_new_tokens * num_parameters / rates.weights
+    return max(2 * num_parameters * num_tokens / (rates.operations * _EFFICIENCY), reading)
+
+
+def _training_seconds(recipe: Recipe, num_parameters: int, prompt_tokens: float, rates: Rates) -> float:
+    """Two operations a parameter and token forwards, four backwards; a group shares its prompt."""
+    rollout, actor = recipe.rollout, recipe.actor
+    num_tokens = rollout.queries_per_step * (rollout.group_size * rollout.max_new_tokens + prompt_tokens)
+    passes = 6.0 * actor.epochs + 2.0 * (actor.kl.coefficient > 0)
+    if actor.old_logprobs == "recompute":
+        passes += 2 * (1 - 1 / actor.mini_batches)
+    if actor.advantage == "gae" and recipe.critic.trunk == "own":
+        passes += 6 * actor.epochs + 2
+    return passes * num_parameters * num_tokens / (rates.operations * _EFFICIENCY)
+
+
+def in_words(seconds: float) -> str:
+    """Such as 40 s, 12 minutes or 3.5 hours."""
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
