@@ -179,23 +179,6 @@ def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path,
     evaluated(out="other")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("judge", "another"), ("judge", ["is_even"]), ("rewards", {}), ("rewards", 7), ("query", {}), ("tokens", "many")],
-)
-def test_an_evaluation_of_odd_content_is_refused_in_one_message(
-    place: Path, key: str, value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tree = evaluated()
-    tree["suites"]["even"]["responses"][4][key] = value
-    file = place / "evaluations/model_a/evaluation.json"
-    file.write_text(before := json.dumps(tree))
-    assert main(["eval", "model_a", "--suite", "even.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("error: ") == 1 and "no evaluation that gspo has written" in error
-    assert file.read_text() == before
-
-
 def test_the_data_of_a_suite_may_have_any_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "model_a", "--suite", "even.yaml", "--data", "🙂.jsonl"]) == 2
     assert "suite even, 🙂.jsonl: no such file" in capsys.readouterr().err

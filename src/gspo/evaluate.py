@@ -11,11 +11,12 @@ from gspo.engine.make import make_engine
 from gspo.errors import RunError, UserError, did_you_mean
 from gspo.evaluation.contests import read_contests
 from gspo.evaluation.held_out import SAMPLING_KEY, EvaluationSet, judged_lines
+from gspo.evaluation.journal import Journal, locked
 from gspo.evaluation.rating import collect_attempts, plain_rating, rate
 from gspo.interrupt import Interrupt, check_stop
 from gspo.learner.state import digest_of
 from gspo.model.load import named_stop_ids, turn_end
-from gspo.model.policy import load_policy
+from gspo.model.policy import Policy, load_policy
 from gspo.recipe.load import load_recipe, make_recipe, overridden
 from gspo.recipe.schema import Recipe
 from gspo.recipe.sections import SuiteConfig
@@ -27,7 +28,6 @@ from gspo.rollout.sampler import Sampler
 from gspo.run.checkpoint.changes import code_of
 from gspo.run.checkpoint.store import Store
 from gspo.run.console import Display
-from gspo.run.journal import Journal
 from gspo.run.prepare import load_inputs, longest_sequence
 from gspo.run.resume import contents_digest
 from gspo.run.summary import shown_tokens
@@ -72,73 +72,65 @@ def evaluate(
         with display.waiting("reading the suites") as say:
             inputs = load_inputs(recipe, trains=False, say=say)
             sets, tokenizer = inputs.evaluation_sets, inputs.tokenizer
-            longest = longest_sequence(recipe, inputs.queries, sets)
             stack.callback(close_functions, [function for eval_set in sets for function in eval_set.functions])
             check_stop()
             say(f"loading {recipe.model.path}")
-            policy = load_policy(recipe.model, tokenizer, seed=0, stop_tokens=recipe.rollout.stop_tokens)
-            ends = {end for suite in recipe.evaluation.suites for end in turn_end(tokenizer, suite.queries)}
-            added = sorted(ends - {*tokenizer.convert_ids_to_tokens(policy.stop_ids)})
-            policy = replace(policy, stop_ids=(*policy.stop_ids, *named_stop_ids(tokenizer, added)))
+            policy, added = _loaded_policy(recipe, tokenizer)
             display.note(f"a response ends with {shown_tokens(tokenizer, policy.stop_ids)}")
             check_stop()
             model = {"path": str(target), "name": recipe.name, "sha256": digest_of(policy.weights())}
-        journal = stack.enter_context(closing(Journal(directory, model)))
-        judged = {
-            eval_set.name: journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
-            for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True)
-        }
+        stack.enter_context(locked(directory))
+        journal = Journal(directory, model)
+        pending = []
+        for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True):
+            judged = journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added)).questions
+            pending.append([query for query in eval_set.queries if query.id not in judged])
+            if judged:
+                display.note(f"{eval_set.name}: {len(judged)} of {len(eval_set.queries)} questions are judged already")
         description: Mapping[str, str] = {}
-        pending = {
-            eval_set.name: [query for query in eval_set.queries if query.id not in judged[eval_set.name]]
-            for eval_set in sets
-        }
-        for eval_set in sets:
-            if ids := judged[eval_set.name]:
-                display.note(f"{eval_set.name}: {len(ids)} of {len(eval_set.queries)} questions are judged already")
-        if any(pending.values()):
+        if any(pending):
             with display.waiting("starting the engine") as say:
+                longest = longest_sequence(recipe, inputs.queries, sets)
                 engine = make_engine(recipe, policy, directory=directory, longest_sequence=longest, say=say)
                 stack.enter_context(closing(engine))
                 sampler = Sampler(engine, policy)
                 sampler.publish(0)
             description = engine.describe()
-            for eval_set in sets:
-                count = f"{len(pending[eval_set.name])} questions, {eval_set.sampling.group_size} samples each"
-                display.note(f"{eval_set.name}: {count}, at most {eval_set.sampling.max_new_tokens} tokens")
-                _judge(eval_set, pending[eval_set.name], sampler, recipe, journal, display)
+            for eval_set, queries in zip(sets, pending, strict=True):
+                sampling = eval_set.sampling
+                count = f"{len(queries)} questions, {sampling.group_size} samples each"
+                display.note(f"{eval_set.name}: {count}, at most {sampling.max_new_tokens} tokens")
+                size = max(1, _CHUNK * recipe.rollout.max_rows // sampling.group_size)
+                for start in range(0, len(queries), size):
+                    _judge(replace(eval_set, queries=queries[start : start + size]), sampler, journal, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
         ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
 
 
-def _judge(
-    eval_set: EvaluationSet,
-    pending: Sequence[Any],
-    sampler: Sampler,
-    recipe: Recipe,
-    journal: Journal,
-    display: Display,
-) -> None:
-    """Sample and judge the questions by chunks, each written before the next."""
-    size = max(1, _CHUNK * recipe.rollout.max_rows // eval_set.sampling.group_size)
-    done = len(eval_set.queries) - len(pending)
-    for start in range(0, len(pending), size):
-        chunk = pending[start : start + size]
-        began = time.monotonic()
-        try:
-            with display.waiting(
-                f"{eval_set.name}: sampling, {done + start} of {len(eval_set.queries)} questions done"
-            ):
-                groups = sampler.sample(chunk, eval_set.sampling, SAMPLING_KEY, show_progress=display.progress)
-        except RunError as error:  # of an engine that cannot go on
-            fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
-            raise UserError(str(error), where=f"{eval_set.name}, {journal.path}", fix=fix) from None
-        sampled = time.monotonic()
-        with display.waiting(f"{eval_set.name}: judging"):
-            batch = score(groups, eval_set.functions, max_masked_fraction=1.0, show_progress=display.progress)
-        lines = [line for group in batch.groups for line in judged_lines(group.samples, eval_set.pass_threshold)]
-        journal.add(eval_set.name, lines, (sampled - began, time.monotonic() - sampled))
+def _loaded_policy(recipe: Recipe, tokenizer: Any) -> tuple[Policy, list[str]]:
+    """The model, and the tokens that end its responses only because the suites' chat templates write them."""
+    policy = load_policy(recipe.model, tokenizer, seed=0, stop_tokens=recipe.rollout.stop_tokens)
+    ends = {end for suite in recipe.evaluation.suites for end in turn_end(tokenizer, suite.queries)}
+    added = sorted(ends - {*tokenizer.convert_ids_to_tokens(policy.stop_ids)})
+    return replace(policy, stop_ids=(*policy.stop_ids, *named_stop_ids(tokenizer, added))), added
+
+
+def _judge(chunk: EvaluationSet, sampler: Sampler, journal: Journal, display: Display) -> None:
+    """Sample and judge some questions of a set, and write what came of it."""
+    judged, began = journal.suites[chunk.name], time.monotonic()
+    done = f"{len(judged.questions)} of {judged.about['data']['num_rows']} questions done"
+    try:
+        with display.waiting(f"{chunk.name}: sampling, {done}"):
+            groups = sampler.sample(chunk.queries, chunk.sampling, SAMPLING_KEY, show_progress=display.progress)
+    except RunError as error:  # of an engine that cannot go on
+        fix = "see to it, then run the same command again: what is judged is kept, and it goes on"
+        raise UserError(str(error), where=f"{chunk.name}, {journal.path}", fix=fix) from None
+    sampled = time.monotonic()
+    with display.waiting(f"{chunk.name}: judging"):
+        batch = score(groups, chunk.functions, max_masked_fraction=1.0, show_progress=display.progress)
+    lines = [line for group in batch.groups for line in judged_lines(group.samples, chunk.pass_threshold)]
+    journal.add(chunk.name, lines, (sampled - began, time.monotonic() - sampled))
 
 
 def _rating(suite: SuiteConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -175,34 +167,25 @@ def evaluation_recipe(
     tree: dict[str, Any] = {"name": _name(target), "steps": 1, "model": {"path": str(target)}}
     if (run := Path(target)).is_dir() and (run / "recipe.yaml").is_file() and not (run / "config.json").is_file():
         tree |= _of_run(run)
-    suite_trees = _by_name([suite_tree(suite) for suite in suites])
+    trees = [dict(suite_tree(suite)) for suite in suites]
+    if not trees:
+        raise UserError("no suite is named", where="suite", fix=f"name some of: {', '.join(named_suites())}")
+    names = [str(suite.get("name")) for suite in trees]
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         first, _, rest = key.partition(".")
-        if first in suite_trees and rest:
-            suite_trees[first] = overridden(suite_trees[first], f"{rest}={value}")
+        if first in names and rest:
+            changed = overridden(trees[names.index(first)], f"{rest}={value}")
+            trees = [changed if name == first else suite for name, suite in zip(names, trees, strict=True)]
         elif first in SuiteConfig.model_fields and first != "name":
-            suite_trees = {name: overridden(suite, override) for name, suite in suite_trees.items()}
+            trees = [overridden(suite, override) for suite in trees]
         elif first in _SECTIONS and rest:
             tree = overridden(tree, override)
         else:
-            known = [*SuiteConfig.model_fields, *_SECTIONS, *suite_trees]
-            otherwise = f"keys are those of a suite ({', '.join(SuiteConfig.model_fields)}), model.… and rollout.…"
-            fix = did_you_mean(first, known, otherwise)
-            raise UserError(f"unknown key {key}", where="command line", fix=fix)
-    return make_recipe({**tree, "evaluation": {"suites": list(suite_trees.values())}}, where="gspo eval")
-
-
-def _by_name(trees: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """The trees of suites by their names; UserError where there is none, or two would be taken for one."""
-    names = [tree.get("name") if isinstance(tree, Mapping) else tree for tree in trees]
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise UserError(f"a suite is a name, a file or a mapping with a name, not {odd[0]!r}", where="suite")
-    if not names or len({*names}) < len(names):
-        what = f"two suites are named {max(names, key=names.count)!r}" if names else "no suite is named"
-        fix = f"name some of: {', '.join(named_suites())}; or give one of two another name"
-        raise UserError(what, where="suite", fix=fix)
-    return {str(name): dict(tree) for name, tree in zip(names, trees, strict=True)}
+            known = [*SuiteConfig.model_fields, *_SECTIONS, *names]
+            keys = f"keys are those of a suite ({', '.join(SuiteConfig.model_fields)}), model.… and rollout.…"
+            raise UserError(f"unknown key {key}", where="command line", fix=did_you_mean(first, known, keys))
+    return make_recipe({**tree, "evaluation": {"suites": trees}}, where="gspo eval")
 
 
 def evaluation_directories(targets: Sequence[str | Path], out: str | Path | None = None) -> list[Path]:

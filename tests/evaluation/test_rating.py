@@ -266,19 +266,19 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
     ("break_it", "where", "what"),
     [
         (lambda data: (data / STANDINGS).unlink(), STANDINGS, "No such file"),
-        (
-            lambda data: (data / "contests/7").rename(data / "contests/seven"),
-            "contests/seven",
-            "not named by the number",
-        ),
+        (lambda data: (data / "contests/7").rename(data / "contests/seven"), PROBLEMS, "contest 7 has no problem"),
         (lambda data: (data / "contests").rename(data / "contest"), "contests", "no contest is here"),
         (rewritten(STANDINGS, ""), STANDINGS, "it cannot be read"),
         (rewritten(STANDINGS, "{"), STANDINGS, "it cannot be read"),
-        (rewritten(STANDINGS, "[]"), STANDINGS, "the answer is not an object"),
-        (rewritten(RATINGS, '{"status": "FAILED", "comment": "not rated"}'), RATINGS, "FAILED: not rated"),
+        (rewritten(STANDINGS, "[]"), STANDINGS, "the answer is [], not an object"),
+        (
+            rewritten(RATINGS, '{"status": "FAILED", "comment": "not rated"}'),
+            RATINGS,
+            "'comment': 'not rated'}, not a list",
+        ),
         (changed(RATINGS, lambda _: []), STANDINGS, "none of the 0 humans"),
         (changed(STANDINGS, lambda own: own | {"rows": []}), STANDINGS, "none of the 3 humans"),
-        (changed(STANDINGS, lambda own: own | {"rows": [3]}), STANDINGS, "3 is not an object with 'party'"),
+        (changed(STANDINGS, lambda own: own | {"rows": [3]}), STANDINGS, "an entry of 'rows' is 3, not an object"),
         (changed(STANDINGS, lambda own: own | {"problems": own["problems"][:1]}), STANDINGS, "2 problemResults for 1"),
         (
             changed(RATINGS, lambda own: [own[0] | {"oldRating": "1500"}]),
@@ -290,9 +290,9 @@ PROBLEM = {"contest": 7, "index": "P0", "statement": "Add.", "tests": [{"input":
         (rewritten(PROBLEMS, ""), PROBLEMS, "no problem is here"),
         (rewritten(PROBLEMS, f"{json.dumps(PROBLEM)}\n{json.dumps(PROBLEM)}"), PROBLEMS, "problem 7P0 is given twice"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": "7"})), PROBLEMS, "'contest' is '7', not an integer"),
-        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": 8})), PROBLEMS, "there is no folder contests/8"),
+        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"contest": 8})), PROBLEMS, "contest 8 has no problem 'P0'"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"index": "Q"})), PROBLEMS, "contest 7 has no problem 'Q'"),
-        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": []})), PROBLEMS, "the problem has no tests"),
+        (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": []})), PROBLEMS, "problem 7P0 has no tests"),
         (rewritten(PROBLEMS, json.dumps(PROBLEM | {"tests": [{"input": ""}]})), PROBLEMS, "'output' is missing"),
     ],
 )
@@ -308,6 +308,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_how_to_mend_
 @pytest.mark.parametrize(
     ("passed", "what"),
     [
+        ({}, "the numbers of tries are none"),
         ({(1, "A"): []}, "the numbers of tries are 0"),
         ({(1, "A"): [True], (1, "B"): [True] * 2}, "the numbers of tries are 1, 2"),
         ({(1, "A"): [True] * 12}, "the numbers of tries are 12"),
@@ -316,12 +317,6 @@ def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_how_to_mend_
 def test_judged_rows_that_are_no_attempts_are_refused(passed: Any, what: str) -> None:
     with pytest.raises(UserError, match=what):
         collect_attempts(judged(passed))
-
-
-def test_attempts_that_no_contest_can_use_are_refused() -> None:
-    contests, _ = simulate(1500, np.random.default_rng(0), [FINE], num_humans=40)
-    with pytest.raises(UserError, match="no contest has the problem 9A"):
-        rate(contests, {(9, "A"): (True,)})
 
 
 def test_the_tries_of_several_rows_of_a_problem_follow_one_another() -> None:

@@ -20,11 +20,9 @@ _FREE = ("samples", "about", "queries.path", "queries.limit", "engine")
 class Comparison:
     """How much more often the second of two models passes, over the questions that both have judged responses to.
 
-    Example: Comparison(suite="gsm8k", difference=estimate([[0.5], [0.0]]), won=("gsm8k:7",), lost=(), sign_test=1.0,
-    num_left_out=0)
+    Example: Comparison(difference=estimate([[0.5], [0.0]]), won=("gsm8k:7",), lost=(), sign_test=1.0, num_left_out=0)
     """
 
-    suite: str
     difference: Estimate  # of the pass rates, second − first
     won: tuple[str, ...]  # the questions that the second passes more often
     lost: tuple[str, ...]  # less often
@@ -39,21 +37,19 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
     samples is (1/Q) √Σ_q (s²_1q/n_1q + s²_2q/n_2q), the two models' samples taken as independent. Prompts may differ as
     the models' chat templates do. UserError where the data or the settings are not the same, or no question is common.
     """
-    both = [_suite(evaluation, suite) for evaluation in (first, second)]
-    _check_alike(both, suite)
-    questions = [_questions(tree) for tree in both]
-    before, after = judged = [{query: passed for query, passed in verdicts.items() if passed} for verdicts in questions]
+    trees = _suite(first, suite), _suite(second, suite)
+    _check_alike(*trees, suite)
+    before, after = judged = [_questions(tree) for tree in trees]
     if not (common := [query for query in before if query in after]):
         fix = "evaluate both models on the same questions"
         raise UserError("no question has judged responses of both models", where=f"suite {suite}", fix=fix)
-    differences = {query: fmean(after[query]) - fmean(before[query]) for query in common}
-    paired = estimate([[difference] for difference in differences.values()])
+    gains = {query: fmean(after[query]) - fmean(before[query]) for query in common}
     errors = [estimate([verdicts[query] for query in common]).error_over_samples for verdicts in judged]
-    won = tuple(query for query, difference in differences.items() if difference > 0)
-    lost = tuple(query for query, difference in differences.items() if difference < 0)
+    difference = estimate([[gain] for gain in gains.values()])
+    won = tuple(query for query, gain in gains.items() if gain > 0)
+    lost = tuple(query for query, gain in gains.items() if gain < 0)
     return Comparison(
-        suite=suite,
-        difference=replace(paired, error_over_samples=math.hypot(*errors)),
+        difference=replace(difference, error_over_samples=math.hypot(*errors)),
         won=won,
         lost=lost,
         sign_test=sign_test(len(won), len(lost)),
@@ -71,36 +67,38 @@ def sign_test(num_won: int, num_lost: int) -> float:
     return min(1.0, 2 * total / 2**size)
 
 
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The dotted keys in which two trees differ, with both values as JSON."""
+    before, after = leaves(first), leaves(second)
+    pairs = {key: (before.get(key, "null"), after.get(key, "null")) for key in before | after}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
 def _suite(evaluation: Evaluation, suite: str) -> Mapping[str, Any]:
-    suites = evaluation["suites"]
+    suites: Mapping[str, Mapping[str, Any]] = evaluation["suites"]
     if suite not in suites:
         where = f"the evaluation of {evaluation['model']['name']}"
         raise UserError(f"it has no suite {suite}", where=where, fix=f"name one that it has: {listed(list(suites))}")
-    tree: Mapping[str, Any] = suites[suite]
-    return tree
+    return suites[suite]
 
 
-def _check_alike(both: Sequence[Mapping[str, Any]], suite: str) -> None:
-    where = f"suite {suite}"
-    if len({tree["data"].get("sha256") for tree in both}) > 1:
+def _check_alike(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> None:
+    where, data = f"suite {suite}", [tree["data"] for tree in (first, second)]
+    if data[0]["sha256"] != data[1]["sha256"]:
         fix = "evaluate both models on the same data"
-        shown = " and ".join(f"{tree['data'].get('path')} ({tree['data'].get('num_rows')} rows)" for tree in both)
+        shown = " and ".join(f"{own['path']} ({own['num_rows']} rows)" for own in data)
         raise UserError(f"the two models were evaluated on different data: {shown}", where=where, fix=fix)
-    first, second = (leaves(tree["settings"]) for tree in both)
-    names = [name for name in first | second if name not in _FREE]
-    values = {name: (first.get(name, "null"), second.get(name, "null")) for name in names}
-    pairs = [f"{name} {before} and {after}" for name, (before, after) in values.items() if before != after]
-    if pairs:
+    pairs = differences(first["settings"], second["settings"])
+    if odd := [f"{key} {before} and {after}" for key, (before, after) in pairs.items() if key not in _FREE]:
         fix = "evaluate both models with the same settings"
-        raise UserError(f"the settings differ: {listed(pairs)}", where=where, fix=fix)
+        raise UserError(f"the settings differ: {listed(odd)}", where=where, fix=fix)
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:
-    """1 for each response that passes, 0 for one that does not, by the first query with its prompt."""
+    """1 for each judged response that passes, 0 for one that does not, by the first query with its prompt."""
     questions, first = dict[str, list[float]](), dict[str, str]()
     for response in suite["responses"]:
         query = first.setdefault(response["prompt"], response["query"])
-        passed = questions.setdefault(query, [])
         if response["passed"] is not None:
-            passed.append(float(response["passed"]))
+            questions.setdefault(query, []).append(float(response["passed"]))
     return questions

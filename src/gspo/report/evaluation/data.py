@@ -11,10 +11,10 @@ from typing import Any
 
 from gspo.errors import UserError, printable
 from gspo.evaluation.compare import Evaluation, compare
+from gspo.evaluation.journal import EVALUATION_FILE, FORMAT
 from gspo.recipe.yaml_text import leaves
 from gspo.report.page.data import rounded
 from gspo.report.samples import by_query
-from gspo.run.journal import EVALUATION_FILE, FORMAT
 from gspo.run.plain_files import parsed, read_plain
 
 Response = Mapping[str, Any]
