@@ -162,10 +162,7 @@ def test_a_suite_that_is_not_judged_whole_is_kept_and_not_published(place: Path)
             '{"model": {"sha256": "SHA", "path": "m"}}\n{"suite": "even", "line": {"query": "a:1"}}\n',
         ),
         ("evaluation.json", '{"format": 2}'),
-        (
-            "evaluation.json",
-            '{"format": 1, "model": {"sha256": "SHA", "path": "m"}, "engine": {}, "suites": {"even": 3}}',
-        ),
+        ("evaluation.json", '{"format": 1, "model": {"sha256": "SHA", "path": "m"}}'),
     ],
 )
 def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path, file: str, content: str) -> None:

@@ -83,7 +83,8 @@ def evaluate(
         journal = Journal(directory, model)
         pending = []
         for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True):
-            judged = journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added)).questions
+            journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
+            judged = journal.judged(eval_set.name)
             pending.append([query for query in eval_set.queries if query.id not in judged])
             if judged:
                 display.note(f"{eval_set.name}: {len(judged)} of {len(eval_set.queries)} questions are judged already")
@@ -104,7 +105,7 @@ def evaluate(
                 for start in range(0, len(queries), size):
                     _judge(replace(eval_set, queries=queries[start : start + size]), sampler, journal, display)
         rated = [suite for suite in recipe.evaluation.suites if suite.layout == "codeforces"]
-        ratings = {suite.name: _rating(suite, journal.suites[suite.name].lines) for suite in rated}
+        ratings = {suite.name: _rating(suite, journal.suites[suite.name]["responses"]) for suite in rated}
         return Evaluation(directory=directory, tree=journal.finish(description, ratings))
 
 
@@ -118,8 +119,8 @@ def _loaded_policy(recipe: Recipe, tokenizer: Any) -> tuple[Policy, list[str]]:
 
 def _judge(chunk: EvaluationSet, sampler: Sampler, journal: Journal, display: Display) -> None:
     """Sample and judge some questions of a set, and write what came of it."""
-    judged, began = journal.suites[chunk.name], time.monotonic()
-    done = f"{len(judged.questions)} of {judged.about['data']['num_rows']} questions done"
+    num_rows, began = journal.suites[chunk.name]["data"]["num_rows"], time.monotonic()
+    done = f"{len(journal.judged(chunk.name))} of {num_rows} questions done"
     try:
         with display.waiting(f"{chunk.name}: sampling, {done}"):
             groups = sampler.sample(chunk.queries, chunk.sampling, SAMPLING_KEY, show_progress=display.progress)

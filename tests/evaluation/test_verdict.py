@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo.evaluation.held_out import passes, verdict
+from gspo.evaluation.held_out import verdict
 from gspo.types import Failure, Score
 
 FAILED = Failure(kind="raised", message="reward function math: no")
@@ -25,6 +25,5 @@ def test_the_first_function_that_applies_judges(
     parts: dict[str, float | None], failed: tuple[str, ...], judge: str | None, passed: bool | None
 ) -> None:
     score = Score(reward=None, parts=parts, failures=dict.fromkeys(failed, FAILED))
-    judged = verdict(score)
-    assert judged[0] == (judge or "")
-    assert passes(judged, 1.0) is passed
+    function, number = verdict(score)
+    assert function == judge and (None if function is None else number >= 1.0) is passed

@@ -2,10 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +21,6 @@ from gspo.types import Query, Sample, Score, ShowProgress
 SAMPLING_KEY = SamplingKey(seed=250718071, step=0)
 _MAX_COLUMN = 1000  # characters; a longer column is no answer to be read beside a response
 HELD_OUT = "held_out"  # the set of rows that a recipe's own data gives
-Verdict = tuple[str, float]  # the name of the function that judges a response, and its number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +86,16 @@ def held_out_set(
     )
 
 
-def verdict(score: Score) -> Verdict:
-    """The first function, in the recipe's order, that applies to the response, and its number; ("", NaN): none does.
+def verdict(score: Score) -> tuple[str | None, float]:
+    """The first function, in the recipe's order, that applies to the response, and its number; None: none does.
 
-    One that failed is taken to apply, and its number is NaN: what comes after it may be about something else, such as
-    the response's form.
+    One that failed is taken to apply, and its number is NaN, which reaches no threshold: what comes after it may be
+    about something else, such as the response's form.
     """
     for function, part in score.parts.items():
         if part is not None or function in score.failures:
             return function, math.nan if part is None else part
-    return "", math.nan
-
-
-def passes(judged: Verdict, threshold: float) -> bool | None:
-    """Whether a response passes; None where no function judges it."""
-    function, value = judged
-    return value >= threshold if function else None
+    return None, math.nan
 
 
 def evaluate(
@@ -123,19 +114,19 @@ def evaluate(
 
 def judged_lines(samples: Sequence[Sample], pass_threshold: float) -> Iterator[dict[str, Any]]:
     """What is to be known of each scored response to a query, as evaluation.json has it."""
-    for number, sample in enumerate(samples):
+    for place, sample in enumerate(samples):
         sample_score = sample.score
         assert sample_score is not None
-        judge, _ = judged = verdict(sample_score)
-        failure = sample_score.failures.get(judge) or sample_score.failure
+        judge, number = verdict(sample_score)
+        failure = sample_score.failures.get(judge or "") or sample_score.failure
         yield {
             "query": sample.query.id,
-            "sample": number,
+            "sample": place,
             "prompt": sample.query.text,
             "columns": shown_columns(sample.query),
             "completion": sample.text,
-            "passed": passes(judged, pass_threshold),
-            "judge": judge or None,
+            "passed": None if judge is None else number >= pass_threshold,
+            "judge": judge,
             "reward": sample_score.reward,
             "rewards": dict(sample_score.parts),
             "extra": dict(sample_score.extra),
@@ -157,23 +148,24 @@ def shown_columns(query: Query) -> dict[str, Any]:
 
 def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str]) -> HeldOutScore:
     """The numbers of judged lines, whose order is of no matter but for the first failure; at least one line."""
-    questions: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:  # rows with the same prompt are one question, whatever tells them apart
-        questions.setdefault(line["prompt"] or line["query"], []).append(line)
+        by_prompt.setdefault(line["prompt"] or line["query"], []).append(line)
+    questions = [*by_prompt.values()]
 
-    def over_questions(value: Callable[[Mapping[str, Any]], float | None]) -> Estimate:
-        """Over the responses for which there is a value."""
-        rows = [[value(line) for line in question_lines] for question_lines in questions.values()]
+    def over_questions(key: str, table: str | None = None) -> Estimate:
+        """Of a value of the responses, or one in a table of theirs, where there is one."""
+        rows = [[(line[table] if table else line)[key] for line in own] for own in questions]
         return estimate([[number for number in row if number is not None] for row in rows])
 
     judges = Counter(line["judge"] for line in lines)
     failed = [line for line in lines if line["judge"] and line["rewards"][line["judge"]] is None]
     causes = (f"{line['failure']} (row {line['query']})" for line in lines if line["failure"])
     return HeldOutScore(
-        pass_at_1=over_questions(itemgetter("passed")),
-        pass_at_k=pass_at_k([[line["passed"] for line in question_lines] for question_lines in questions.values()]),
-        reward=over_questions(itemgetter("reward")),
-        function_means={name: over_questions(partial(_part, name)).mean for name in functions},
+        pass_at_1=over_questions("passed"),
+        pass_at_k=pass_at_k([[line["passed"] for line in own] for own in questions]),
+        reward=over_questions("reward"),
+        function_means={name: over_questions(name, "rewards").mean for name in functions},
         num_responses=len(lines),
         num_judged_by={name: judges[name] for name in functions if judges[name]},
         num_unjudged=judges[None],
@@ -185,10 +177,6 @@ def held_out_score(lines: Sequence[Mapping[str, Any]], functions: Sequence[str])
     )
 
 
-def _part(function: str, line: Mapping[str, Any]) -> float | None:
-    return line["rewards"][function]
-
-
 def pass_at_k(passed: Sequence[Sequence[bool | None]]) -> dict[int, float]:
     """The mean over questions of 1 − C(n−c, k)/C(n, k), for k = 2, 4, 8, … and the most that every question has.
 
@@ -197,12 +185,11 @@ def pass_at_k(passed: Sequence[Sequence[bool | None]]) -> dict[int, float]:
     """
     judged = [[has_passed for has_passed in row if has_passed is not None] for row in passed]
     counts = [(len(row), sum(row)) for row in judged if row]
-    most = min((n for n, _ in counts), default=0)
-    return {
-        k: fmean(1.0 if n - c < k else 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1)) for n, c in counts)
-        for k in sorted({most, *(2**power for power in range(1, most.bit_length()))})
-        if 2 <= k <= most
-    }
+    most, rates = min((n for n, _ in counts), default=0), {}
+    for k in sorted({most, *(2**power for power in range(1, most.bit_length()))} - {0, 1}):
+        misses = [0.0 if n - c < k else math.prod(1.0 - k / i for i in range(n - c + 1, n + 1)) for n, c in counts]
+        rates[k] = fmean(1.0 - miss for miss in misses)
+    return rates
 
 
 def estimate(values: Sequence[Sequence[float | bool]]) -> Estimate:
@@ -213,47 +200,44 @@ def estimate(values: Sequence[Sequence[float | bool]]) -> Estimate:
     (1/Q) √Σ_q s_q²/n_q, which is (1/Q) √Σ_q p̂_q (1 − p̂_q)/(n_q − 1) of values 0 and 1; every n_q must be 2 or more.
     """
     judged = [row for row in values if row]
-    means, size = [_mean(row) for row in judged], len(judged)
+    means, size = [sum(row) / len(row) for row in judged], len(judged)
     over_questions = over_samples = math.nan
     if len(set(means)) > 1:
         over_questions = math.sqrt(_variance(means) / size)
     if judged and min(map(len, judged)) > 1:
         over_samples = math.sqrt(sum(_variance(row) / len(row) for row in judged)) / size
-    mean = _mean(means) if means else math.nan
+    mean = sum(means) / size if means else math.nan
     return Estimate(mean=mean, error_over_questions=over_questions, error_over_samples=over_samples, num_questions=size)
-
-
-def _mean(values: Sequence[float | bool]) -> float:
-    return sum(values) / len(values)
 
 
 def _variance(values: Sequence[float | bool]) -> float:
     """With n - 1. Infinite, or NaN, of numbers whose sums are: `statistics` and `**` raise there."""
-    mean = _mean(values)
+    mean = sum(values) / len(values)
     return sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)
 
 
 def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[str, Score]]) -> list[str]:
     """Sentences about an evaluation on few queries, and about a threshold that cannot tell right from wrong.
 
-    `probed` are the scores of a row's own answer, where it has one, and of junk, by text. An answer that gets no more
-    than junk is not known in its bare form, which says nothing of the threshold. Without an answer, junk may be as
-    right as anything: only a number above the threshold is worth a word.
+    `probed` are the scores of a row's own answer, where it has one, and of junk. An answer that gets no more than
+    junk is not known in its bare form. Without an answer, junk may be as right as anything.
     """
     wanted, threshold = recipe.evaluation.num_queries, recipe.evaluation.pass_threshold
     is_a_tenth = recipe.evaluation.path is None and recipe.queries.procedural is None
     (gold_by, gold), (junk_by, junk) = (verdict(score) for _, score in probed)
     has_answer, is_unknown = probed[0][0] != JUNK, gold <= junk
+    notes, rows = list[str](), f"{num_held_out} {'row is' if num_held_out == 1 else 'rows are'}"
+    if is_a_tenth and num_held_out < wanted:
+        what = (
+            f"{rows} held out for evaluation, not the {wanted} of evaluation.num_queries: at most a tenth of the data"
+        )
+        fix = f"give evaluation.path or more data; else set evaluation.num_queries={num_held_out}"
+        notes.append(f"{what} is. For more, {fix}")
     fix = "set evaluation.pass_threshold to what a right answer gets"
-    table = {
-        f"""{num_held_out} {"row is" if num_held_out == 1 else "rows are"} held out for evaluation, not the {wanted} of
-        evaluation.num_queries: at most a tenth of the data is. For more, give evaluation.path or more data; else set
-        evaluation.num_queries={num_held_out}
-        """: is_a_tenth and num_held_out < wanted,
-        f"""{gold_by} gives the row's own answer {gold:g}{f" and junk {junk:g}" if is_unknown else ""}, and
-        evaluation.pass_threshold is {threshold:g}: if no response gets more, pass@1 stays 0; {fix}
-        """: has_answer and (0 < junk < threshold if is_unknown else gold < threshold),
-        f"""{junk_by} gives junk {junk:g}, and evaluation.pass_threshold is {threshold:g}: such a response passes; {fix}
-        """: junk > threshold or (has_answer and junk == threshold),
-    }
-    return [" ".join(sentence.split()) for sentence, holds in table.items() if holds and num_held_out]
+    if has_answer and (0 < junk < threshold if is_unknown else gold < threshold):
+        both = f"{gold:g}{f' and junk {junk:g}' if is_unknown else ''}, and evaluation.pass_threshold is {threshold:g}"
+        notes.append(f"{gold_by} gives the row's own answer {both}: if no response gets more, pass@1 stays 0; {fix}")
+    if junk > threshold or (has_answer and junk == threshold):
+        both = f"{junk:g}, and evaluation.pass_threshold is {threshold:g}"
+        notes.append(f"{junk_by} gives junk {both}: such a response passes; {fix}")
+    return notes if num_held_out else []

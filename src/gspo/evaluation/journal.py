@@ -4,9 +4,9 @@ import fcntl
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from gspo.evaluation.held_out import SAMPLING_KEY, held_out_score
 
 EVALUATION_FILE, UNFINISHED = "evaluation.json", "unfinished.jsonl"
 FORMAT = 1
-
-Line = Mapping[str, Any]  # of judged_lines
+_SECONDS = ("seconds_sampling", "seconds_judging")
+_NEW = "evaluation.json.new"  # until it is whole
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Have the directory for this process alone, until it ends, however that is; UserError where another has it."""
+    """Have the directory for this process alone, until it ends, however; UserError where another has it."""
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("a+b", buffering=0)
@@ -35,140 +35,117 @@ def locked(directory: Path) -> Iterator[None]:
             what = f"{file.read().decode().strip() or 'another process'} is writing to this directory"
             fix = "wait for it or end it, or give another --out"
             raise UserError(what, where=str(directory), fix=fix) from None
-        with _writing(directory):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 
-@dataclass(kw_only=True)
-class Judged:
-    """What a directory has of a suite.
-
-    Example: Judged(about={"settings": …, "data": {"num_rows": 1319, …}}).questions["gsm8k:7"][0]["passed"]
-    """
-
-    about: Mapping[str, Any]
-    questions: dict[str, dict[int, Line]] = field(default_factory=dict)  # the responses by query and sample
-    seconds: Sequence[float] = (0.0, 0.0)  # of sampling, and of judging
-    rating: Mapping[str, Any] | None = None
-
-    @property
-    def lines(self) -> list[Line]:
-        return [line for samples in self.questions.values() for line in samples.values()]
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.questions) == self.about["data"]["num_rows"]
-
-    def add(self, lines: Sequence[Line], seconds: Sequence[float]) -> None:
-        """Take in judged responses; `seconds` is how long sampling and judging took."""
-        for line in lines:
-            self.questions.setdefault(line["query"], {})[line["sample"]] = line
-        self.seconds = [a + b for a, b in zip(self.seconds, seconds, strict=True)]
-
-
 class Journal:
-    """What is judged so far in a directory, by suite; a process that is killed loses nothing that was added.
+    """What is judged in a directory; a process that is killed loses nothing that was added.
 
-    `model` is what the evaluation is of. UserError where the directory holds that of another model, or no evaluation.
+    `suites` has, by name, the settings, data, numbers and responses of each as evaluation.json has them. UserError
+    where the directory holds the evaluation of another model than `model`, or no evaluation.
     """
 
     def __init__(self, directory: Path, model: Mapping[str, Any]) -> None:
-        self.path, self.suites = directory, dict[str, Judged]()
+        self.path, self.suites = directory, dict[str, dict[str, Any]]()
         self._model, self._engine = dict(model), dict[str, str]()
         for name, read in ((EVALUATION_FILE, self._read_finished), (UNFINISHED, self._read_unfinished)):
             path = directory / name
             try:
                 if path.exists() and (content := path.read_bytes()):
                     read(content)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
                 what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
                 raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 
-    def begin(self, suite: str, about: Mapping[str, Any]) -> Judged:
-        """What is judged of the suite already; UserError where that was done in another way."""
+    def begin(self, suite: str, about: Mapping[str, Any]) -> None:
+        """Prepare to add to the suite; UserError where some of it was judged with other settings or data."""
         about = json.loads(json.dumps(about))
         if suite not in self.suites:
             self._append([{"suite": suite, "about": about}])
-            self.suites[suite] = Judged(about=about)
-        before = self.suites[suite].about
-        if pairs := differences(before, {**about, "data": {**about["data"], "path": before["data"]["path"]}}):
-            key, (then, now) = next(iter(pairs.items()))
+        before = {key: self.suites[suite][key] for key in about}
+        about["data"]["path"] = before["data"]["path"]  # the same data may lie elsewhere
+        for key, (then, now) in differences(before, about).items():
             what = f"it has {suite} with {key} {then[:80]}, and now it is {now[:80]}"
             if key.startswith("settings.code."):
                 function = key.removeprefix("settings.code.")
                 what = f"it has {suite} with other code of the reward function {function} than there is now"
             fix = "give another --out, or the same settings and data to go on with it; or delete it to judge anew"
             raise UserError(what, where=str(self.path), fix=fix)
-        return self.suites[suite]
 
-    def add(self, suite: str, lines: Sequence[Line], seconds: Sequence[float]) -> None:
-        """Write judged responses, all those to some questions; `seconds` is how long sampling and judging took."""
-        lines = [writable(line) for line in lines]
+    def judged(self, suite: str) -> set[str]:
+        """The ids of the suite's questions that are judged."""
+        return {line["query"] for line in self.suites[suite]["responses"]}
+
+    def add(self, suite: str, lines: Sequence[Mapping[str, Any]], seconds: Sequence[float]) -> None:
+        """Write judged responses, all those to some questions; `seconds` are of sampling and of judging."""
         self._append([*({"suite": suite, "line": line} for line in lines), {"suite": suite, "seconds": seconds}])
-        self.suites[suite].add(lines, seconds)
 
     def finish(self, engine: Mapping[str, str], ratings: Mapping[str, Any]) -> dict[str, Any]:
         """Write evaluation.json, of the suites that are judged whole, with new ratings; what it holds.
 
         Without an `engine`, since nothing was left to sample, it is that of before.
         """
+        whole = {name: own for name, own in self.suites.items() if len(self.judged(name)) == own["data"]["num_rows"]}
+        for name, suite in whole.items():
+            rating = {"rating": ratings[name]} if name in ratings else {}
+            suite["numbers"] = {**numbers_of(suite["responses"]), **suite["numbers"], **rating}
         tree: dict[str, Any] = {"format": FORMAT, "gspo": version("gspo"), "model": self._model}
-        tree |= {"engine": dict(engine) or self._engine, "seed": SAMPLING_KEY.seed, "suites": {}}
-        for name, judged in self.suites.items():
-            judged.rating = ratings.get(name, judged.rating)
-            if judged.is_whole:
-                numbers = numbers_of(judged.lines)
-                numbers |= {"seconds_sampling": judged.seconds[0], "seconds_judging": judged.seconds[1]}
-                numbers |= {"rating": judged.rating} if judged.rating else {}
-                tree["suites"][name] = {**judged.about, "numbers": numbers, "responses": judged.lines}
-        path = self.path / EVALUATION_FILE
-        new = path.with_name(f"{EVALUATION_FILE}.new")
-        with _writing(path), new.open("w", encoding="utf-8") as file:
+        tree |= {"engine": dict(engine) or self._engine, "seed": SAMPLING_KEY.seed, "suites": whole}
+        with _writing(self.path / EVALUATION_FILE), (self.path / _NEW).open("w", encoding="utf-8") as file:
             file.write(json.dumps(tree, ensure_ascii=False, allow_nan=False))
             file.flush()
             os.fsync(file.fileno())
-            new.replace(path)
-            if all(judged.is_whole for judged in self.suites.values()):
+            (self.path / _NEW).replace(self.path / EVALUATION_FILE)
+            if len(whole) == len(self.suites):
                 (self.path / UNFINISHED).unlink(missing_ok=True)
         return tree
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        path = self.path / UNFINISHED
+        path, records = self.path / UNFINISHED, writable(records)
         with _writing(path), path.open("a", encoding="utf-8") as file:
             for record in [{"model": self._model}, *records] if file.tell() == 0 else records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        for record in records:
+            self._take(record)
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        if "about" in record:
+            self.suites[record["suite"]] = {**record["about"], "numbers": dict.fromkeys(_SECONDS, 0.0), "responses": []}
+        suite = self.suites[record["suite"]]
+        suite["responses"] += [record["line"]] if "line" in record else []
+        for name, seconds in zip(_SECONDS, record.get("seconds", ()), strict=False):
+            suite["numbers"][name] += seconds
 
     def _read_finished(self, content: bytes) -> None:
         tree = json.loads(content)
         if tree["format"] != FORMAT:
             raise ValueError(f"its format is {tree['format']}, not {FORMAT}")
         self._check_model(tree["model"])
-        self._engine = dict(tree["engine"])
-        for name, suite in tree["suites"].items():
-            numbers = suite["numbers"]
-            about = {key: suite[key] for key in ("settings", "data")}
-            self.suites[name] = Judged(about=about, rating=numbers.get("rating"))
-            self.suites[name].add(suite["responses"], [numbers["seconds_sampling"], numbers["seconds_judging"]])
+        self._engine, self.suites = tree["engine"], tree["suites"]
 
     def _read_unfinished(self, content: bytes) -> None:
         """What a killed process has left: whole questions only; the torn last line is cut off."""
         whole = content[: content.rfind(b"\n") + 1]
-        published = {*self.suites}  # the process was killed before it could remove this file
-        for record in map(json.loads, whole.splitlines()):
-            if "model" in record:
-                self._check_model(record["model"])
-            elif (name := record["suite"]) not in published:
-                if "about" in record:
-                    self.suites[name] = Judged(about=record["about"])
-                lines = [record["line"]] if "line" in record else []
-                self.suites[name].add(lines, record.get("seconds", (0.0, 0.0)))
-        for judged in self.suites.values():
-            size = judged.about["settings"]["samples"]
-            judged.questions = {query: own for query, own in judged.questions.items() if len(own) == size}
+        header, *records = map(json.loads, whole.splitlines() or [b"null"])
+        if header:  # else the process was killed in its first write
+            self._check_model(header["model"])
+        published = {*self.suites}  # the process was killed before it removed this file
+        read: dict[tuple[str, str, int], Any] = {}
+        for record in records:
+            if "line" in record:
+                key = record["suite"], record["line"]["query"], record["line"]["sample"]
+                read.pop(key, None)
+                read[key] = record
+            elif record["suite"] not in published:
+                self._take(record)
+        counts = Counter((suite, query) for suite, query, _ in read)
+        for (suite, query, _), record in read.items():
+            if suite not in published and counts[suite, query] == self.suites[suite]["settings"]["samples"]:
+                self._take(record)
         os.truncate(self.path / UNFINISHED, len(whole))
 
     def _check_model(self, model: Mapping[str, Any]) -> None:
@@ -186,7 +163,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"cannot be written: {error.strerror}", where=str(path), fix=fix) from None
 
 
-def numbers_of(lines: Sequence[Line]) -> dict[str, Any]:
+def numbers_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The numbers of a suite's judged responses, as evaluation.json has them: null for what does not exist."""
     score = held_out_score(lines, [*lines[0]["rewards"]])
     numbers = {

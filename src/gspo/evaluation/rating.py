@@ -1,13 +1,9 @@
-"""The CodeForces rating of a model: its rank among the humans of past contests, and what rating explains it.
-
-The procedure is CodeElo's (arXiv 2501.01257) without its mistakes; docs/guides/rating.md says which, and why.
-"""
+"""The CodeForces rating of a model, by CodeElo (arXiv 2501.01257) without the mistakes in docs/guides/rating.md."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,10 +14,7 @@ from gspo.evaluation.contests import Contest
 
 Attempts = Mapping[tuple[int, str], Sequence[bool]]  # by contest and index: whether each try passed
 
-MAX_TRIES = 8  # at a problem, in one run
-CONFIDENCE = 0.95  # of the interval
-_NO_DEVIATION = 1e-6  # below it, only rounding is left of a standard error
-Resamples = Int[np.ndarray, "B C"]  # how often each contest is drawn
+MAX_TRIES, CONFIDENCE = 8, 0.95  # tries at a problem in one run; what the interval claims
 _GRID = np.linspace(-3000.0, 7000.0, 501)  # ratings at which the bootstrap knows the expected rank
 
 
@@ -66,8 +59,7 @@ class Rating:
 def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
     """The attempts in judged rows: `contest`, `index`, and `passed`, a list of bools in the order of the tries.
 
-    The tries of rows with one problem follow one another. More than 8 are runs of 8, one after another.
-    UserError for another number, and for one that differs between problems.
+    More than 8 at a problem are runs of 8. UserError for another number, and for one that differs between problems.
     """
     attempts: dict[tuple[int, str], list[bool]] = {}
     for row in rows:
@@ -83,21 +75,19 @@ def collect_attempts(rows: Iterable[Mapping[str, Any]]) -> Attempts:
 def rate(contests: Sequence[Contest], attempts: Attempts, *, seed: int = 0, num_resamples: int = 2000) -> Rating:
     """The rating with which a player's expected ranks in the contests add up to those of the model's runs.
 
-    It is the R of Σ_c Σ_i 1/(1 + 10^((R − R_ci)/400)) = Σ_c (rank_c − 1), which is also the maximum likelihood
-    of all comparisons with humans. The rank of several runs in a contest is their mean.
+    It is the R of Σ_c Σ_i 1/(1 + 10^((R − R_ci)/400)) = Σ_c (rank_c − 1), the maximum likelihood of all comparisons
+    with humans. The rank of several runs in a contest is their mean.
     """
-    tried = {contest for contest, _ in attempts}
-    left_out = {own.id: "none of its problems was tried" for own in contests if own.id not in tried}
-    counted = [contest for contest in contests if contest.id not in left_out]
+    counted = [own for own in contests if any((own.id, index) in attempts for index in own.problems)]
+    left_out = {own.id: "none of its problems was tried" for own in contests if own not in counted}
     num_tries = len(next(iter(attempts.values())))
     num_reruns = math.ceil(num_tries / MAX_TRIES)
-    placements = [[place(own, attempts, rerun=rerun) for rerun in range(num_reruns)] for own in counted]
-    observed = np.array([fmean(placement.rank - 1 for placement in row) for row in placements])
+    placements = [place(own, attempts, rerun=rerun) for own in counted for rerun in range(num_reruns)]
+    observed = np.array([own.rank - 1 for own in placements]).reshape(-1, num_reruns).mean(1)
     ratings = [contest.ratings[contest.ratings != 0] for contest in counted]
     rating = rating_of_rank(np.concatenate(ratings), 1 + observed.sum())
     curves = np.array([_expected_before(_GRID, own) for own in ratings])
-    dice, size = np.random.default_rng(seed), len(counted)
-    weights = dice.multinomial(size, [1 / size] * size, num_resamples)
+    weights = np.random.default_rng(seed).multinomial(len(curves), [1 / len(curves)] * len(curves), num_resamples)
     low, high, note = _interval(curves, observed, rating, weights)
     return Rating(
         rating=rating,
@@ -106,7 +96,7 @@ def rate(contests: Sequence[Contest], attempts: Attempts, *, seed: int = 0, num_
         seed=seed,
         num_reruns=num_reruns,
         num_tries=min(num_tries, MAX_TRIES),
-        placements=tuple(placement for row in placements for placement in row),
+        placements=placements,
         left_out=left_out,
         note=note,
     )
@@ -123,22 +113,20 @@ def plain_rating(rating: Rating) -> dict[str, Any]:
 def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
     """The rank that a run of the model would have had in the contest, and the rating that explains it alone.
 
-    All are ranked by the problems that the model tried and by wrong tries at solved ones: a model has no time. A
-    wrong try costs 50 points, down to 30 % of the problem's; a problem without points counts 1, and its wrong tries
-    break ties. Humans whom the site shows with a rating of 0 do not count: it says nothing of their strength.
+    A wrong try at a solved problem costs 50 points, down to 30 % of the problem's; one without points counts 1,
+    and its wrong tries break ties. Nobody has a time, as the model has none. Humans of rating 0 do not count.
     """
-    window = slice(rerun * MAX_TRIES, (rerun + 1) * MAX_TRIES)
-    tries = [list(attempts.get((contest.id, index), ())[window]) for index in contest.problems]
+    tries = [list(attempts.get((contest.id, index), ())) for index in contest.problems]
+    tries = [own[rerun * MAX_TRIES : (rerun + 1) * MAX_TRIES] for own in tries]
     places = [own.index(True) if True in own else -1 for own in tries]  # of the try that passed
     has_rating, is_tried = contest.ratings != 0, [bool(own) for own in tries]
-    # The model's row, then those of the humans.
-    solved = np.vstack([np.array(places) >= 0, contest.solved[has_rating] & is_tried])
+    solved = np.vstack([np.array(places) >= 0, contest.solved[has_rating] & is_tried])  # the model's row is first
     wrong = np.vstack([places, contest.wrong_tries[has_rating]]) * solved
     has_points = ~np.isnan(contest.max_points)
     most = np.where(has_points, contest.max_points, 1.0)
     left = np.where(has_points, np.maximum(0.3 * most, most - 50 * wrong), 1.0)
-    points = (left * solved).sum(1).round(6)  # equal results are equal numbers, whatever the order of the sum
-    ties = (wrong * ~has_points).sum(1)
+    # Equal results must be equal numbers, whatever the order of the sum.
+    points, ties = (left * solved).sum(1).round(6), (wrong * ~has_points).sum(1)
     is_before = (points > points[0]) | ((points == points[0]) & (ties < ties[0]))
     is_equal = (points == points[0]) & (ties == ties[0])  # as the model itself is
     rank = 1 + float(is_before.sum() + (is_equal.sum() - 1) / 2)
@@ -157,17 +145,13 @@ def place(contest: Contest, attempts: Attempts, *, rerun: int = 0) -> Placement:
 
 
 def rating_of_rank(ratings: Float[np.ndarray, "N"], rank: float) -> float:
-    """The R with 1 + Σ_i 1/(1 + 10^((R − R_i)/400)) = rank (2501.01257), by ever finer grids.
-
-    Infinite for a rank that no finite R explains: 1 or less, N + 1 or more.
-    """
-    if rank <= 1 or rank >= len(ratings) + 1:
+    """The R with 1 + Σ_i 1/(1 + 10^((R − R_i)/400)) = rank, by ever finer grids; infinite where there is none."""
+    if not 1 < rank < len(ratings) + 1:
         return math.inf if rank <= 1 else -math.inf
     low, high = -10_000.0, 10_000.0
     while high - low > 1e-6:
         grid = np.linspace(low, high, 65)
-        above = int(np.sum(1 + _expected_before(grid, ratings) >= rank))  # the higher R, the fewer are before
-        above = min(max(above, 1), len(grid) - 1)
+        above = int(np.clip(np.sum(1 + _expected_before(grid, ratings) >= rank), 1, 64))
         low, high = float(grid[above - 1]), float(grid[above])
     return (low + high) / 2
 
@@ -179,35 +163,34 @@ def _expected_before(grid: Float[np.ndarray, "G"], ratings: Float[np.ndarray, "N
 
 
 def _interval(
-    curves: Float[np.ndarray, "C G"], observed: Float[np.ndarray, "C"], rating: float, weights: Resamples
+    curves: Float[np.ndarray, "C G"], observed: Float[np.ndarray, "C"], rating: float, draws: Int[np.ndarray, "B C"]
 ) -> tuple[float, float, str]:
     """Bootstrap-t over the C contests, of the R with Σ_c curves_c(R) = Σ_c observed_c: its ends, and a note.
 
-    Ranks are skewed: with few contests, percentile intervals cover less than they claim (docs/guides/rating.md).
     The standard error of a resample's R is the sandwich estimate, √Σ_c w_c U_c² / |Σ_c w_c U_c'|.
     """
     if len(observed) == 1:
         return math.nan, math.nan, "no interval: there is one contest"
     if not math.isfinite(rating):
-        side = "before" if rating > 0 else "behind"
-        return math.nan, math.nan, f"no finite rating: {side} every human of every contest"
-    pairs = zip(weights.astype(float) @ curves, weights @ observed, strict=True)
+        side = f"{'before' if rating > 0 else 'behind'} every human of every contest"
+        return math.nan, math.nan, f"no finite rating: {side}"
+    pairs = zip(draws.astype(float) @ curves, draws @ observed, strict=True)
     solved = [np.interp(-rank, -curve, _GRID, left=-math.inf, right=math.inf) for curve, rank in pairs]
     ratings = np.array([rating, *solved])  # of the contests themselves, then of each resample
-    weights = np.vstack([np.ones(len(observed), int), weights])
+    weights = np.vstack([np.ones(len(observed), int), draws])
     surprises = np.stack([np.interp(ratings, _GRID, curve) for curve in curves], axis=1) - observed
     slopes = np.stack([np.interp(ratings, _GRID, np.gradient(curve, _GRID)) for curve in curves], axis=1)
     # A resample of one contest alone has no deviation: it says that there are too few, by an infinite end.
     with np.errstate(divide="ignore", invalid="ignore"):
         deviations = np.sqrt((weights * surprises**2).sum(1)) / abs((weights * slopes).sum(1))
-        deviations[deviations < _NO_DEVIATION] = 0
+        deviations[deviations < 1e-6] = 0  # only rounding is left of them
         errors = np.nan_to_num((ratings[1:] - rating) / deviations[1:], posinf=math.inf, neginf=-math.inf)
     if not deviations[0]:
         return math.nan, math.nan, "no interval: every contest gives the same rating"
     tails = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
     if not np.isfinite(ratings).all():
-        low, high = np.quantile(ratings[1:], tails, method="inverted_cdf")
-        return float(low), float(high), "percentile interval: some resamples have no finite rating"
+        low, high = map(float, np.quantile(ratings[1:], tails, method="inverted_cdf"))
+        return low, high, "percentile interval: some resamples have no finite rating"
     low = float(rating - np.quantile(errors, tails[1], method="higher") * deviations[0])
     high = float(rating - np.quantile(errors, tails[0], method="lower") * deviations[0])
     return low, high, "" if math.isfinite(high - low) else "no end of the interval: too few contests"

@@ -61,39 +61,32 @@ def _faults_of(suite: SuiteConfig | None) -> Iterator[None]:
     except UserError as error:
         if suite is None:
             raise
-        place = f"suite {suite.name}"
-        places = [place, suite.queries.path or "", error.where or ""]
-        where = ", ".join(dict.fromkeys(part for part in places if part and (part == place or place not in part)))
-        raise UserError(error.what, where=where, fix=error.fix) from None
+        own, path, place = f"suite {suite.name}", suite.queries.path or "", error.where or ""
+        parts = [own, "" if path in place else path, "" if own in place else place]
+        raise UserError(error.what, where=", ".join(filter(None, parts)), fix=error.fix) from None
 
 
 def read_suite(suite: SuiteConfig) -> list[Row]:
     """The rows of a suite, of its days where it has some; UserError where there are none, or without data."""
-    with _faults_of(suite):
-        return _read_suite(suite)
-
-
-def _read_suite(suite: SuiteConfig) -> list[Row]:
-    queries = suite.queries
+    queries, dates = suite.queries, suite.dates
     if queries.procedural is not None:
-        rows = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
-        return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(rows, start=1)]
-    if queries.path is None:
-        fix = f"give it: {suite.name}.queries.path=FILE"
-        raise UserError(f"it has no data of its own. {suite.about}".rstrip(), fix=fix)
-    if suite.layout == "codeforces":
-        raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))
-    else:
-        raw_rows = read_rows(queries.path, config=queries.config, split=queries.split)
-    rows = lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt)
-    if suite.layout == "rows":  # a problem may be one of several contests
-        rows = distinct(rows)
-    if suite.dates is not None:
-        rows = [row for row in rows if _is_of_days(row, suite.dates)]
-        if not rows:
-            what = f"no row has a {suite.dates.column} from {suite.dates.first} to {suite.dates.last}"
+        drawn = procedural_rows(queries.procedural, seed=None, size=queries.limit or _MOST_DRAWN)
+        return [replace(row, id=f"{suite.name}:{number}") for number, row in enumerate(drawn, start=1)]
+    with _faults_of(suite):
+        if queries.path is None:
+            what = f"it has no data of its own. {suite.about}".rstrip()
+            raise UserError(what, fix=f"give it: {suite.name}.queries.path=FILE")
+        if suite.layout == "codeforces":  # a problem may be one of several contests
+            raw_rows = read_problems(Path(queries.path), read_contests(Path(queries.path)))
+            rows = lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt)
+        else:
+            raw_rows = read_rows(queries.path, config=queries.config, split=queries.split)
+            rows = distinct(lay_out(raw_rows, source=suite.name, prompt_column=queries.prompt))
+        rows = [row for row in rows if dates is None or _is_of_days(row, dates)]
+        if dates is not None and not rows:
+            what = f"no row has a {dates.column} from {dates.first} to {dates.last}"
             raise UserError(what, fix="set dates, or dates: null for all rows")
-    return rows[: queries.limit]
+        return rows[: queries.limit]
 
 
 def _is_of_days(row: Row, dates: DatesConfig) -> bool:
@@ -120,10 +113,33 @@ def make_sets(
     a prompt that does not fit, and for a function that fails or needs a column that is not there.
     """
     own_set = held_out_set(recipe, held_out, functions, name_of_held_out(recipe))
-    made, judges = [own_set] if held_out else [], dict[str, tuple[RewardFunction, ...]]()
-    for set_rows in sets:
-        with _faults_of(set_rows.suite):
-            made.append(_make_set(set_rows, recipe, own_set, judges, tokenizer, max_positions, output))
+    made, judges = [own_set] if held_out else [], dict[str, Sequence[RewardFunction]]()
+    separator = recipe.rollout.segment_separator
+    for each in sets:
+        sampling, judging, threshold = own_set.sampling, own_set.functions, own_set.pass_threshold
+        queries, length_key, suite = recipe.queries, "rollout.max_new_tokens", each.suite
+        with _faults_of(suite):
+            if suite is not None:
+                queries, length_key, key = suite.queries, "the suite's max_new_tokens", str(suite.reward)
+                if key not in judges:
+                    judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
+                judging, threshold = judges[key], suite.pass_threshold
+                sampling = recipe.rollout.model_copy(update=suite.sampling)
+            judging = fit_to_rows(judging, each.rows)
+            changed = recipe.model_copy(update={"queries": queries, "rollout": sampling})
+            rows = RowSet(train=(), held_out=tuple(each.rows))
+            options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
+            asked = render_rows(rows, tokenizer, recipe=changed, **options).held_out
+            made.append(
+                EvaluationSet(
+                    name=each.name,
+                    queries=asked,
+                    functions=judging,
+                    sampling=sampling,
+                    pass_threshold=threshold,
+                    probed=probe(asked, (), judging, tokenizer, segment_separator=separator, state=TrainerState()),
+                )
+            )
     return tuple(made)
 
 
@@ -132,28 +148,3 @@ def set_notes(sets: Sequence[EvaluationSet], rows_of_sets: Sequence[SetRows]) ->
     for eval_set, set_rows in zip(sets[len(sets) - len(rows_of_sets) :], rows_of_sets, strict=True):
         yield from repetition_notes(set_rows.rows, f"rows of {set_rows.name}")
         yield from remark_notes(eval_set.queries, f"prompts of {set_rows.name}")
-
-
-def _make_set(
-    set_rows: SetRows,
-    recipe: Recipe,
-    own_set: EvaluationSet,
-    judges: dict[str, tuple[RewardFunction, ...]],
-    tokenizer: Any,
-    max_positions: int | None,
-    output: int,
-) -> EvaluationSet:
-    template, queries, separator = own_set, recipe.queries, recipe.rollout.segment_separator
-    if suite := set_rows.suite:
-        key = str(suite.reward)
-        if key not in judges:
-            judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
-        sampling, queries = recipe.rollout.model_copy(update=suite.sampling), suite.queries
-        template = replace(own_set, functions=judges[key], sampling=sampling, pass_threshold=suite.pass_threshold)
-    judging = fit_to_rows(template.functions, set_rows.rows)
-    changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
-    rows = RowSet(train=(), held_out=tuple(set_rows.rows))
-    key = "rollout.max_new_tokens" if set_rows.suite is None else "the suite's max_new_tokens"
-    rendered = render_rows(rows, tokenizer, recipe=changed, max_positions=max_positions, length_key=key).held_out
-    probed = probe(rendered, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
-    return replace(template, name=set_rows.name, queries=rendered, functions=judging, probed=probed)
