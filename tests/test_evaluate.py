@@ -130,63 +130,9 @@ def test_an_evaluation_killed_twice_goes_on_and_judges_nothing_twice(place: Path
     assert not journal.exists()
 
 
-def test_responses_that_are_in_both_files_count_once(place: Path) -> None:
-    """The process may be killed between writing the one and removing the other."""
-    whole = evaluated()
-    directory = place / "evaluations" / "model_a"
-    own = whole["suites"]["even"]
-    records = [{"model": whole["model"]}, {"suite": "even", "about": {key: own[key] for key in ("settings", "data")}}]
-    records += [{"suite": "even", "line": line} for line in own["responses"]]
-    (directory / "unfinished.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert evaluated() == whole and not (directory / "unfinished.jsonl").exists()
-
-
-def test_a_suite_that_is_not_judged_whole_is_kept_and_not_published(place: Path) -> None:
-    killed_at(place, 4)
-    greedy = {"suite": "even.yaml", "name": "greedy", "samples": 1, "temperature": 0}
-    tree = gspo.evaluate("model_a", [greedy], display=Display(quiet=True)).tree
-    assert tree["suites"].keys() == {"greedy"}
-    (place / "judged.txt").unlink()
-    assert evaluated("model_a", "rollout.max_rows=3")["suites"].keys() == {"even", "greedy"}
-    judged = Counter((place / "judged.txt").read_text().splitlines())
-    assert judged == {f"{n} + 2 =": 1 for n in (1, 3, 7, 11, 12)}  # the first where the verifier is tried
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("unfinished.jsonl", '{"x": 1}\n'),
-        ("unfinished.jsonl", '{"model": {"sha256": "SHA", "path": "m"}}\n[]\n'),
-        (
-            "unfinished.jsonl",
-            '{"model": {"sha256": "SHA", "path": "m"}}\n{"suite": "even", "line": {"query": "a:1"}}\n',
-        ),
-        ("evaluation.json", '{"format": 2}'),
-        ("evaluation.json", '{"format": 1, "model": {"sha256": "SHA", "path": "m"}}'),
-    ],
-)
-def test_a_file_that_gspo_has_not_written_is_refused_and_left_alone(place: Path, file: str, content: str) -> None:
-    sha256 = evaluated()["model"]["sha256"]
-    (place / "other").mkdir()
-    (place / "other" / file).write_text(content.replace("SHA", sha256))
-    with pytest.raises(UserError, match="no evaluation that gspo has written"):
-        evaluated(out="other")
-    assert (place / "other" / file).read_text() == content.replace("SHA", sha256)
-    (place / "other" / file).write_text("")  # a first write that a full disk ended; and the lock is free again
-    evaluated(out="other")
-
-
 def test_the_data_of_a_suite_may_have_any_name(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "model_a", "--suite", "even.yaml", "--data", "🙂.jsonl"]) == 2
     assert "suite even, 🙂.jsonl: no such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("file", ["evaluation.json", "unfinished.jsonl"])
-def test_an_evaluation_that_is_nested_too_deep_is_refused(place: Path, file: str) -> None:
-    (place / "other").mkdir()
-    (place / "other" / file).write_text('{"a":' * 100_000 + "1" + "}" * 100_000 + "\n")
-    with pytest.raises(UserError, match="no evaluation that gspo has written: RecursionError"):
-        evaluated(out="other")
 
 
 @pytest.mark.parametrize("path", ["runs/lr=1e-3/model", "samples=4", "a=b=c"])

@@ -83,8 +83,7 @@ def evaluate(
         journal = Journal(directory, model)
         pending = []
         for eval_set, suite in zip(sets, recipe.evaluation.suites, strict=True):
-            journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
-            judged = journal.judged(eval_set.name)
+            judged = journal.begin(eval_set.name, _about(eval_set, suite, recipe.rollout.engine, added))
             pending.append([query for query in eval_set.queries if query.id not in judged])
             if judged:
                 display.note(f"{eval_set.name}: {len(judged)} of {len(eval_set.queries)} questions are judged already")
@@ -197,8 +196,8 @@ def evaluation_directories(targets: Sequence[str | Path], out: str | Path | None
     if out is not None and len(targets) == 1:
         return [Path(out)]
     names = [_name(target) for target in targets]
-    paths = [_safe(str(Path(target).absolute())) for target in targets]
-    chosen = [name if names.count(name) == 1 else path for name, path in zip(names, paths, strict=True)]
+    pairs = zip(targets, names, strict=True)
+    chosen = [name if names.count(name) == 1 else _safe(str(Path(target).absolute())) for target, name in pairs]
     return [Path(out or "evaluations") / name for name in chosen]
 
 

@@ -104,7 +104,6 @@ def test_the_sign_test_is_exact() -> None:
         (evaluated({"a": [True]}, temperature=0.6), ["temperature 1.0 and 0.6"]),
         (evaluated({"a": [True]}, queries={"template": "{prompt}!"}), ['queries.template null and "{prompt}!"']),
         (evaluated({"b": [True]}), ["no question"]),
-        ({"model": {"name": "small"}, "suites": {"gsm8k": {}}}, ["small", "no suite sums", "gsm8k"]),
     ],
 )
 def test_what_differs_is_named(other: dict[str, Any], named: Sequence[str]) -> None:

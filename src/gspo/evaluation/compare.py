@@ -31,18 +31,25 @@ class Comparison:
 
 
 def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
-    """The paired difference of two evaluations on a suite; how many samples each question has may differ.
+    """The paired difference of two evaluations on a suite of both; their numbers of samples may differ.
 
     The error over questions is the standard deviation (Q − 1) of the questions' differences / √Q. The error over
-    samples is (1/Q) √Σ_q (s²_1q/n_1q + s²_2q/n_2q), the two models' samples taken as independent. Prompts may differ as
-    the models' chat templates do. UserError where the data or the settings are not the same, or no question is common.
+    samples is (1/Q) √Σ_q (s²_1q/n_1q + s²_2q/n_2q), the two models' samples taken as independent. Prompts may differ
+    as chat templates do. UserError where the data or the settings are not the same, or no question is common.
     """
-    trees = _suite(first, suite), _suite(second, suite)
-    _check_alike(*trees, suite)
+    trees, where = [tree["suites"][suite] for tree in (first, second)], f"suite {suite}"
+    if len({tree["data"]["sha256"] for tree in trees}) > 1:
+        shown = " and ".join(f"{tree['data']['path']} ({tree['data']['num_rows']} rows)" for tree in trees)
+        what = f"the two models were evaluated on different data: {shown}"
+        raise UserError(what, where=where, fix="evaluate both models on the same data")
+    pairs = differences(*(tree["settings"] for tree in trees))
+    if odd := [f"{key} {before} and {after}" for key, (before, after) in pairs.items() if key not in _FREE]:
+        fix = "evaluate both models with the same settings"
+        raise UserError(f"the settings differ: {listed(odd)}", where=where, fix=fix)
     before, after = judged = [_questions(tree) for tree in trees]
     if not (common := [query for query in before if query in after]):
         fix = "evaluate both models on the same questions"
-        raise UserError("no question has judged responses of both models", where=f"suite {suite}", fix=fix)
+        raise UserError("no question has judged responses of both models", where=where, fix=fix)
     gains = {query: fmean(after[query]) - fmean(before[query]) for query in common}
     errors = [estimate([verdicts[query] for query in common]).error_over_samples for verdicts in judged]
     difference = estimate([[gain] for gain in gains.values()])
@@ -58,13 +65,10 @@ def compare(first: Evaluation, second: Evaluation, suite: str) -> Comparison:
 
 
 def sign_test(num_won: int, num_lost: int) -> float:
-    """min(1, 2 P(X ≤ min(won, lost))) of X ~ Binomial(won + lost, 1/2), exact: both directions are equally likely."""
+    """min(1, 2 P(X ≤ min(won, lost))) of X ~ Binomial(won + lost, 1/2): both directions are equally likely."""
     size = num_won + num_lost
-    ways = total = 1  # to win a number of times
-    for number in range(min(num_won, num_lost)):
-        ways = ways * (size - number) // (number + 1)
-        total += ways
-    return min(1.0, 2 * total / 2**size)
+    ways = sum(math.comb(size, number) for number in range(min(num_won, num_lost) + 1))
+    return min(1.0, 2 * ways / 2**size)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -72,26 +76,6 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     before, after = leaves(first), leaves(second)
     pairs = {key: (before.get(key, "null"), after.get(key, "null")) for key in before | after}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _suite(evaluation: Evaluation, suite: str) -> Mapping[str, Any]:
-    suites: Mapping[str, Mapping[str, Any]] = evaluation["suites"]
-    if suite not in suites:
-        where = f"the evaluation of {evaluation['model']['name']}"
-        raise UserError(f"it has no suite {suite}", where=where, fix=f"name one that it has: {listed(list(suites))}")
-    return suites[suite]
-
-
-def _check_alike(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> None:
-    where, data = f"suite {suite}", [tree["data"] for tree in (first, second)]
-    if data[0]["sha256"] != data[1]["sha256"]:
-        fix = "evaluate both models on the same data"
-        shown = " and ".join(f"{own['path']} ({own['num_rows']} rows)" for own in data)
-        raise UserError(f"the two models were evaluated on different data: {shown}", where=where, fix=fix)
-    pairs = differences(first["settings"], second["settings"])
-    if odd := [f"{key} {before} and {after}" for key, (before, after) in pairs.items() if key not in _FREE]:
-        fix = "evaluate both models with the same settings"
-        raise UserError(f"the settings differ: {listed(odd)}", where=where, fix=fix)
 
 
 def _questions(suite: Mapping[str, Any]) -> Questions:

@@ -59,8 +59,8 @@ class Journal:
                 what = f"this is no evaluation that gspo has written: {type(error).__name__}: {error}"
                 raise UserError(what, where=str(path), fix="give another --out, or remove the file") from None
 
-    def begin(self, suite: str, about: Mapping[str, Any]) -> None:
-        """Prepare to add to the suite; UserError where some of it was judged with other settings or data."""
+    def begin(self, suite: str, about: Mapping[str, Any]) -> set[str]:
+        """The ids of the suite's questions that are judged; UserError where that was with other settings or data."""
         about = json.loads(json.dumps(about))
         if suite not in self.suites:
             self._append([{"suite": suite, "about": about}])
@@ -73,6 +73,7 @@ class Journal:
                 what = f"it has {suite} with other code of the reward function {function} than there is now"
             fix = "give another --out, or the same settings and data to go on with it; or delete it to judge anew"
             raise UserError(what, where=str(self.path), fix=fix)
+        return self.judged(suite)
 
     def judged(self, suite: str) -> set[str]:
         """The ids of the suite's questions that are judged."""
