@@ -165,8 +165,8 @@ def evaluation_recipe(
     if near and "/" in str(target) and not Path(target).exists():  # else it is asked of the hub, which takes long
         raise UserError("there is no such run", where=str(target), fix=f"there are: {', '.join(near)}"[:300])
     tree: dict[str, Any] = {"name": _name(target), "steps": 1, "model": {"path": str(target)}}
-    if (run := Path(target)).is_dir() and (run / "recipe.yaml").is_file() and not (run / "config.json").is_file():
-        tree |= _of_run(run)
+    if (Path(target) / "recipe.yaml").is_file() and not (Path(target) / "config.json").is_file():
+        tree |= _of_run(Path(target))
     trees = [dict(suite_tree(suite)) for suite in suites]
     if not trees:
         raise UserError("no suite is named", where="suite", fix=f"name some of: {', '.join(named_suites())}")
@@ -215,11 +215,9 @@ def _safe(name: str) -> str:
 def _of_run(run: Path) -> dict[str, Any]:
     """The sections of a run's recipe that an evaluation of its newest model needs."""
     recipe = load_recipe(run / "recipe.yaml")
-    path: Path | None = run / "model"
-    if not (run / "model").is_dir():
-        newest = Store(run / "checkpoints").newest()
-        path = newest.path / "model" if newest else None
-    if path is None:
+    newest = None if (run / "model").is_dir() else Store(run / "checkpoints").newest()
+    path = newest.path / "model" if newest else run / "model"
+    if not path.is_dir():
         fix = "let it reach a checkpoint or its end, or name a model directory"
         raise UserError("this run has no model yet", where=str(run), fix=fix)
     kept = {"dtype", "device", "trust_remote_code", "attn_implementation"}

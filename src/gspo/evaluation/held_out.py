@@ -228,11 +228,9 @@ def evaluation_notes(recipe: Recipe, num_held_out: int, probed: Sequence[tuple[s
     has_answer, is_unknown = probed[0][0] != JUNK, gold <= junk
     notes, rows = list[str](), f"{num_held_out} {'row is' if num_held_out == 1 else 'rows are'}"
     if is_a_tenth and num_held_out < wanted:
-        what = (
-            f"{rows} held out for evaluation, not the {wanted} of evaluation.num_queries: at most a tenth of the data"
-        )
+        what = f"{rows} held out for evaluation, not the {wanted} of evaluation.num_queries"
         fix = f"give evaluation.path or more data; else set evaluation.num_queries={num_held_out}"
-        notes.append(f"{what} is. For more, {fix}")
+        notes.append(f"{what}: at most a tenth of the data is. For more, {fix}")
     fix = "set evaluation.pass_threshold to what a right answer gets"
     if has_answer and (0 < junk < threshold if is_unknown else gold < threshold):
         both = f"{gold:g}{f' and junk {junk:g}' if is_unknown else ''}, and evaluation.pass_threshold is {threshold:g}"

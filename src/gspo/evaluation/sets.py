@@ -116,30 +116,22 @@ def make_sets(
     made, judges = [own_set] if held_out else [], dict[str, Sequence[RewardFunction]]()
     separator = recipe.rollout.segment_separator
     for each in sets:
-        sampling, judging, threshold = own_set.sampling, own_set.functions, own_set.pass_threshold
-        queries, length_key, suite = recipe.queries, "rollout.max_new_tokens", each.suite
-        with _faults_of(suite):
-            if suite is not None:
+        template, queries, length_key = own_set, recipe.queries, "rollout.max_new_tokens"
+        with _faults_of(each.suite):
+            if (suite := each.suite) is not None:
                 queries, length_key, key = suite.queries, "the suite's max_new_tokens", str(suite.reward)
                 if key not in judges:
                     judges[key] = load_functions(suite.reward, segment_separator=separator, output=output)
-                judging, threshold = judges[key], suite.pass_threshold
                 sampling = recipe.rollout.model_copy(update=suite.sampling)
-            judging = fit_to_rows(judging, each.rows)
-            changed = recipe.model_copy(update={"queries": queries, "rollout": sampling})
+                template = replace(template, sampling=sampling, pass_threshold=suite.pass_threshold)
+                template = replace(template, functions=judges[key])
+            changed = recipe.model_copy(update={"queries": queries, "rollout": template.sampling})
             rows = RowSet(train=(), held_out=tuple(each.rows))
-            options: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
-            asked = render_rows(rows, tokenizer, recipe=changed, **options).held_out
-            made.append(
-                EvaluationSet(
-                    name=each.name,
-                    queries=asked,
-                    functions=judging,
-                    sampling=sampling,
-                    pass_threshold=threshold,
-                    probed=probe(asked, (), judging, tokenizer, segment_separator=separator, state=TrainerState()),
-                )
-            )
+            limits: dict[str, Any] = {"max_positions": max_positions, "length_key": length_key}
+            judging = fit_to_rows(template.functions, each.rows)
+            asked = render_rows(rows, tokenizer, recipe=changed, **limits).held_out
+            probed = probe(asked, (), judging, tokenizer, segment_separator=separator, state=TrainerState())
+        made.append(replace(template, name=each.name, queries=asked, functions=judging, probed=probed))
     return tuple(made)
 
 
