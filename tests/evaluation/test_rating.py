@@ -138,8 +138,8 @@ def test_wrong_tries_cost_points_and_break_ties_where_the_problem_is_solved_and_
 
 
 def test_a_solved_problem_is_worth_30_percent_however_many_tries_it_took() -> None:
-    contest = contest_of(np.array([3.0]), np.array([1500.0]), np.array([1.0]), max_points=250.0)
-    late = replace(contest, wrong_tries=np.array([[4]]))  # 75 points, and not 50
+    contest = contest_of(np.array([3.0]), np.array([1500.0]), np.array([1.0]), max_points=500.0)
+    late = replace(contest, wrong_tries=np.array([[8]]))  # 150 points, and not 100
     assert place(late, {(1, "P0"): (False,) * 7 + (True,)}).rank == 1.5
 
 
